@@ -21,7 +21,7 @@ from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
+from .local_graph import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import (
     EID,
     NID,

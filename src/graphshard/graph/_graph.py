@@ -13,7 +13,7 @@ from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETyp
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
+from .local_graph import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 

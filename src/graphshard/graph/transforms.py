@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs made from graphs.
+"""Graphs made from graphs: most functions are methods of `Graph`, too.
 
 Each function returns a new graph. Features that it carries over are the same tensors, not copies,
 wherever no row has to move. The methods of `Graph` that add or remove nodes and edges put the new
 structure into the graph that they are called on.
 
-Subgraphs take ids, or a bool mask with one entry per node or edge; on a typed graph a dict of them,
-where what is not named counts as empty. The original ids are stored as ``edata[EID]`` and, if nodes
-are renumbered, as ``ndata[NID]``. New rows of a graph that grows get what the caller gives, else
-what the feature's initializer makes, else 0.
+Subgraphs have the node types and relations of their graph. They take ids, or a bool mask with one
+entry per node or edge; on a typed graph a dict of them, where what is not named counts as empty.
+The original ids are stored as ``edata[EID]`` and, if nodes are renumbered, as ``ndata[NID]``, unless
+``store_ids`` is false. ``output_device`` is where the subgraph is to be, by default where its graph
+is. New rows of a graph that grows get what the caller gives, else what the feature's initializer
+makes, else 0.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
-from .message_passing._protocol import frames_of
+from .message_passing import frames_of
 from .structure import (
     EID,
     ETYPE,
@@ -56,7 +58,7 @@ def add_self_loop(
     fill_data: float | str = 1.0,
     etype: Any = None,
 ) -> Graph:
-    """Give every node one more self loop, behind the edges that exist.
+    """Give every node one more self loop in a relation, behind the edges that exist.
 
     Loops that are already there stay; call `remove_self_loop` first for exactly one per node.
 
@@ -110,9 +112,9 @@ def add_self_loop(
 
 
 def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
-    """Drop every edge from a node to itself; the other edges keep their order.
+    """Drop every edge of a relation from a node to itself; the other edges keep their order.
 
-    Of a batched graph, the numbers of nodes and edges per graph follow.
+    Features are carried over. Of a batched graph, the numbers of nodes and edges per graph follow.
 
     Raises:
         ValueError: The relation joins two node types.
@@ -277,7 +279,7 @@ def _check_one_type(etype: CanonicalEType, name: str, cure: str = "") -> None:
         )
 
 
-# ------------------------------------------------------------------ fewer rows, same meaning
+# ------------------------------------------------------------------ parallel edges
 
 
 def to_simple(
@@ -341,12 +343,6 @@ def to_simple(
     return new, mapping if len(mapping) > 1 else mapping[g.canonical_etypes[0]]
 
 
-def to_simple_graph(g: Graph) -> Graph:
-    """`to_simple` with its defaults, under an older name of DGL's."""
-    simple: Graph = to_simple(g)
-    return simple
-
-
 def _joined_rows(
     value: Tensor, new_rows: Tensor, size: int, counts: Tensor, aggregator: str
 ) -> Tensor:
@@ -358,125 +354,6 @@ def _joined_rows(
         return total
     divisor = counts.view(-1, *[1] * (value.dim() - 1))
     return (total / divisor).to(value.dtype)
-
-
-def compact_graphs(
-    graphs: Any, always_preserve: Any = None, copy_ndata: bool = True, copy_edata: bool = True
-) -> Any:
-    """Graphs without the nodes that no edge of any of them touches.
-
-    Node types that several graphs have are one set of nodes; they are numbered anew in the same
-    way in all graphs, and must have equal counts. ``ndata[NID]`` has the ids that nodes had; edges
-    keep theirs.
-
-    Args:
-        always_preserve: Nodes to keep in any case: ids, where there is one node type; or node type
-            -> ids.
-
-    Raises:
-        TypeError: ids for one of several node types without its name.
-        ValueError: graphs whose numbers of nodes of a type differ; or an id out of range.
-    """
-    is_single = not isinstance(graphs, Sequence)
-    given: list[Graph] = [graphs] if is_single else list(graphs)
-    if not given:
-        return []
-    totals: dict[str, int] = {}
-    for g in given:
-        check_plain(g, "compact_graphs")
-        for ntype, count in node_counts(g).items():
-            if totals.setdefault(ntype, count) != count:
-                raise GraphValueError(
-                    f"graphs to compact together must have as many nodes of each type as the others"
-                    f" (got {totals[ntype]} and {count} of type {ntype!r})"
-                )
-    if always_preserve is None:
-        always_preserve = {}
-    elif not isinstance(always_preserve, Mapping):
-        if len(totals) > 1:
-            raise GraphTypeError(
-                f"always_preserve must be a dictionary from node type to ids because the graphs "
-                f"have the types {sorted(totals)}"
-            )
-        always_preserve = {next(iter(totals)): always_preserve}
-    like = given[0]
-    touched: dict[str, list[Tensor]] = {
-        ntype: [torch.empty(0, dtype=like.idtype, device=like.device)] for ntype in totals
-    }
-    for ntype, ids in always_preserve.items():
-        what = f"nodes of type {ntype!r} to preserve"
-        checked = id_tensor(ids, what, like.idtype, like.device)
-        check_ids(checked, totals.get(ntype, 0), f"an id of {what}", f"nodes of type {ntype!r}")
-        touched[ntype].append(checked)
-    for g in given:
-        for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-            for ntype, end in zip((etype[0], etype[2]), adj.coo(), strict=True):
-                touched[ntype].append(end)
-    node_ids = {ntype: by_first_occurrence(torch.cat(parts)) for ntype, parts in touched.items()}
-    places = {ntype: places_of(ids, totals[ntype]) for ntype, ids in node_ids.items()}
-    made = [_compacted(g, node_ids, places, copy_ndata, copy_edata) for g in given]
-    return made[0] if is_single else made
-
-
-def _compacted(
-    g: Graph, kept: dict[str, Tensor], places: dict[str, Tensor], copy_ndata: bool, copy_edata: bool
-) -> Graph:
-    counts = {ntype: int(kept[ntype].shape[0]) for ntype in g.ntypes}
-    relations = {}
-    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-        src, dst = adj.coo()
-        ends = places[etype[0]].index_select(0, src), places[etype[2]].index_select(0, dst)
-        relations[etype] = Adjacency(*ends, counts[etype[0]], counts[etype[2]], check=False)
-    new = _made(counts, relations)
-    for ntype in g.ntypes:
-        if copy_ndata:
-            select_fields(g.nodes[ntype].data, new.nodes[ntype].data, kept[ntype])
-        new.nodes[ntype].data[NID] = kept[ntype]
-    for etype in g.canonical_etypes:
-        if copy_edata:
-            new.edges[etype].data.update(g.edges[etype].data)
-    return new
-
-
-def neighbor_matching(
-    graph: Graph, e_weights: Tensor | None = None, relabel_idx: bool = True
-) -> Tensor:
-    """Join nodes in pairs of neighbours, greedily: the step that coarsens a graph.
-
-    Nodes are visited in random order; one that is still alone is joined to a neighbour that is
-    still alone, the one over the heaviest edge, or any where there are no weights.
-
-    Args:
-        graph: Graph with one node type and one relation that has both directions of every edge.
-        e_weights: ``[num_edges]`` weights of at least 0.
-        relabel_idx: Whether pairs are numbered 0, 1, ... in the order of their nodes; if not, a
-            pair has the number of its lower node.
-
-    Returns:
-        ``[num_nodes]`` the pair of each node, of the graph's idtype.
-
-    Raises:
-        ValueError: the graph is typed.
-    """
-    if not graph.is_homogeneous:
-        raise GraphValueError("neighbor_matching takes a graph with one node type and one relation")
-    src, dst = graph.edges(order="eid")
-    order = torch.randperm(graph.num_edges())
-    if e_weights is not None:
-        order = order[e_weights.detach().cpu().reshape(-1)[order].argsort(descending=True)]
-    neighbors: list[list[int]] = [[] for _ in range(graph.num_nodes())]
-    ends = torch.stack([src, dst]).cpu()[:, order]
-    for node, other in zip(*ends.tolist(), strict=True):
-        neighbors[node].append(other)
-    pair = [-1] * graph.num_nodes()
-    for node in torch.randperm(graph.num_nodes()).tolist():
-        if pair[node] >= 0:
-            continue
-        free = (other for other in neighbors[node] if pair[other] < 0 and other != node)
-        other = next(free, node)
-        pair[node] = pair[other] = min(node, other)
-    made = torch.tensor(pair, dtype=graph.idtype, device=graph.device)
-    return torch.unique(made, return_inverse=True)[1].to(graph.idtype) if relabel_idx else made
 
 
 # ------------------------------------------------------------------ parts

@@ -91,7 +91,7 @@ def gspmm_add(
     """Add the sums of `gspmm` to ``out``, in place; no gradient.
 
     Destinations without edges are not touched. That is how a sum over many edges is made of sums
-    over some of them, without a tensor for each.
+    over some of them, without a tensor for each. Other arguments and errors are those of `gspmm`.
 
     Args:
         out: [num_dst, ...] of the shape and dtype that `gspmm` would return.
@@ -131,7 +131,7 @@ def gspmm_arg(
     lhs: Tensor | None = None,
     rhs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`gspmm` for max and min, with the edge that each element came from; no gradient.
+    """`gspmm` for ``max`` or ``min``, with the edge that each element came from; no gradient.
 
     Returns:
         ``(out, arg)``, both [num_dst, ...]: the extremum, and of ``adj.idtype`` the id of its edge,

@@ -17,7 +17,7 @@ from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETy
 from ...errors import GraphTypeError, GraphValueError
 from .._block import Block, create_block
 from .._graph import Graph, graph, heterograph
-from ..message_passing import LocalGraph
+from ..local_graph import LocalGraph
 
 if TYPE_CHECKING:
     import networkx

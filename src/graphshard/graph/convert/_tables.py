@@ -170,7 +170,7 @@ def from_parquet(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> Graph | tuple[Graph, NodeNames]:
-    """Graph of a Parquet edge list.
+    """Graph of a Parquet edge list; arguments, results and errors are those of `from_csv`.
 
     Columns keep their dtype, except that unsigned integers of 16 bits and more become signed. A
     column of lists of one length k becomes a [num_edges, k] field.
@@ -232,7 +232,7 @@ def to_parquet(
     *,
     names: NodeNames | None = None,
 ) -> None:
-    """Write the edges of a graph as Parquet, one row per edge in edge id order.
+    """Write the edges of a graph as Parquet, one row per edge in edge id order; see `to_csv`.
 
     Args:
         edge_columns: As in `to_csv`; a field [num_edges, k] becomes a column of lists of length k.

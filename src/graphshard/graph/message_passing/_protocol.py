@@ -104,7 +104,11 @@ def run_together(
 
 
 class MessagePassingGraph:
-    """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks."""
+    """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks.
+
+    An argument ``ntype`` names a node type, ``etype`` a relation, by its name or its triple; None
+    stands for the only one. What else None means, a method says.
+    """
 
     _schema: Schema
     _src_frames: list[Frame]

@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._adjacency import Adjacency
-from .spmm import edge_softmax, gspmm
+from ...ops import Adjacency, edge_softmax, gspmm
 
 
 def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:

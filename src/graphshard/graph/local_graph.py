@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalGraph: the protocol's hooks for graphs whose every edge is in this process.
+"""LocalGraph: a graph whose every edge is in this process; nearly all that `Graph` and `Block` do.
 
-What `Graph` and `Block` share: the edges of each relation as an `Adjacency`, message passing on
-them, questions about single nodes and edges, moves between devices and id types, the numbers of the
-graphs that a batch is made of, and how a graph goes to another process.
+The edges of each relation as an `Adjacency`, the protocol's hooks on them, questions about single
+nodes and edges, the numbers of nodes and edges of a batch's graphs, moves between devices and id
+types, and how a graph goes to another process. How graphs are made is in ``_graph.py`` and
+``_block.py``, how they are made from other graphs in ``transforms.py``.
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..._base.device import device_of
-from ..._base.typing import CanonicalEType, NormBy
-from ...errors import GraphTypeError, GraphValueError
-from ...function import ReduceFunction
-from ...ops import Adjacency, Attention, attend, edge_softmax
-from .. import transforms
-from ..frame import Frame, LazyRows, OverlayView
-from ..structure import (
+from .._base.device import device_of
+from .._base.typing import CanonicalEType, NormBy
+from ..errors import GraphTypeError, GraphValueError
+from ..function import ReduceFunction
+from ..ops import Adjacency, Attention, attend, edge_softmax
+from . import transforms
+from .frame import Frame, LazyRows, OverlayView
+from .message_passing import (
+    ApplyFunction,
+    MessagePassingGraph,
+    RelationData,
+    checked_functions,
+    edge_values,
+    frames_of,
+    reduce_messages,
+    run_apply,
+)
+from .message_passing import edge_softmax as graph_edge_softmax
+from .structure import (
     ALL,
     EID,
     ETYPE,
@@ -36,9 +48,6 @@ from ..structure import (
     paired,
     read_batch_counts,
 )
-from ._protocol import ApplyFunction, MessagePassingGraph, checked_functions, frames_of
-from ._protocol import edge_softmax as graph_edge_softmax
-from ._relation import RelationData, edge_values, reduce_messages, run_apply
 
 LocalT = TypeVar("LocalT", bound="LocalGraph")
 
@@ -557,13 +566,13 @@ class LocalGraph(MessagePassingGraph):
         edge_attrs: Sequence[str] | None = None,
     ) -> Any:
         """NetworkX graph of this graph; see `graphshard.graph.to_networkx`."""
-        from ..convert import to_networkx  # which is built on this class
+        from .convert import to_networkx  # which is built on this class
 
         return to_networkx(self, node_attrs, edge_attrs)
 
     def to_dgl(self: Any) -> Any:
         """DGL's graph of this graph; see `graphshard.graph.to_dgl`."""
-        from ..convert import to_dgl
+        from .convert import to_dgl
 
         return to_dgl(self)
 
