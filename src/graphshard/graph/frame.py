@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .._base.device import device_of
+from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
 from .structure import ALL, is_all
 
@@ -673,7 +674,7 @@ class EdgeSpaceView:
     def __init__(self, graph: MessagePassingGraph) -> None:
         self._graph = graph
 
-    def __call__(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
+    def __call__(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """See `Graph.all_edges`."""
         return self._graph.all_edges(form, order, etype)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._base.device import device_of
-from .._base.typing import CanonicalEType, NormBy
+from .._base.typing import CanonicalEType, EType, NormBy
 from ..errors import GraphTypeError, GraphValueError
 from ..function import ReduceFunction
 from ..ops import Adjacency, Attention, attend, edge_softmax
@@ -48,6 +48,10 @@ from .structure import (
     paired,
     read_batch_counts,
 )
+
+if TYPE_CHECKING:
+    from dgl import DGLGraph
+    from networkx import MultiDiGraph
 
 LocalT = TypeVar("LocalT", bound="LocalGraph")
 
@@ -146,14 +150,14 @@ class LocalGraph(MessagePassingGraph):
             etype[1]: () if names.count(etype[1]) > 1 else etype for etype in self.canonical_etypes
         }
 
-    def adjacency(self, etype: Any = None) -> Adjacency:
+    def adjacency(self, etype: EType | None = None) -> Adjacency:
         """The edges of a relation."""
         return self.relations[self._schema.relation(etype)]
 
     def _single_adjacency(self) -> Adjacency:
         return self.relations[self._schema.relation(None)]
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
 
     def _has_zero_in_degree(self, relation: int) -> bool:
@@ -162,10 +166,10 @@ class LocalGraph(MessagePassingGraph):
             facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
         return facts.zero_in_degree
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
 
-    def _asked(self, etype: Any) -> Sequence[int]:
+    def _asked(self, etype: EType | None) -> Sequence[int]:
         if etype is None:
             return range(len(self.relations))
         return (self._schema.relation(etype),)
@@ -238,7 +242,7 @@ class LocalGraph(MessagePassingGraph):
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None,
-        etype: Any,
+        etype: EType | None,
     ) -> None:
         relation = self._schema.relation(etype)
         dst_type = self._schema.dst_of[relation]
@@ -268,21 +272,23 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ single nodes and edges
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].in_degrees()
         if is_all(v):
             return degrees
         return _like(degrees[self._node_ids(v, "dst", self._schema.dst_of[relation]).long()], v)
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].out_degrees()
         if is_all(u):
             return degrees
         return _like(degrees[self._node_ids(u, "src", self._schema.src_of[relation]).long()], u)
 
-    def all_edges(self, form: str = "uv", order: str | None = "eid", etype: Any = None) -> Any:
+    def all_edges(
+        self, form: str = "uv", order: str | None = "eid", etype: EType | None = None
+    ) -> Any:
         adj = self.relations[self._schema.relation(etype)]
         if order not in ("eid", "srcdst", None):
             raise GraphValueError(f"order must be 'eid' or 'srcdst' (got {order!r})")
@@ -293,30 +299,30 @@ class LocalGraph(MessagePassingGraph):
             src, dst = src.index_select(0, eids), dst.index_select(0, eids)
         return _in_form(form, src, dst, eids)
 
-    def in_edges(self, v: Any, form: str = "uv", etype: Any = None) -> Any:
+    def in_edges(self, v: Any, form: str = "uv", etype: EType | None = None) -> Any:
         """In-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(v, "dst", self._schema.dst_of[relation])
         return self._edges_in_form(relation, self._in_edge_ids(relation, nodes), form)
 
-    def out_edges(self, u: Any, form: str = "uv", etype: Any = None) -> Any:
+    def out_edges(self, u: Any, form: str = "uv", etype: EType | None = None) -> Any:
         """Out-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(u, "src", self._schema.src_of[relation])
         eids = _compressed_edges(self.relations[relation].csr(), nodes)
         return self._edges_in_form(relation, eids, form)
 
-    def predecessors(self, v: int, etype: Any = None) -> Tensor:
+    def predecessors(self, v: int, etype: EType | None = None) -> Tensor:
         """Sources of the in-edges of one node, by ascending edge id."""
         sources: Tensor = self.in_edges(_one(v, "v"), "uv", etype)[0]
         return sources
 
-    def successors(self, v: int, etype: Any = None) -> Tensor:
+    def successors(self, v: int, etype: EType | None = None) -> Tensor:
         """Destinations of the out-edges of one node, by ascending edge id."""
         destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
         return destinations
 
-    def find_edges(self, eid: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, eid: Any, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """(sources, destinations) of edges given by id.
 
         Raises:
@@ -340,7 +346,7 @@ class LocalGraph(MessagePassingGraph):
             raise GraphValueError(f"node ids must not be negative (got {int(ids.min())})")
         return _like(ids < num_nodes, vid)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Any:
+    def has_edges_between(self, u: Any, v: Any, etype: EType | None = None) -> Any:
         """Whether there is an edge from each ``u`` to its ``v``; one of the two may be one node.
 
         Returns:
@@ -350,7 +356,7 @@ class LocalGraph(MessagePassingGraph):
         _, counts = self._match(relation, src, dst)
         return _like(counts > 0, u, v)
 
-    def edge_ids(self, u: Any, v: Any, return_uv: bool = False, etype: Any = None) -> Any:
+    def edge_ids(self, u: Any, v: Any, return_uv: bool = False, etype: EType | None = None) -> Any:
         """Ids of the edges from each ``u`` to its ``v``; one of the two may be one node.
 
         Args:
@@ -386,7 +392,7 @@ class LocalGraph(MessagePassingGraph):
                 return True
         return False
 
-    def adj_tensors(self, fmt: str, etype: Any = None) -> tuple[Tensor, ...]:
+    def adj_tensors(self, fmt: str, etype: EType | None = None) -> tuple[Tensor, ...]:
         """The arrays of one sparse format.
 
         Args:
@@ -436,7 +442,7 @@ class LocalGraph(MessagePassingGraph):
         src, dst = self.relations[relation].coo()
         return _in_form(form, src.index_select(0, eids), dst.index_select(0, eids), eids)
 
-    def _endpoints(self, u: Any, v: Any, etype: Any) -> tuple[int, Tensor, Tensor]:
+    def _endpoints(self, u: Any, v: Any, etype: EType | None) -> tuple[int, Tensor, Tensor]:
         relation = self._schema.relation(etype)
         src = self._node_ids(u, "src", self._schema.src_of[relation])
         dst = self._node_ids(v, "dst", self._schema.dst_of[relation])
@@ -480,7 +486,7 @@ class LocalGraph(MessagePassingGraph):
         return ids[mask.index_select(0, ids)]
 
     def filter_edges(
-        self, predicate: Callable[..., Tensor], edges: Any = ALL, etype: Any = None
+        self, predicate: Callable[..., Tensor], edges: Any = ALL, etype: EType | None = None
     ) -> Tensor:
         """Ids of the edges for which a function is true; the counterpart of `filter_nodes`.
 
@@ -521,7 +527,7 @@ class LocalGraph(MessagePassingGraph):
         count = self._frames(side)[index].num_rows
         return torch.tensor([count], dtype=torch.int64, device=self.device)
 
-    def batch_num_edges(self, etype: Any = None) -> Tensor:
+    def batch_num_edges(self, etype: EType | None = None) -> Tensor:
         """Number of edges of each graph: ``[batch_size]`` int64."""
         relation = self._schema.relation(etype)
         if self._batch_edges is not None:
@@ -564,13 +570,13 @@ class LocalGraph(MessagePassingGraph):
         self: Any,
         node_attrs: Sequence[str] | None = None,
         edge_attrs: Sequence[str] | None = None,
-    ) -> Any:
+    ) -> MultiDiGraph:
         """NetworkX graph of this graph; see `graphshard.graph.to_networkx`."""
         from .convert import to_networkx  # which is built on this class
 
         return to_networkx(self, node_attrs, edge_attrs)
 
-    def to_dgl(self: Any) -> Any:
+    def to_dgl(self: Any) -> DGLGraph:
         """DGL's graph of this graph; see `graphshard.graph.to_dgl`."""
         from .convert import to_dgl
 
@@ -578,11 +584,19 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ changes in place
 
-    def add_nodes(self: Any, num: int, data: Any = None, ntype: str | None = None) -> None:
+    def add_nodes(
+        self: Any, num: int, data: Mapping[str, Tensor] | None = None, ntype: str | None = None
+    ) -> None:
         """Add nodes to this graph; see `add_nodes`, which leaves its graph as it is."""
         self._become(transforms.add_nodes(self, num, data, ntype))
 
-    def add_edges(self: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
+    def add_edges(
+        self: Any,
+        u: Any,
+        v: Any,
+        data: Mapping[str, Tensor] | None = None,
+        etype: EType | None = None,
+    ) -> None:
         """Add edges to this graph; see `add_edges`, which leaves its graph as it is."""
         self._become(transforms.add_edges(self, u, v, data, etype))
 
@@ -592,7 +606,9 @@ class LocalGraph(MessagePassingGraph):
         """Take nodes out of this graph; see `remove_nodes`."""
         self._become(transforms.remove_nodes(self, nids, ntype, store_ids))
 
-    def remove_edges(self: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> None:
+    def remove_edges(
+        self: Any, eids: Any, etype: EType | None = None, store_ids: bool = False
+    ) -> None:
         """Take edges out of this graph; see `remove_edges`."""
         self._become(transforms.remove_edges(self, eids, etype, store_ids))
 

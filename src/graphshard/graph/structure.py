@@ -81,7 +81,6 @@ class Schema:
     Args:
         ntypes: All node types, in the order that ``ntypes`` reports.
         srctypes: The source side. Equal to ``dsttypes`` when the sides are one.
-        dsttypes: The destination side.
         split: Whether source and destination sides are separate sets of nodes.
     """
 

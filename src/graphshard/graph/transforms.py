@@ -7,10 +7,10 @@ structure into the graph that they are called on.
 
 Subgraphs have the node types and relations of their graph. They take ids, or a bool mask with one
 entry per node or edge; on a typed graph a dict of them, where what is not named counts as empty.
-The original ids are stored as ``edata[EID]`` and, if nodes are renumbered, as ``ndata[NID]``, unless
-``store_ids`` is false. ``output_device`` is where the subgraph is to be, by default where its graph
-is. New rows of a graph that grows get what the caller gives, else what the feature's initializer
-makes, else 0.
+Unless ``store_ids`` is false, the original ids are stored as ``edata[EID]`` and, if nodes are
+renumbered, as ``ndata[NID]``. ``output_device`` is where the subgraph is to be, by default where
+its graph is. New rows of a graph that grows get what the caller gives, else what the feature's
+initializer makes, else 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
 from .message_passing import frames_of
@@ -56,7 +56,7 @@ def add_self_loop(
     g: Graph,
     edge_feat_names: Sequence[str] | None = None,
     fill_data: float | str = 1.0,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> Graph:
     """Give every node one more self loop in a relation, behind the edges that exist.
 
@@ -111,7 +111,7 @@ def add_self_loop(
     return _with_relation(g, chosen, new, values)
 
 
-def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
+def remove_self_loop(g: Graph, etype: EType | None = None) -> Graph:
     """Drop every edge of a relation from a node to itself; the other edges keep their order.
 
     Features are carried over. Of a batched graph, the numbers of nodes and edges per graph follow.
@@ -264,7 +264,7 @@ def _with_relation(
     return new
 
 
-def _loop_relation(g: Graph, etype: Any, name: str) -> CanonicalEType:
+def _loop_relation(g: Graph, etype: EType | None, name: str) -> CanonicalEType:
     check_plain(g, name)
     chosen = g.to_canonical_etype(etype)
     _check_one_type(chosen, name)
@@ -622,7 +622,7 @@ def add_nodes(
 
 
 def add_edges(
-    g: Graph, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: Any = None
+    g: Graph, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: EType | None = None
 ) -> Graph:
     """The graph with more edges of a relation, behind those that it has.
 
@@ -663,7 +663,7 @@ def add_edges(
     return new
 
 
-def remove_edges(g: Graph, eids: Any, etype: Any = None, store_ids: bool = False) -> Graph:
+def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: bool = False) -> Graph:
     """The graph without some edges; the others keep their order. Batch numbers follow.
 
     Args:
@@ -1061,11 +1061,7 @@ def _made(counts: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacenc
 
 
 def check_plain(g: Graph, name: str) -> None:
-    """Raise unless every node type of the graph is one set of nodes.
-
-    Raises:
-        ValueError: ``g`` is a block, or a slice that merges node types.
-    """
+    """Raise unless every node type of the graph is one set of nodes."""
     if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
         kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
         raise GraphValueError(

@@ -133,6 +133,8 @@ def gspmm_arg(
 ) -> tuple[Tensor, Tensor]:
     """`gspmm` for ``max`` or ``min``, with the edge that each element came from; no gradient.
 
+    Arguments and errors are those of `gspmm`.
+
     Returns:
         ``(out, arg)``, both [num_dst, ...]: the extremum, and of ``adj.idtype`` the id of its edge,
         -1 where a destination has none.

@@ -32,7 +32,7 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
 
 
 def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
-    """Softmax over each group of rows.
+    """Softmax over each group of rows, which are given as for `segment_reduce`.
 
     Returns:
         ``[num_rows, ...]``.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, EType
 from ...errors import GraphTypeError, GraphValueError
 from .._block import Block, create_block
 from .._graph import Graph, graph, heterograph
@@ -110,7 +110,7 @@ def _rows(edge_index: Any, what: str) -> tuple[Tensor, Tensor]:
     return edge_index[0], edge_index[1]
 
 
-def _store(g: Graph, etype: Any, attributes: Any) -> None:
+def _store(g: Graph, etype: EType | None, attributes: Any) -> None:
     if attributes is None:
         return
     named = attributes if isinstance(attributes, Mapping) else {"edge_attr": attributes}
@@ -118,7 +118,7 @@ def _store(g: Graph, etype: Any, attributes: Any) -> None:
         g.edges[g.to_canonical_etype(etype)].data[name] = value.to(g.device)
 
 
-def to_edge_index(g: Graph, etype: Any = None) -> Tensor | dict[CanonicalEType, Tensor]:
+def to_edge_index(g: Graph, etype: EType | None = None) -> Tensor | dict[CanonicalEType, Tensor]:
     """[2, num_edges] int64 edges in edge id order.
 
     Args:
@@ -132,7 +132,7 @@ def to_edge_index(g: Graph, etype: Any = None) -> Tensor | dict[CanonicalEType, 
     return _edge_index(g, etype)
 
 
-def _edge_index(g: Graph, etype: Any) -> Tensor:
+def _edge_index(g: Graph, etype: EType | None) -> Tensor:
     src, dst = g.edges(etype=etype, order="eid")
     return torch.stack([src, dst]).long()
 
@@ -197,7 +197,7 @@ def from_scipy(
 def to_scipy(
     g: LocalGraph,
     eweight_name: str | None = None,
-    etype: Any = None,
+    etype: EType | None = None,
     fmt: str = "coo",
 ) -> scipy.sparse.spmatrix:
     """SciPy sparse matrix of one relation: an edge from node i to node j is entry (i, j).

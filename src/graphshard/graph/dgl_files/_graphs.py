@@ -73,11 +73,7 @@ class StoredRelation:
     arrays: Mapping[str, tuple[StoredTensor, StoredTensor, StoredTensor | None]]
 
     def adjacency(self) -> Adjacency:
-        """The edges, checked; from the format that costs least to make the others from.
-
-        Raises:
-            DamagedFileError: An id is out of range, or a pointer is none.
-        """
+        """The edges, checked; from the format that costs least to make the others from."""
         try:
             if "coo" in self.arrays:
                 src, dst, _ = self.arrays["coo"]
@@ -107,11 +103,7 @@ class StoredGraph:
     edata: list[dict[str, StoredTensor]]
 
     def load(self) -> Graph:
-        """The graph, whole in memory.
-
-        Raises:
-            DamagedFileError: The edges contradict each other.
-        """
+        """The graph, whole in memory."""
         adjacencies = [relation.adjacency() for relation in self.relations]
         try:
             graph = Graph(
@@ -128,11 +120,7 @@ class StoredGraph:
 
 
 def read_graph(reader: BinaryReader) -> StoredGraph:
-    """Walk through one graph and note where its tensors are.
-
-    Raises:
-        DamagedFileError: It contradicts itself or the size of the file.
-    """
+    """Walk through one graph and note where its tensors are."""
     reader.magic(_GRAPH, "a graph")
     ends = _read_types(reader)
     relations = reader.listing("relations", 24, lambda: _read_relation(reader))

@@ -61,11 +61,7 @@ _Listed = TypeVar("_Listed")
 
 
 def dgl_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype under which DGL's files hold one; a bool is a byte there.
-
-    Raises:
-        TypeError: They cannot hold it.
-    """
+    """The dtype under which DGL's files hold one; a bool is a byte there."""
     if dtype == torch.bool:
         return torch.uint8
     if dtype not in _CODES:
@@ -78,13 +74,7 @@ def dgl_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[BinaryReader]:
-    """Open one of DGL's files; what is wrong with it is a ValueError that names it.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        OSError: The system refuses to read it.
-        ValueError: It is no regular file, or not what is expected of it.
-    """
+    """Open one of DGL's files; what is wrong with it is a ValueError that names it."""
     path = Path(path)
     try:
         opened = open_regular(path)
@@ -318,12 +308,7 @@ class BinaryWriter:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryWriter]:
-    """Write a file: under another name until it is whole, so that half of one is never found.
-
-    Raises:
-        OSError: It cannot be written, such as on a full disk; names it.
-        ValueError: It is a folder.
-    """
+    """Write a file: under another name until it is whole, so that half of one is never found."""
     check_path(path)
     final = Path(path)
     if final.is_dir():
@@ -418,12 +403,7 @@ def write_tensor_file(filename: str | os.PathLike[str], tensors: TensorPieces) -
 
 
 def check_tensors(tensors: object, what: str) -> None:
-    """Raise unless they are named tensors that DGL's files can hold.
-
-    Raises:
-        TypeError: They are not.
-        ValueError: UTF-8 cannot hold a name.
-    """
+    """Raise unless they are named tensors that DGL's files can hold."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} must be a dict of tensors (got {type(tensors).__name__})")
     for name, tensor in tensors.items():

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ..._base.typing import CanonicalEType, NormBy
+from ..._base.typing import CanonicalEType, EType, NormBy
 from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ...function import MessageFunction, ReduceFunction, as_message, as_reduce
 from ...ops import Adjacency, Attention
@@ -194,15 +194,15 @@ class MessagePassingGraph:
         """Attention in one go: ``[num_dst, heads, dim]``, or None where there is no such kernel."""
         return None
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         """Whether some destination has no in-edge; with no ``etype``, in any relation."""
         self._unsupported("any_zero_in_degree")
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         """Whether there is an edge; with no ``etype``, in any relation."""
         self._unsupported("has_edges")
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of destination nodes.
 
         Returns:
@@ -210,7 +210,7 @@ class MessagePassingGraph:
         """
         self._unsupported("in_degrees")
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         self._unsupported("out_degrees")
 
@@ -242,7 +242,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None,
-        etype: Any,
+        etype: EType | None,
     ) -> None:
         """What ``send_and_recv``, ``pull`` and ``push`` do; ``caller`` is which of them."""
         every = "edges" if caller == "send_and_recv" else "nodes"
@@ -260,7 +260,7 @@ class MessagePassingGraph:
         """Checked ids of edges given by ids or by a pair of end points."""
         self._unsupported("naming single edges", "use all edges")
 
-    def all_edges(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
+    def all_edges(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """End points or ids of all edges of a relation.
 
         Args:
@@ -314,7 +314,7 @@ class MessagePassingGraph:
         """Whether sources and destinations are separate sets of nodes."""
         return self._schema.split
 
-    def to_canonical_etype(self, etype: Any) -> CanonicalEType:
+    def to_canonical_etype(self, etype: EType | None) -> CanonicalEType:
         """The triple of a relation given by name or triple (or None, where there is only one).
 
         Raises:
@@ -322,7 +322,7 @@ class MessagePassingGraph:
         """
         return self._schema.canonical_etypes[self._schema.relation(etype)]
 
-    def get_etype_id(self, etype: Any) -> int:
+    def get_etype_id(self, etype: EType | None) -> int:
         """Index of a relation in ``canonical_etypes``."""
         return self._schema.relation(etype)
 
@@ -352,7 +352,7 @@ class MessagePassingGraph:
             return sum(frame.num_rows for frame in self._dst_frames)
         return self._dst_frames[self._schema.dst_id(ntype)].num_rows
 
-    def num_edges(self, etype: Any = None) -> int:
+    def num_edges(self, etype: EType | None = None) -> int:
         """Number of edges of a relation, or of all relations together."""
         if etype is None:
             return sum(frame.num_rows for frame in self._edge_frames)
@@ -431,7 +431,7 @@ class MessagePassingGraph:
         side, index = self._schema.node_id(ntype)
         return self._frames(side)[index].schemes
 
-    def edge_attr_schemes(self, etype: Any = None) -> dict[str, Scheme]:
+    def edge_attr_schemes(self, etype: EType | None = None) -> dict[str, Scheme]:
         """Row shape and dtype of each feature of a relation."""
         return self._edge_frames[self._schema.relation(etype)].schemes
 
@@ -496,7 +496,7 @@ class MessagePassingGraph:
         _add_initializer(self._frames(side)[index], initializer, field)
 
     def set_e_initializer(
-        self, initializer: Initializer, field: str | None = None, etype: Any = None
+        self, initializer: Initializer, field: str | None = None, etype: EType | None = None
     ) -> None:
         """Say what new rows of an edge feature are; the counterpart of `set_n_initializer`."""
         _add_initializer(self._edge_frames[self._schema.relation(etype)], initializer, field)
@@ -551,7 +551,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along all edges, reduce them, and store the result on destinations.
 
@@ -583,7 +583,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along some edges, reduce and store them where they arrive.
 
@@ -600,7 +600,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Receive messages along all in-edges of some nodes; nodes without any get 0.
 
@@ -615,7 +615,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along all out-edges of some nodes; the nodes they reach are updated.
 
@@ -731,7 +731,7 @@ class MessagePassingGraph:
         rows = self._node_ids(v, side, index)
         frame._set_all(run_apply(func, frame.rows(rows), rows, name), "node", rows)
 
-    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: EType | None = None) -> None:
         """Set edge fields to what ``func`` gives for each edge.
 
         Args:

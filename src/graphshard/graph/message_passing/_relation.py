@@ -66,10 +66,6 @@ def edge_values(data: RelationData, func: Any) -> dict[str, Any]:
 
     Returns:
         Fields of ``num_edges`` rows, in edge-id order.
-
-    Raises:
-        KeyError: a field is missing.
-        TypeError: a user-defined function returns no dictionary.
     """
     adj = data.adj
     if not isinstance(func, MessageFunction):
@@ -97,10 +93,6 @@ def reduce_messages(data: RelationData, message: Any, reduce: Any) -> dict[str, 
 
     Returns:
         Fields of ``num_dst`` rows; 0 where a destination has no in-edge.
-
-    Raises:
-        KeyError: a field, or the message that ``reduce`` reads, is missing.
-        TypeError: a user-defined function returns no dictionary.
     """
     if isinstance(reduce, ReduceFunction):
         if isinstance(message, MessageFunction):

@@ -29,7 +29,6 @@ class RowTasks:
         begins: int64 ``[count]`` its first edge, by position.
         ends: int64 ``[count]`` its last, plus 1.
         slots: int64 ``[count]`` where its partial result goes; -1 for a whole row.
-        long_rows: int64 ``[n]`` rows of several pieces.
         first_slots: int64 ``[n + 1]`` of their pieces.
     """
 
