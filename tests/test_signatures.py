@@ -67,7 +67,6 @@ OURS_ALONE = {
     "graphshard.servers.TableInfo.__init__ persistent",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
     "graphshard.dgl.graphs._random.choice replace",  # as dgl.random.choice
-    "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
 
 

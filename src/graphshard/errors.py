@@ -66,7 +66,6 @@ class RankError(GraphShardError, RuntimeError):
     """Another rank failed, left, or did not answer within the timeout.
 
     Args:
-        message: The whole text shown to the user.
         ranks: The ranks held responsible, ascending; empty when they are unknown.
     """
 
@@ -76,12 +75,7 @@ class RankError(GraphShardError, RuntimeError):
 
 
 class ServerError(GraphShardError, RuntimeError):
-    """A graph server failed, left, refused a request, or did not answer within the timeout.
-
-    Args:
-        message: The whole text shown to the user.
-        host: Number of the host that the server is on, if it is known.
-    """
+    """A graph server failed, left, refused a request, or did not answer within the timeout."""
 
     def __init__(self, message: str, host: int | None = None) -> None:
         super().__init__(message)

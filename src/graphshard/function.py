@@ -160,9 +160,6 @@ min = _reducer("min")
 def as_message(func: Any) -> MessageFunction | None:
     """Read a message function.
 
-    Args:
-        func: One of this module's message functions, one of DGL's, or a callable.
-
     Returns:
         The built-in function, or None when ``func`` is a user-defined callable.
 
@@ -185,9 +182,6 @@ def as_message(func: Any) -> MessageFunction | None:
 
 def as_reduce(func: Any) -> ReduceFunction | None:
     """Read a reduce function; the counterpart of `as_message`.
-
-    Args:
-        func: One of this module's reduce functions, one of DGL's, or a callable.
 
     Returns:
         The built-in function, or None when ``func`` is a user-defined callable.

@@ -21,9 +21,6 @@ NOT_CALLED = {
     "HasAdjacency", "UpdateRule", "extension_available", "is_hooked", "is_plain", "is_relu",
     "random_seed", "reference", "release_memory",
 }  # fmt: skip
-#: Public, and other operators that are tried here under other names or on other arguments; they
-#: reach no kernel of their own.
-MADE_OF_OTHERS = {"gather_mm", "segment_mm", "segment_reduce", "segment_softmax"}
 VALUES = (torch.float32, torch.float64, torch.bfloat16)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import comm
-from graphshard.graph.message_passing import _local as local
+from graphshard.graph import local_graph as local
 from graphshard.nn import GATConv, GINConv, GraphConv, HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 

@@ -21,7 +21,6 @@ from ..graph import add_edges as add_edges
 from ..graph import add_nodes as add_nodes
 from ..graph import add_reverse_edges as add_reverse_edges
 from ..graph import add_self_loop as add_self_loop
-from ..graph import compact_graphs as compact_graphs
 from ..graph import create_block as create_block
 from ..graph import edge_subgraph as edge_subgraph
 from ..graph import from_csv as from_csv
@@ -52,7 +51,6 @@ from ..graph import to_networkx as to_networkx
 from ..graph import to_parquet as to_parquet
 from ..graph import to_scipy as to_scipy
 from ..graph import to_simple as to_simple
-from ..graph import to_simple_graph as to_simple_graph
 from ..sampling import set_dst_lazy_features as set_dst_lazy_features
 from ..sampling import set_edge_lazy_features as set_edge_lazy_features
 from ..sampling import set_node_lazy_features as set_node_lazy_features
@@ -82,6 +80,8 @@ from .graphs._batch import unbatch as unbatch
 from .graphs._bipartite import bipartite_from_networkx as bipartite_from_networkx
 from .graphs._bipartite import bipartite_from_scipy as bipartite_from_scipy
 from .graphs._bipartite import block_to_graph as block_to_graph
+from .graphs._compaction import compact_graphs as compact_graphs
+from .graphs._compaction import to_simple_graph as to_simple_graph
 from .graphs._edgewise import copy_u as copy_u
 from .graphs._edgewise import copy_v as copy_v
 from .graphs._edgewise import edge_homophily as edge_homophily

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from ..ops import *  # noqa: F403
 from ..ops import gsddmm, gspmm
+from .graphs._segments import gather_mm as gather_mm
+from .graphs._segments import segment_mm as segment_mm
+from .graphs._segments import segment_reduce as segment_reduce
+from .graphs._segments import segment_softmax as segment_softmax
 
 
 def _named(name: str, per: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..graph import ALL, Frame
-from ..graph.message_passing import LocalGraph
+from ..graph.local_graph import LocalGraph
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
 from .topology import OriginalIds, ShardStructure

@@ -26,10 +26,8 @@ from .transforms import (
     add_nodes,
     add_reverse_edges,
     add_self_loop,
-    compact_graphs,
     edge_subgraph,
     in_subgraph,
-    neighbor_matching,
     node_subgraph,
     out_subgraph,
     remove_edges,
@@ -40,7 +38,6 @@ from .transforms import (
     to_heterogeneous,
     to_homogeneous,
     to_simple,
-    to_simple_graph,
 )
 
 __all__ = [
@@ -61,7 +58,6 @@ __all__ = [
     "add_reverse_edges",
     "add_self_loop",
     "attend",
-    "compact_graphs",
     "create_block",
     "edge_softmax",
     "edge_subgraph",
@@ -78,7 +74,6 @@ __all__ = [
     "load_graphs",
     "load_labels",
     "load_tensors",
-    "neighbor_matching",
     "node_subgraph",
     "out_subgraph",
     "remove_edges",
@@ -98,5 +93,4 @@ __all__ = [
     "to_parquet",
     "to_scipy",
     "to_simple",
-    "to_simple_graph",
 ]

@@ -21,7 +21,7 @@ from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
+from .local_graph import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import (
     EID,
     NID,
@@ -114,9 +114,6 @@ def create_block(
             or (source type, name, destination type) -> edges.
         num_src_nodes: Number of source nodes; with several relations, type -> number. By default
             one more than the largest id.
-        num_dst_nodes: The same for destination nodes.
-        idtype: As for `graph`.
-        device: As for `graph`.
 
     Raises:
         TypeError: as for `heterograph`.
@@ -168,7 +165,6 @@ def to_block(
     their order.
 
     Args:
-        g: The graph, for example what a sampler drew.
         dst_nodes: Destination nodes in the order wanted, with every node that an edge enters; a
             tensor, or type -> tensor. By default those nodes, ascending. Relations into a type
             that gets none lose their edges. Of a node that is given several times, edges enter the

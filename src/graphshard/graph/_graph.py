@@ -13,7 +13,7 @@ from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETyp
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
+from .local_graph import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
@@ -181,8 +181,6 @@ def heterograph(
             except a NetworkX graph.
         num_nodes_dict: Node type -> number of nodes, for every type; it may name types without
             edges. By default one more than the largest id that a type has in any relation.
-        idtype: As for `graph`.
-        device: As for `graph`.
 
     Returns:
         The graph, without features.

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .._base.device import device_of
+from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
 from .structure import ALL, is_all
 
@@ -123,7 +124,6 @@ class Frame(MutableMapping[str, Any]):
     """Columns of equal height.
 
     Args:
-        num_rows: Number of nodes or edges.
         device: Where every column must live.
         what: What a row is ("nodes of type 'user'"), for error texts.
         default_view: The view that plain ``frame[name] = value`` records.
@@ -195,9 +195,7 @@ class Frame(MutableMapping[str, Any]):
         """Store a column.
 
         Args:
-            name: Field name.
             value: ``[num_rows, ...]`` tensor (or deferred value) on the frame's device.
-            view: The view it is set through.
 
         Raises:
             TypeError: the name is not a string, or the value has no shape and device.
@@ -212,13 +210,8 @@ class Frame(MutableMapping[str, Any]):
         """Store rows of a larger column, which are gathered when the field is first read.
 
         Args:
-            name: Field name.
             source: ``[any, ...]``.
             index: ``[num_rows]`` row numbers of ``source``, in range; see `unread`.
-
-        Raises:
-            TypeError: as for `set`.
-            ValueError: as for `set`.
         """
         self.set(name, LazyRows(source, index), self.default_view)
 
@@ -233,10 +226,8 @@ class Frame(MutableMapping[str, Any]):
         of the old tensor see no change.
 
         Args:
-            name: Field name.
             rows: ``[k]`` distinct row numbers, in range.
             values: ``[k, ...]``, of the column's row shape and dtype where it exists.
-            view: The view it is set through.
 
         Raises:
             TypeError: as for `set`.
@@ -258,15 +249,6 @@ class Frame(MutableMapping[str, Any]):
 
     def initial(self, name: str, first: int, stop: int, like: Tensor) -> Tensor:
         """Rows ``first`` to ``stop`` of a field that have not been set.
-
-        Args:
-            name: Field name.
-            first: The first row.
-            stop: The row after the last.
-            like: Rows of the shape and dtype that the new ones are to have.
-
-        Returns:
-            ``[stop - first, ...]``: from the field's initializer, else 0.
 
         Raises:
             ValueError: the initializer made rows of another shape.
@@ -354,7 +336,6 @@ class Frame(MutableMapping[str, Any]):
 
         Args:
             change: From a tensor, or `LazyRows`, to another with as many rows, on ``device``.
-            device: Where they are.
 
         Raises:
             TypeError: a column is a deferred value, which cannot move.
@@ -381,7 +362,6 @@ class Frame(MutableMapping[str, Any]):
         """A frame with more rows behind those of this one.
 
         Args:
-            num_rows: How many more.
             fields: Field -> ``[num_rows, ...]`` values of the new rows. Fields that are not named
                 get initial values there; new fields get initial values in the old rows.
 
@@ -408,14 +388,6 @@ class Frame(MutableMapping[str, Any]):
                     f"{added.dtype}); convert them"
                 )
             new.set(name, torch.cat([old, added]), self._views.get(name, self.default_view))
-        return new
-
-    def selected(self, rows: Tensor) -> Frame:
-        """A frame with some rows of this one, in the order given."""
-        new = Frame(int(rows.shape[0]), self.device, self.what, self.default_view)
-        new.initializers = self.initializers
-        for name in self:
-            new.set(name, self[name].index_select(0, rows), self._views[name])
         return new
 
     def rows(self, index: Tensor) -> RowsView:
@@ -514,7 +486,6 @@ class FrameView(MutableMapping[str, Any]):
     """Features of one node type or one relation.
 
     Args:
-        graph: The graph.
         view: The view that settings are recorded under; ``"edge"`` chooses the edge frames.
         side: ``"src"``, ``"dst"`` or ``"edge"``: the list of frames.
         index: Place in that list.
@@ -559,7 +530,6 @@ class FrameRowsView(FrameView):
     """Features of some nodes or edges: reading gathers rows, setting replaces rows.
 
     Args:
-        graph: The graph.
         rows: ``[k]`` row numbers, in range and, for setting, distinct.
     """
 
@@ -590,8 +560,6 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
     """Features of several types at once: field -> {type: values}; types without it are left out.
 
     Args:
-        graph: The graph.
-        keys: The types.
         find: Turns a type, or what a user calls it, into (side, index).
     """
 
@@ -651,12 +619,7 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
 
 
 class NodeSpaceView:
-    """``g.nodes``, ``g.srcnodes``, ``g.dstnodes``: call for ids, index by type for features.
-
-    Args:
-        graph: The graph.
-        view: ``"node"``, ``"src"`` or ``"dst"``.
-    """
+    """``g.nodes``, ``g.srcnodes``, ``g.dstnodes``: call for ids, index by type for features."""
 
     __slots__ = ("_graph", "_view")
 
@@ -704,18 +667,14 @@ class NodeSpaceView:
 
 
 class EdgeSpaceView:
-    """``g.edges``: call for end points, index by relation for features.
-
-    Args:
-        graph: The graph.
-    """
+    """``g.edges``: call for end points, index by relation for features."""
 
     __slots__ = ("_graph",)
 
     def __init__(self, graph: MessagePassingGraph) -> None:
         self._graph = graph
 
-    def __call__(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
+    def __call__(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """See `Graph.all_edges`."""
         return self._graph.all_edges(form, order, etype)
 

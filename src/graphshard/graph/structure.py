@@ -81,8 +81,6 @@ class Schema:
     Args:
         ntypes: All node types, in the order that ``ntypes`` reports.
         srctypes: The source side. Equal to ``dsttypes`` when the sides are one.
-        dsttypes: The destination side.
-        canonical_etypes: The relations.
         split: Whether source and destination sides are separate sets of nodes.
     """
 
@@ -327,8 +325,6 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
     """Raise unless every id is in ``[0, stop)``.
 
     Args:
-        ids: Any number of ids.
-        stop: How many there are.
         what: An id of what ("a node id").
         of: What there are ``stop`` of ("nodes of type 'user'").
     """
@@ -342,13 +338,30 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
         )
 
 
+def paired(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends of some edges at equal length, where one of the two may be one id for all."""
+    if u.shape != v.shape:
+        if 1 not in (u.shape[0], v.shape[0]):
+            raise GraphValueError(
+                f"u and v must have equal lengths, or one of them length 1 (got {u.shape[0]} and "
+                f"{v.shape[0]})"
+            )
+        size = u.shape[0] if v.shape[0] == 1 else v.shape[0]
+        u, v = u.expand(size), v.expand(size)
+    return u, v
+
+
 def by_first_occurrence(ids: Tensor) -> Tensor:
     """The distinct ids, in the order in which they first occur."""
     distinct, group = torch.unique(ids, return_inverse=True)
-    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
-    position = torch.arange(ids.shape[0], device=ids.device)
-    first.scatter_reduce_(0, group, position, "amin")
-    return distinct[first.argsort()]
+    return distinct[first_of_groups(group, distinct.shape[0]).argsort()]
+
+
+def first_of_groups(group: Tensor, count: int) -> Tensor:
+    """``[count]`` position of the first member of each group, given the group of each position."""
+    first = torch.full((count,), group.shape[0], dtype=torch.int64, device=group.device)
+    position = torch.arange(group.shape[0], device=group.device)
+    return first.scatter_reduce_(0, group, position, "amin")
 
 
 def places_of(ids: Tensor, count: int, which: Literal["first", "last"] = "first") -> Tensor:
@@ -378,15 +391,9 @@ def read_batch_counts(given: Any, names: Sequence[Key], what: str) -> dict[Key, 
 
     Args:
         given: A tensor, where there is one type; or type -> tensor, for every type.
-        names: The types.
-        what: What is counted ("nodes"), for error texts.
 
     Returns:
         Type -> ``[batch_size]`` int64.
-
-    Raises:
-        TypeError: a single tensor for several types, or no tensor.
-        ValueError: a type is missing, lengths differ, or a count is negative.
     """
     if not isinstance(given, Mapping):
         if len(names) != 1:
@@ -413,16 +420,17 @@ def read_batch_counts(given: Any, names: Sequence[Key], what: str) -> dict[Key, 
     return counts
 
 
-def kept_counts(counts: Tensor, kept: Tensor) -> Tensor:
+def kept_counts(counts: Tensor, stays: Tensor) -> Tensor:
     """Counts per graph after some rows are dropped.
 
     Args:
         counts: ``[batch_size]`` rows of each graph, one after another.
-        kept: ``[num_rows]`` bool, which of them stay.
+        stays: ``[num_rows]`` bool, which of them stay.
     """
-    ends = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.long().cumsum(0)])
-    stops = counts.to(kept.device).cumsum(0)
-    return ends[stops] - ends[stops - counts.to(kept.device)]
+    ends = torch.cat([stays.new_zeros(1, dtype=torch.int64), stays.long().cumsum(0)])
+    counts = counts.to(stays.device)
+    stops = counts.cumsum(0)
+    return ends[stops] - ends[stops - counts]
 
 
 # ------------------------------------------------------------------ edges
@@ -433,7 +441,6 @@ class EdgeArrays:
     """One relation before its numbers of nodes are known.
 
     Attributes:
-        form: ``"coo"``, ``"csr"`` or ``"csc"``.
         arrays: (sources, destinations); or (indptr, indices, edge ids or None).
         min_src: Number of source nodes that the edges ask for at least.
         min_dst: The same for destinations.
@@ -473,10 +480,7 @@ def read_edges(data: Any, idtype: Any, device: Any, what: str = "the graph") -> 
     """Read one relation in any accepted form.
 
     Args:
-        data: See the module's docstring.
         idtype: dtype to convert ids to; None keeps that of tensors.
-        device: Where to move them; None keeps them where they are.
-        what: Whose edges these are, for error texts.
     """
     if idtype is not None:
         check_idtype(idtype)

@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs made from graphs.
+"""Graphs made from graphs: most functions are methods of `Graph`, too.
 
 Each function returns a new graph. Features that it carries over are the same tensors, not copies,
 wherever no row has to move. The methods of `Graph` that add or remove nodes and edges put the new
 structure into the graph that they are called on.
 
-Subgraphs take ids, or a bool mask with one entry per node or edge; on a typed graph a dict of them,
-where what is not named counts as empty. The original ids are stored as ``edata[EID]`` and, if nodes
-are renumbered, as ``ndata[NID]``. New rows of a graph that grows get what the caller gives, else
-what the feature's initializer makes, else 0.
+Subgraphs have the node types and relations of their graph. They take ids, or a bool mask with one
+entry per node or edge; on a typed graph a dict of them, where what is not named counts as empty.
+Unless ``store_ids`` is false, the original ids are stored as ``edata[EID]`` and, if nodes are
+renumbered, as ``ndata[NID]``. ``output_device`` is where the subgraph is to be, by default where
+its graph is. New rows of a graph that grows get what the caller gives, else what the feature's
+initializer makes, else 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
-from ._graph import Graph, graph, heterograph
 from .message_passing import frames_of
 from .structure import (
     EID,
@@ -32,10 +33,15 @@ from .structure import (
     NTYPE,
     by_first_occurrence,
     check_ids,
+    first_of_groups,
     id_tensor,
     kept_counts,
+    paired,
     places_of,
 )
+
+if TYPE_CHECKING:
+    from ._graph import Graph
 
 _REDUCES = ("sum", "mean", "max", "min")
 _AGGREGATORS = ("arbitrary", "sum", "mean")
@@ -50,9 +56,9 @@ def add_self_loop(
     g: Graph,
     edge_feat_names: Sequence[str] | None = None,
     fill_data: float | str = 1.0,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> Graph:
-    """Give every node one more self loop, behind the edges that exist.
+    """Give every node one more self loop in a relation, behind the edges that exist.
 
     Loops that are already there stay; call `remove_self_loop` first for exactly one per node.
 
@@ -62,10 +68,6 @@ def add_self_loop(
             the others are 0.
         fill_data: A number; or ``'sum'``, ``'mean'``, ``'max'`` or ``'min'`` of the feature over
             the in-edges of the node, 0 where it has none.
-        etype: The relation, where there are several; from a node type to itself.
-
-    Returns:
-        The graph with ``num_nodes`` more edges in that relation.
 
     Raises:
         ValueError: The relation joins two node types, or ``fill_data`` is an unknown reduction.
@@ -73,6 +75,7 @@ def add_self_loop(
         TypeError: ``fill_data`` is neither a number nor a string.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> add_self_loop(graph(([0, 0], [1, 2]))).edges()
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
@@ -108,22 +111,16 @@ def add_self_loop(
     return _with_relation(g, chosen, new, values)
 
 
-def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
-    """Drop every edge from a node to itself; the other edges keep their order.
+def remove_self_loop(g: Graph, etype: EType | None = None) -> Graph:
+    """Drop every edge of a relation from a node to itself; the other edges keep their order.
 
-    Of a batched graph, the numbers of nodes and edges per graph follow.
-
-    Args:
-        g: Graph; all features are carried over.
-        etype: The relation, where there are several; from a node type to itself.
-
-    Returns:
-        The graph without self loops in that relation.
+    Features are carried over. Of a batched graph, the numbers of nodes and edges per graph follow.
 
     Raises:
         ValueError: The relation joins two node types.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> remove_self_loop(graph(([0, 0, 1], [0, 1, 1]))).edges()
         (tensor([0]), tensor([1]))
     """
@@ -133,12 +130,9 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     edge_ids = (src != dst).nonzero().squeeze(1)
     new = Adjacency(src[edge_ids], dst[edge_ids], adj.num_src, adj.num_dst, check=False)
     values = {name: old.index_select(0, edge_ids) for name, old in g.edges[chosen].data.items()}
-    made = _with_relation(g, chosen, new, values)
-    if g._batch_nodes is not None and g._batch_edges is not None:
-        counts = kept_counts(g._batch_edges[chosen], src != dst)
-        made._batch_nodes = dict(g._batch_nodes)
-        made._batch_edges = {**g._batch_edges, chosen: counts}
-    return made
+    without_loops = _with_relation(g, chosen, new, values)
+    _carry_batch(g, without_loops, {}, {chosen: src != dst})
+    return without_loops
 
 
 def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = None) -> Graph:
@@ -147,17 +141,14 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
     Parallel edges become one; a self loop stays one edge. Edges come by source, then destination.
 
     Args:
-        g: Graph whose relations each go from a node type to itself.
         copy_ndata: Whether to carry node features over. Edge features are always dropped.
         readonly: Accepted so that calls written for DGL run; has no effect.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A relation joins two node types.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> to_bidirected(graph(([0, 0, 1], [1, 1, 2]))).edges()
         (tensor([0, 1, 1, 2]), tensor([1, 0, 2, 1]))
     """
@@ -171,7 +162,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
         keys = torch.unique(torch.cat([src * size + dst, dst * size + src]))
         ends = (keys // size).to(adj.idtype), (keys % size).to(adj.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     return new
@@ -188,21 +179,17 @@ def add_reverse_edges(
     """Give every edge its reverse, behind the edges that exist; edges may then be parallel.
 
     Args:
-        g: Graph.
         readonly: Accepted so that calls written for DGL run; has no effect.
-        copy_ndata: Whether to carry node features over.
         copy_edata: Whether to carry edge features over; a reverse has those of its edge, whose id
             is stored as ``edata[EID]``.
         ignore_bipartite: Leave relations between two node types as they are, rather than refuse.
         exclude_self: Whether self loops get no reverse.
 
-    Returns:
-        The graph.
-
     Raises:
         ValueError: A relation joins two node types and ``ignore_bipartite`` is not set.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> add_reverse_edges(graph(([0, 0], [0, 1]))).edges()
         (tensor([0, 0, 1]), tensor([0, 1, 0]))
     """
@@ -220,7 +207,7 @@ def add_reverse_edges(
         elif not ignore_bipartite:
             _check_one_type(etype, "add_reverse_edges", "; or pass ignore_bipartite=True")
         relations[etype], origins[etype] = adj, origin
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     for etype, origin in origins.items() if copy_edata else ():
@@ -242,16 +229,11 @@ def reverse(
     Nothing is copied: the new graph reads the sparse formats of the old one the other way round.
 
     Args:
-        g: Graph.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
         share_ndata: Older name of ``copy_ndata``, which it overrides.
         share_edata: Older name of ``copy_edata``, which it overrides.
 
-    Returns:
-        The graph.
-
     Example:
+        >>> from graphshard.graph import graph
         >>> reverse(graph(([0, 0], [1, 2]))).edges()
         (tensor([1, 2]), tensor([0, 0]))
     """
@@ -260,7 +242,7 @@ def reverse(
     copy_edata = copy_edata if share_edata is None else share_edata
     turned = {etype: (etype[2], etype[1], etype[0]) for etype in g.canonical_etypes}
     relations = {new: g.adjacency(old).reverse() for old, new in turned.items()}
-    new_graph = Graph(node_counts(g), relations)
+    new_graph = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new_graph)
     for old, new in turned.items() if copy_edata else ():
@@ -274,7 +256,7 @@ def _with_relation(
     """``g`` with one relation replaced and all other things shared."""
     relations = {etype: g.adjacency(etype) for etype in g.canonical_etypes}
     relations[changed] = adj
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     share_nodes(g, new)
     for etype in g.canonical_etypes:
         fields = new.edges[etype].data
@@ -282,7 +264,7 @@ def _with_relation(
     return new
 
 
-def _loop_relation(g: Graph, etype: Any, name: str) -> CanonicalEType:
+def _loop_relation(g: Graph, etype: EType | None, name: str) -> CanonicalEType:
     check_plain(g, name)
     chosen = g.to_canonical_etype(etype)
     _check_one_type(chosen, name)
@@ -297,7 +279,7 @@ def _check_one_type(etype: CanonicalEType, name: str, cure: str = "") -> None:
         )
 
 
-# ------------------------------------------------------------------ fewer rows, same meaning
+# ------------------------------------------------------------------ parallel edges
 
 
 def to_simple(
@@ -311,11 +293,8 @@ def to_simple(
     """The graph with one edge for all parallel ones; edges come by source, then destination.
 
     Args:
-        g: Graph.
         return_counts: Edge feature that gets the number of edges joined; None for none.
         writeback_mapping: Whether to return as well which new edge each edge became.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
         aggregator: Of parallel edges' features: ``"arbitrary"`` (that of the edge of lowest id,
             which ``edata[EID]`` then names), ``"sum"`` or ``"mean"``.
 
@@ -338,13 +317,13 @@ def to_simple(
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         src, dst = (end.long() for end in adj.coo())
         width = max(adj.num_dst, 1)
-        keys, place, count = torch.unique(
+        keys, new_edge_of, count = torch.unique(
             src * width + dst, return_inverse=True, return_counts=True
         )
         ends = (keys // width).to(g.idtype), (keys % width).to(g.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
-        maps[etype], counts[etype] = place, count.to(g.idtype)
-    new = Graph(node_counts(g), relations)
+        maps[etype], counts[etype] = new_edge_of, count.to(g.idtype)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     for etype in g.canonical_etypes:
@@ -360,155 +339,21 @@ def to_simple(
             fields[return_counts] = counts[etype]
     if not writeback_mapping:
         return new
-    mapping = {etype: place.to(g.idtype) for etype, place in maps.items()}
+    mapping = {etype: new_edge_of.to(g.idtype) for etype, new_edge_of in maps.items()}
     return new, mapping if len(mapping) > 1 else mapping[g.canonical_etypes[0]]
 
 
-def to_simple_graph(g: Graph) -> Graph:
-    """`to_simple` with its defaults, under an older name of DGL's."""
-    simple: Graph = to_simple(g)
-    return simple
-
-
 def _joined_rows(
-    value: Tensor, place: Tensor, size: int, counts: Tensor, aggregator: str
+    value: Tensor, new_rows: Tensor, size: int, counts: Tensor, aggregator: str
 ) -> Tensor:
-    """``[size, ...]``: what the rows that go to one place become."""
+    """``[size, ...]``: what the rows that get one new row number become."""
     if aggregator == "arbitrary":
-        first = torch.full((size,), place.shape[0], dtype=torch.int64, device=place.device)
-        position = torch.arange(place.shape[0], device=place.device)
-        first.scatter_reduce_(0, place, position, "amin")
-        return value.index_select(0, first)
-    total = value.new_zeros((size, *value.shape[1:])).index_add(0, place, value)
+        return value.index_select(0, first_of_groups(new_rows, size))
+    total = value.new_zeros((size, *value.shape[1:])).index_add(0, new_rows, value)
     if aggregator == "sum":
         return total
     divisor = counts.view(-1, *[1] * (value.dim() - 1))
     return (total / divisor).to(value.dtype)
-
-
-def compact_graphs(
-    graphs: Any, always_preserve: Any = None, copy_ndata: bool = True, copy_edata: bool = True
-) -> Any:
-    """Graphs without the nodes that no edge of any of them touches.
-
-    Node types that several graphs have are one set of nodes; they are numbered anew in the same
-    way in all graphs, and must have equal counts. ``ndata[NID]`` has the ids that nodes had; edges
-    keep theirs.
-
-    Args:
-        graphs: A graph or a list of graphs.
-        always_preserve: Nodes to keep in any case: ids, where there is one node type; or node type
-            -> ids.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
-
-    Returns:
-        The graph, or the list of graphs.
-
-    Raises:
-        TypeError: ids for one of several node types without its name.
-        ValueError: graphs whose numbers of nodes of a type differ; or an id out of range.
-    """
-    is_single = not isinstance(graphs, Sequence)
-    given: list[Graph] = [graphs] if is_single else list(graphs)
-    if not given:
-        return []
-    totals: dict[str, int] = {}
-    for g in given:
-        check_plain(g, "compact_graphs")
-        for ntype, count in node_counts(g).items():
-            if totals.setdefault(ntype, count) != count:
-                raise GraphValueError(
-                    f"graphs to compact together must have as many nodes of each type as the others"
-                    f" (got {totals[ntype]} and {count} of type {ntype!r})"
-                )
-    if always_preserve is None:
-        always_preserve = {}
-    elif not isinstance(always_preserve, Mapping):
-        if len(totals) > 1:
-            raise GraphTypeError(
-                f"always_preserve must be a dictionary from node type to ids because the graphs "
-                f"have the types {sorted(totals)}"
-            )
-        always_preserve = {next(iter(totals)): always_preserve}
-    like = given[0]
-    touched: dict[str, list[Tensor]] = {
-        ntype: [torch.empty(0, dtype=like.idtype, device=like.device)] for ntype in totals
-    }
-    for ntype, ids in always_preserve.items():
-        what = f"nodes of type {ntype!r} to preserve"
-        checked = id_tensor(ids, what, like.idtype, like.device)
-        check_ids(checked, totals.get(ntype, 0), f"an id of {what}", f"nodes of type {ntype!r}")
-        touched[ntype].append(checked)
-    for g in given:
-        for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-            for ntype, end in zip((etype[0], etype[2]), adj.coo(), strict=True):
-                touched[ntype].append(end)
-    node_ids = {ntype: by_first_occurrence(torch.cat(parts)) for ntype, parts in touched.items()}
-    places = {ntype: places_of(ids, totals[ntype]) for ntype, ids in node_ids.items()}
-    made = [_compacted(g, node_ids, places, copy_ndata, copy_edata) for g in given]
-    return made[0] if is_single else made
-
-
-def _compacted(
-    g: Graph, kept: dict[str, Tensor], places: dict[str, Tensor], copy_ndata: bool, copy_edata: bool
-) -> Graph:
-    counts = {ntype: int(kept[ntype].shape[0]) for ntype in g.ntypes}
-    relations = {}
-    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-        src, dst = adj.coo()
-        ends = places[etype[0]].index_select(0, src), places[etype[2]].index_select(0, dst)
-        relations[etype] = Adjacency(*ends, counts[etype[0]], counts[etype[2]], check=False)
-    new = Graph(counts, relations)
-    for ntype in g.ntypes:
-        if copy_ndata:
-            select_fields(g.nodes[ntype].data, new.nodes[ntype].data, kept[ntype])
-        new.nodes[ntype].data[NID] = kept[ntype]
-    for etype in g.canonical_etypes:
-        if copy_edata:
-            new.edges[etype].data.update(g.edges[etype].data)
-    return new
-
-
-def neighbor_matching(
-    graph: Graph, e_weights: Tensor | None = None, relabel_idx: bool = True
-) -> Tensor:
-    """Join nodes in pairs of neighbours, greedily: the step that coarsens a graph.
-
-    Nodes are visited in random order; one that is still alone is joined to a neighbour that is
-    still alone, the one over the heaviest edge, or any where there are no weights.
-
-    Args:
-        graph: Graph with one node type and one relation that has both directions of every edge.
-        e_weights: ``[num_edges]`` weights of at least 0.
-        relabel_idx: Whether pairs are numbered 0, 1, ... in the order of their nodes; if not, a
-            pair has the number of its lower node.
-
-    Returns:
-        ``[num_nodes]`` the pair of each node, of the graph's idtype.
-
-    Raises:
-        ValueError: the graph is typed.
-    """
-    if not graph.is_homogeneous:
-        raise GraphValueError("neighbor_matching takes a graph with one node type and one relation")
-    src, dst = graph.edges(order="eid")
-    order = torch.randperm(graph.num_edges())
-    if e_weights is not None:
-        order = order[e_weights.detach().cpu().reshape(-1)[order].argsort(descending=True)]
-    neighbors: list[list[int]] = [[] for _ in range(graph.num_nodes())]
-    ends = torch.stack([src, dst]).cpu()[:, order]
-    for node, other in zip(*ends.tolist(), strict=True):
-        neighbors[node].append(other)
-    pair = [-1] * graph.num_nodes()
-    for node in torch.randperm(graph.num_nodes()).tolist():
-        if pair[node] >= 0:
-            continue
-        free = (other for other in neighbors[node] if pair[other] < 0 and other != node)
-        other = next(free, node)
-        pair[node] = pair[other] = min(node, other)
-    made = torch.tensor(pair, dtype=graph.idtype, device=graph.device)
-    return torch.unique(made, return_inverse=True)[1].to(graph.idtype) if relabel_idx else made
 
 
 # ------------------------------------------------------------------ parts
@@ -527,22 +372,17 @@ def in_subgraph(
     Edges come node by node in the order given, each node's by ascending edge id.
 
     Args:
-        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types. A node that is given twice
             has its in-edges twice.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); by default all nodes stay.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown type, an id out of range, or a mask of another length.
         TypeError: Ids are not integers, or types are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = in_subgraph(graph(([0, 1, 2], [1, 2, 1])), [1])
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0, 2]), tensor([1, 1])), tensor([0, 2]))
@@ -587,21 +427,16 @@ def edge_subgraph(
     """The graph of some edges, in the order given.
 
     Args:
-        graph: Graph.
         edges: Ids or mask, per relation on a graph with several.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); if not, all nodes stay.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown relation, an id out of range, or a mask of another length.
         TypeError: Ids are not integers, or relations are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = edge_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2])
         >>> sub.edges(), sub.ndata[NID]
         ((tensor([0]), tensor([1])), tensor([2, 3]))
@@ -638,7 +473,6 @@ def node_subgraph(
     Edges come source by source in the order given, each source's by ascending edge id.
 
     Args:
-        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types. A node that is given
             several times is there several times, each time with its out-edges; edges into it end
             at the first. (DGL 1.1.3 gives the same, but where a node follows that was not given
@@ -646,17 +480,13 @@ def node_subgraph(
             nodes.)
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown type, an id out of range, or a mask of another length.
         TypeError: Ids are not integers, or types are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = node_subgraph(graph(([0, 1, 2], [1, 2, 0])), [2, 0])
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0]), tensor([1])), tensor([2]))
@@ -714,7 +544,7 @@ def _build(
             src = new_ids.index_select(0, src) if sources is None else sources[etype]
             dst = numbering[1][etype[2]].index_select(0, dst)
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
-    new = Graph(counts, relations)
+    new = _made(counts, relations)
     for etype, ids in eids.items():
         select_fields(g.edges[etype].data, new.edges[etype].data, ids)
         if store_ids:
@@ -743,16 +573,16 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
     }
 
 
-def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
-    """Ids of a user's ids or mask, in the graph's idtype."""
+def _ids_of(g: Graph, ids: Any, count: int, what: str, of: str) -> Tensor:
+    """Ids of a user's ids or mask, in the graph's idtype; see `check_ids`."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
         if ids.dim() != 1 or ids.shape[0] < count or bool(ids[count:].any()):
             raise GraphValueError(
-                f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
+                f"a mask of {of} must have {count} entries (got shape {tuple(ids.shape)})"
             )
         return ids.nonzero().squeeze(1).to(device=g.device, dtype=g.idtype)
-    checked = id_tensor(ids, many, g.idtype, g.device)
-    check_ids(checked, count, one, many)
+    checked = id_tensor(ids, of, g.idtype, g.device)
+    check_ids(checked, count, what, of)
     return checked
 
 
@@ -769,10 +599,7 @@ def add_nodes(
     """The graph with more nodes of a type, behind those that it has. Batch numbers are dropped.
 
     Args:
-        g: Graph.
-        num: How many.
         data: Feature -> ``[num, ...]`` values of the new nodes.
-        ntype: The node type, where there are several.
 
     Raises:
         ValueError: ``num`` is negative, the type is unknown, or values do not fit their feature.
@@ -795,18 +622,16 @@ def add_nodes(
 
 
 def add_edges(
-    g: Graph, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: Any = None
+    g: Graph, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: EType | None = None
 ) -> Graph:
     """The graph with more edges of a relation, behind those that it has.
 
     Nodes whose ids are past the last one are added. Batch numbers are dropped.
 
     Args:
-        g: Graph.
         u: Source ids; one, or as many as ``v``.
         v: Destination ids; one, or as many as ``u``.
         data: Feature -> ``[number of new edges, ...]``.
-        etype: The relation, where there are several.
 
     Raises:
         ValueError: lengths differ, an id is negative, the relation is unknown, or values do not
@@ -820,16 +645,8 @@ def add_edges(
     """
     check_plain(g, "add_edges")
     chosen = g.to_canonical_etype(etype)
-    src = id_tensor(u, "u", g.idtype, g.device)
-    dst = id_tensor(v, "v", g.idtype, g.device)
-    if src.shape != dst.shape:
-        if 1 not in (src.shape[0], dst.shape[0]):
-            raise GraphValueError(
-                f"u and v must have equal lengths, or one of them length 1 (got {src.shape[0]} and "
-                f"{dst.shape[0]})"
-            )
-        size = src.shape[0] if dst.shape[0] == 1 else dst.shape[0]
-        src, dst = src.expand(size), dst.expand(size)
+    ends = id_tensor(u, "u", g.idtype, g.device), id_tensor(v, "v", g.idtype, g.device)
+    src, dst = paired(*ends)
     least = dict.fromkeys(g.ntypes, 0)
     for name, ids, ntype in (("u", src, chosen[0]), ("v", dst, chosen[2])):
         if ids.numel() == 0:
@@ -846,13 +663,11 @@ def add_edges(
     return new
 
 
-def remove_edges(g: Graph, eids: Any, etype: Any = None, store_ids: bool = False) -> Graph:
+def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: bool = False) -> Graph:
     """The graph without some edges; the others keep their order. Batch numbers follow.
 
     Args:
-        g: Graph.
         eids: Edge ids, in any order, repeated or not; or relation -> edge ids.
-        etype: The relation, where there are several and ``eids`` is no dictionary.
         store_ids: Whether to store ids in ``g`` as ``edata[EID]``.
 
     Raises:
@@ -894,9 +709,7 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
     Without ids nothing changes.
 
     Args:
-        g: Graph.
         nids: Node ids, in any order, repeated or not; or node type -> ids.
-        ntype: The node type, where there are several and ``nids`` is no dictionary.
         store_ids: Whether to store ids in ``g`` as ``ndata[NID]`` and ``edata[EID]``.
 
     Raises:
@@ -956,7 +769,7 @@ def _grown(
         sizes = counts[etype[0]], counts[etype[2]]
         same = etype not in edges and sizes == (adj.num_src, adj.num_dst)
         relations[etype] = adj if same else Adjacency(src, dst, *sizes, check=False)
-    new = Graph(counts, relations)
+    new = _made(counts, relations)
     for (ntype, side, index), frame in _node_frames(g).items():
         num, data = nodes.get(ntype, (0, {}))
         frames_of(new)[side][index] = frame.extended(num, data)
@@ -1037,7 +850,6 @@ def to_homogeneous(
     ``edata[EID]`` hold each node's and edge's id within its type.
 
     Args:
-        g: Graph.
         ndata: Node features to concatenate over all types that have nodes, which must all have them
             in one row shape and dtype; None carries none over.
         edata: The same for edge features and relations.
@@ -1051,6 +863,7 @@ def to_homogeneous(
         ValueError: A type lacks a feature that was asked for, or has it in another form.
 
     Example:
+        >>> from graphshard.graph import heterograph
         >>> g = heterograph({('u', 'r', 'v'): ([0, 1], [0, 0])})
         >>> to_homogeneous(g).edges()
         (tensor([0, 1]), tensor([2, 2]))
@@ -1066,6 +879,8 @@ def to_homogeneous(
     ]
     num_edges = [g.num_edges(etype) for etype in g.canonical_etypes]
     pair = torch.cat([src for src, _ in ends]), torch.cat([dst for _, dst in ends])
+    from ._graph import graph
+
     new = graph(pair, num_nodes=sum(counts.values()))
     for name in ndata or ():
         columns = {f"nodes of type {t!r}": g.nodes[t].data.get(name) for t in g.ntypes}
@@ -1142,6 +957,7 @@ def to_heterogeneous(
             of ``metagraph``, or there are no edges and no ``metagraph``.
 
     Example:
+        >>> from graphshard.graph import heterograph
         >>> g = heterograph({('u', 'r', 'v'): ([0, 1], [0, 0])})
         >>> to_heterogeneous(to_homogeneous(g), g.ntypes, g.etypes).canonical_etypes
         [('u', 'r', 'v')]
@@ -1175,6 +991,8 @@ def to_heterogeneous(
         )
     counts = {name: int(ids.shape[0]) for name, ids in groups.items()}
     pairs = {etype: (local[src[ids]], local[dst[ids]]) for etype, ids in members.items()}
+    from ._graph import heterograph
+
     new = heterograph(pairs, num_nodes_dict=counts, idtype=g.idtype, device=g.device)
 
     nodes = {name: value for name, value in g.ndata.items() if name not in (ntype_field, NID)}
@@ -1235,12 +1053,15 @@ def _triple(key: int, ntypes: Sequence[str], etypes: Sequence[str]) -> Canonical
 # ------------------------------------------------------------------ shared
 
 
-def check_plain(g: Graph, name: str) -> None:
-    """Raise unless every node type of the graph is one set of nodes.
+def _made(counts: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacency]) -> Graph:
+    """A new graph; its class, which has functions of this file as methods, is imported late."""
+    from ._graph import Graph
 
-    Raises:
-        ValueError: ``g`` is a block, or a slice that merges node types.
-    """
+    return Graph(counts, relations)
+
+
+def check_plain(g: Graph, name: str) -> None:
+    """Raise unless every node type of the graph is one set of nodes."""
     if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
         kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
         raise GraphValueError(

@@ -6,9 +6,8 @@ edge, `edge_softmax` normalizes edge values, `attend` does all three for attenti
 draws edges at random, `IdTable` gives the nodes they reach consecutive ids, `copy_rows` collects
 their features, and `group_by_range` and `ungroup` sort what is asked of several owners.
 `group_equal`, `sum_groups` and `update_rows` are the step of an embedding's optimizer.
-`segment_reduce`, `segment_mm` and their kin work on groups of rows. All run in
-compiled kernels where those are installed and in plain torch where not; `reference` has the
-operators on edges in their simplest form.
+All run in compiled kernels where those are installed and in plain torch where not; `reference` has
+the operators on edges in their simplest form.
 """
 
 from .._base.kernels import empty, empty_like, extension_available, release_memory
@@ -17,7 +16,6 @@ from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention_rule import Attention, EdgeMask, edge_keys, random_seed
 from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows
-from ._segments import gather_mm, segment_mm, segment_reduce, segment_softmax
 from .attention import attend, head_products
 from .sampling import IdTable, copy_rows, draw_neighbors, group_by_range, ungroup
 from .spmm import (
@@ -49,7 +47,6 @@ __all__ = [
     "empty",
     "empty_like",
     "extension_available",
-    "gather_mm",
     "group_by_range",
     "group_equal",
     "gsddmm",
@@ -66,9 +63,6 @@ __all__ = [
     "random_seed",
     "reference",
     "release_memory",
-    "segment_mm",
-    "segment_reduce",
-    "segment_softmax",
     "sum_groups",
     "ungroup",
     "update_rows",

@@ -50,8 +50,6 @@ class Adjacency:
     Args:
         src: [num_edges] source of each edge, int32 or int64.
         dst: [num_edges] destination of each edge, same dtype and device.
-        num_src: Number of source nodes.
-        num_dst: Number of destination nodes.
         check: Look at every id; pass False only for arrays that are known to be right.
 
     Raises:
@@ -121,8 +119,6 @@ class Adjacency:
             indptr: [num_dst + 1] where the in-edges of each destination begin and end.
             indices: [num_edges] source of each edge.
             eids: [num_edges] id of each edge, a permutation; None where position is the id.
-            num_src: Number of source nodes.
-            num_dst: Number of destination nodes.
             check: Look at every number; pass False only for arrays that are known to be right.
 
         Raises:

@@ -87,10 +87,6 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     Only then may a kernel compute in its place. Not plain are a subclass (an adapter, a quantized
     or parametrized layer), a module with hooks (spectral or weight normalization are such) and one
     whose ``forward`` was replaced.
-
-    Args:
-        module: Any module.
-        kind: The class that it must be of.
     """
     return type(module) is kind and not is_hooked(module)
 

@@ -81,12 +81,7 @@ class EdgeMask:
         return _mixed(high ^ _mixed(low + 0x6A09E667)) + self.first_head * _HEAD_STEP & _MASK
 
     def multipliers(self, edges: Tensor, num_heads: int) -> Tensor:
-        """0 for entries that are dropped, else `kept`: float64 ``[len(edges), num_heads]``.
-
-        Args:
-            edges: Edge ids.
-            num_heads: Number of heads.
-        """
+        """0 for entries that are dropped, else `kept`: float64 ``[len(edges), num_heads]``."""
         _check.check_index_array("edges", edges)
         _check.check_count("num_heads", num_heads)
         if num_heads >= 2**31:
@@ -140,16 +135,11 @@ class Attention:
     the entry, else one over its keep probability. Made by `additive`, `joint` and `dot`.
 
     Args:
-        score: ``additive``, ``joint`` or ``dot``.
         values: ``[num_src, heads, dim]``.
         src: What scores read of sources; None for joint ones, which read ``values``.
         dst: What scores read of destinations.
         edge: What scores read of edges, or None.
-        vector: Of joint scores.
         factor: ``[num_edges, 1]`` or ``[num_edges, heads]``, or None.
-        slope: Of the leaky ReLU.
-        scale: Of dot products.
-        mask: Dropout of the weights, or None.
         bias: ``[heads, dim]``, added to the result; or None. See `finished`.
         relu: Whether the result is activated, last.
     """
@@ -186,10 +176,8 @@ class Attention:
             src: ``[num_src, heads]``.
             dst: ``[num_dst, heads]``.
             edge: ``[num_edges, heads]``, or None.
-            slope: Of the leaky ReLU below zero.
             factor: ``[num_edges]``, ``[num_edges, 1]`` or ``[num_edges, heads]``: multiplies the
                 weights.
-            mask: Dropout of the weights.
         """
         factor = _as_columns(factor)
         return cls("additive", values, src, dst, edge, None, factor, slope, 1.0, mask)
@@ -236,7 +224,6 @@ class Attention:
             src: ``[num_src, heads, score_dim]``: keys. May be ``values``.
             dst: ``[num_dst, heads, score_dim]``: queries.
             edge: ``[num_edges, heads]``, or None.
-            scale: Of the dot product.
         """
         factor = _as_columns(factor)
         return cls("dot", values, src, dst, edge, None, factor, 0.2, scale, mask)
@@ -275,22 +262,11 @@ class Attention:
         return replace(self, **changes)
 
     def finished(self, bias: Tensor | None, relu: bool) -> Attention:
-        """The same attention, followed by a bias and a ReLU: ``relu(out + bias)``.
-
-        Args:
-            bias: ``[heads, dim]``, or None.
-            relu: Whether there is a ReLU.
-        """
+        """The same attention, followed by a bias and a ReLU: ``relu(out + bias)``."""
         return replace(self, bias=bias, relu=relu)
 
     def scores_of(self, u: Tensor, v: Tensor, e: Tensor) -> Tensor:
-        """The scores of some edges, in the type of sums: ``[num, heads]``.
-
-        Args:
-            u: Their sources.
-            v: Their destinations.
-            e: Their ids.
-        """
+        """The scores of some edges, in the type of sums: ``[num, heads]``."""
         edge = None if self.edge is None else self._widened(self.edge, e)
         if self.score == "dot":
             assert self.src is not None

@@ -33,14 +33,9 @@ class UpdateRule:
                  w -= rate m / (sqrt(v) + eps)
 
     Args:
-        name: Which.
         rate: Learning rate, with what else the step is multiplied by.
         eps: Added to the root.
         betas: Decay of the moments.
-
-    Raises:
-        TypeError: A number is none.
-        ValueError: There is no such rule.
     """
 
     name: RuleName
@@ -135,10 +130,8 @@ def update_rows(
     """Change rows of some tables by gradients, those of a row added up in order.
 
     Args:
-        rule: How.
         changed: float32 ``[k, dim]``, on the CPU, as many as the rule has; changed in place.
         rows: int32 or int64 ``[m]``, ascending, each once, in [0, k).
-        tables: Gradients, as for `sum_groups`.
         order: int64 ``[n]``, numbers of gradients.
         starts: int64 ``[m + 1]``: the gradients of ``rows[i]`` are
             ``order[starts[i] : starts[i + 1]]``.

@@ -420,10 +420,9 @@ def gradients(
             surrogate = (weights * (g - delta.index_select(0, v))).sum()
         inputs = [t for t, w in zip(leaves, wanted, strict=True) if t is not None and w]
         shares = torch.autograd.grad(surrogate, inputs, allow_unused=True)
-        wanted_sums = [s for s in sums if s is not None]
-        for one, share in zip(wanted_sums, shares, strict=True):
+        for total_share, share in zip((s for s in sums if s is not None), shares, strict=True):
             if share is not None:
-                one += share
+                total_share += share
     assert len(sums) == len(OPERANDS)
     return sums
 
@@ -670,15 +669,15 @@ def _shared(
     num_rows = degree.shape[0]
     shares, totals = _shares(degree, which, weights, positive)
     few = _sums(positive.long(), which, num_rows) <= fanout
-    wanted, sums = torch.full_like(totals, fanout), totals
+    expected, sums = torch.full_like(totals, fanout), totals  # of the edges that are not certain
     while True:
-        certain = shares * wanted[which] > sums[which]
+        certain = shares * expected[which] > sums[which]
         now = fanout - _sums(certain.long(), which, num_rows)
-        now = torch.where(few, wanted, now)
-        if bool((now == wanted).all()):
+        now = torch.where(few, expected, now)
+        if bool((now == expected).all()):
             break
-        wanted, sums = now, totals - _sums(torch.where(certain, shares, 0), which, num_rows)
-    likely = numbers * sums[which].double() < (shares * wanted[which]).double()
+        expected, sums = now, totals - _sums(torch.where(certain, shares, 0), which, num_rows)
+    likely = numbers * sums[which].double() < (shares * expected[which]).double()
     return positive & (few[which] | likely)
 
 

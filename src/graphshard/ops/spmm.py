@@ -57,7 +57,6 @@ def gspmm(
     bfloat16 and float16 are summed in float32.
 
     Args:
-        adj: The edges, or a graph with one relation.
         op: ``add``, ``sub``, ``mul``, ``div``, ``copy_lhs`` or ``copy_rhs``.
         reduce: ``sum``, ``mean``, ``max`` or ``min``.
         lhs: [num_src, ...] source rows; not looked at by ``copy_rhs``.
@@ -92,16 +91,12 @@ def gspmm_add(
     """Add the sums of `gspmm` to ``out``, in place; no gradient.
 
     Destinations without edges are not touched. That is how a sum over many edges is made of sums
-    over some of them, without a tensor for each.
+    over some of them, without a tensor for each. Other arguments and errors are those of `gspmm`.
 
     Args:
         out: [num_dst, ...] of the shape and dtype that `gspmm` would return.
-        adj: The edges, or a graph with one relation.
-        lhs: [num_src, ...] source rows.
-        rhs: [num_edges, ...] edge rows.
 
     Raises:
-        TypeError: As in `gspmm`.
         ValueError: As in `gspmm`, and where ``out`` has another shape, dtype or device.
     """
     adj, lhs, rhs = _checked_messages("gspmm_add", adj, op, "sum", ("sum",), lhs, rhs)
@@ -136,21 +131,13 @@ def gspmm_arg(
     lhs: Tensor | None = None,
     rhs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`gspmm` for max and min, with the edge that each element came from; no gradient.
+    """`gspmm` for ``max`` or ``min``, with the edge that each element came from; no gradient.
 
-    Args:
-        adj: The edges, or a graph with one relation.
-        reduce: ``max`` or ``min``.
-        lhs: [num_src, ...] source rows.
-        rhs: [num_edges, ...] edge rows.
+    Arguments and errors are those of `gspmm`.
 
     Returns:
         ``(out, arg)``, both [num_dst, ...]: the extremum, and of ``adj.idtype`` the id of its edge,
         -1 where a destination has none.
-
-    Raises:
-        TypeError: As in `gspmm`.
-        ValueError: As in `gspmm`, and for sum and mean.
     """
     adj, lhs, rhs = _checked_messages("gspmm_arg", adj, op, reduce, ("max", "min"), lhs, rhs)
     out, arg = _compute_spmm(adj, op, reduce, lhs, rhs)
@@ -173,11 +160,8 @@ def gspmm_arg_backward(
     them, ``arg`` is -1.
 
     Args:
-        adj: The edges, or a graph with one relation.
         grad: [num_dst, ...] gradient of the result.
         arg: As ``grad``, of ``adj.idtype``: the ids of the edges of the maxima, -1 for none.
-        lhs: [num_src, ...] source rows.
-        rhs: [num_edges, ...] edge rows.
         wanted: Whether to compute the gradient of ``lhs``, and of ``rhs``.
 
     Returns:
@@ -265,7 +249,6 @@ def gsddmm(
     copies take values of any dtype. Differentiable in both operands, any number of times.
 
     Args:
-        adj: The edges, or a graph with one relation.
         op: ``add``, ``sub``, ``mul``, ``div``, ``dot``, ``copy_lhs`` or ``copy_rhs``.
         lhs: [num_src, ...], [num_dst, ...] or [num_edges, ...], as ``lhs_target`` says.
         rhs: Likewise for ``rhs_target``.
@@ -322,7 +305,6 @@ def edge_softmax(adj: Adjacency | HasAdjacency, logits: Any, norm_by: str = "dst
     each feature apart, computed without overflow. Differentiable any number of times.
 
     Args:
-        adj: The edges, or a graph with one relation.
         logits: [num_edges, ...] in edge id order. A graph with several relations takes relation ->
             values, which are normalized together, and gives that.
         norm_by: ``dst`` to normalize over edges with one destination, ``src`` with one source.
@@ -775,16 +757,9 @@ def _argmax_backward(
     Differentiable in ``grad`` and the operands.
 
     Args:
-        adj: The edges.
-        op: The operator that made the messages.
-        grad: [num_dst, ...] gradient of the result.
         arg: Ids of the edges that have the maximum, same shape; -1 for none.
         operands: Source rows and edge rows, each where ``op`` scales by it.
         shapes: Those of the source rows and the edge rows; None where ``op`` does not look at them.
-        wanted: Whether to compute the gradient of each.
-
-    Returns:
-        Gradients of the source rows and the edge rows, where wanted.
     """
     on_gpu = None
     if not torch.is_grad_enabled():  # the gradient will not be differentiated
@@ -1003,17 +978,7 @@ def _compute_argmax_backward(
     rows: tuple[Shape | None, Shape | None],
     wanted: tuple[bool, bool],
 ) -> tuple[Operand, Operand] | None:
-    """Gradients of max or min, given the argmax; None where no kernel can do it.
-
-    Args:
-        adj: The edges.
-        op: The operator that made the messages.
-        grad: [num_dst, ...] gradient of the result.
-        arg: Ids of the edges that have the maximum, same shape.
-        operands: Source rows and edge rows, each where ``op`` scales by it.
-        rows: Shape of a source row and of an edge row; None where ``op`` does not look at it.
-        wanted: Whether to compute the gradient of each operand.
-    """
+    """Gradients of max or min, given the argmax; None where no kernel can do it."""
     kernels = kernels_for(grad.device, grad.dtype)
     if kernels is None:
         return None

@@ -37,7 +37,8 @@ from ..fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvalu
 from ..fullbatch.topology import Shard, ShardStructure, narrow
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame, Graph, MessagePassingGraph
-from ..graph.message_passing import RelationData, edge_values, flattened, reduce_messages
+from ..graph.local_graph import flattened
+from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..graph.structure import Schema
 from ..ops import Adjacency, edge_softmax
 from ._pipeline import mapped

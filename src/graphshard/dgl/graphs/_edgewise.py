@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import GraphValueError
-from ...graph.message_passing import LocalGraph
+from ...graph.local_graph import LocalGraph
 from ...ops import gsddmm, gspmm
 
 

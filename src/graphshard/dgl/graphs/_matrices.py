@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import GraphValueError
 from ...graph.convert import require, to_scipy
-from ...graph.message_passing import LocalGraph
+from ...graph.local_graph import LocalGraph
 
 if TYPE_CHECKING:
     import networkx

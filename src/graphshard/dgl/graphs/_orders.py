@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import GraphValueError
-from ...graph.message_passing import LocalGraph
+from ...graph.local_graph import LocalGraph
 from ...graph.structure import id_tensor
 
 FORWARD, REVERSE, NONTREE = 0, 1, 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import DGLWarning, GraphValueError
 from ...graph import Graph, graph, remove_edges
-from ...graph import neighbor_matching as neighbor_matching
+from ._compaction import neighbor_matching as neighbor_matching
 
 _DISTANCES = ("euclidean", "cosine")
 

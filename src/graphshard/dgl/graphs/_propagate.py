@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...graph.message_passing import LocalGraph
+from ...graph.local_graph import LocalGraph
 from ._orders import bfs_nodes_generator, dfs_labeled_edges_generator, topological_nodes_generator
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import GraphValueError
-from ...graph.message_passing import LocalGraph
-from ...ops import segment_reduce, segment_softmax
+from ...graph.local_graph import LocalGraph
+from ._segments import segment_reduce, segment_softmax
 
 _OPS = ("sum", "mean", "max", "min")
 

@@ -13,7 +13,7 @@ from ... import function as fn
 from ...comm import all_reduce
 from ...fullbatch import GraphShardManager
 from ...graph import MessagePassingGraph, edge_softmax
-from ...graph.message_passing import LocalGraph
+from ...graph.local_graph import LocalGraph
 from ...nn.inputs import degree_scale, neighbour_message, prepare_edge_weight
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ...ops import is_plain

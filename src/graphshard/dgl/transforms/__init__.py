@@ -10,19 +10,18 @@ from ...graph.transforms import (
     add_nodes,
     add_reverse_edges,
     add_self_loop,
-    compact_graphs,
     remove_edges,
     remove_nodes,
     remove_self_loop,
     reverse,
     to_bidirected,
     to_simple,
-    to_simple_graph,
 )
 from . import functional
 from .functional import (
     adj_product_graph,
     adj_sum_graph,
+    compact_graphs,
     double_radius_node_labeling,
     khop_adj,
     khop_graph,
@@ -49,6 +48,7 @@ from .functional import (
     to_double,
     to_float,
     to_half,
+    to_simple_graph,
 )
 from .module import (
     GDC,

@@ -6,7 +6,6 @@ from ...graph import (
     add_nodes,
     add_reverse_edges,
     add_self_loop,
-    compact_graphs,
     remove_edges,
     remove_nodes,
     remove_self_loop,
@@ -14,8 +13,8 @@ from ...graph import (
     to_bidirected,
     to_block,
     to_simple,
-    to_simple_graph,
 )
+from ..graphs._compaction import compact_graphs, to_simple_graph
 from ..graphs._encodings import (
     double_radius_node_labeling,
     lap_pe,

@@ -6,18 +6,18 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, EType
 from ...errors import GraphTypeError, GraphValueError
 from .._block import Block, create_block
 from .._graph import Graph, graph, heterograph
-from ..message_passing import LocalGraph
+from ..local_graph import LocalGraph
 
 if TYPE_CHECKING:
     import networkx
@@ -32,12 +32,8 @@ def require(module: str, install: str, feature: str) -> ModuleType:
     not the caller's to read, so they are dropped.
 
     Args:
-        module: Dotted name of the module to import.
         install: What ``pip install`` takes, such as ``graphshard[pyg]``.
         feature: What the caller asked for, the subject of the error message.
-
-    Returns:
-        The module.
 
     Raises:
         ImportError: The package is missing or cannot be loaded.
@@ -114,7 +110,7 @@ def _rows(edge_index: Any, what: str) -> tuple[Tensor, Tensor]:
     return edge_index[0], edge_index[1]
 
 
-def _store(g: Graph, etype: Any, attributes: Any) -> None:
+def _store(g: Graph, etype: EType | None, attributes: Any) -> None:
     if attributes is None:
         return
     named = attributes if isinstance(attributes, Mapping) else {"edge_attr": attributes}
@@ -122,11 +118,10 @@ def _store(g: Graph, etype: Any, attributes: Any) -> None:
         g.edges[g.to_canonical_etype(etype)].data[name] = value.to(g.device)
 
 
-def to_edge_index(g: Graph, etype: Any = None) -> Tensor | dict[CanonicalEType, Tensor]:
+def to_edge_index(g: Graph, etype: EType | None = None) -> Tensor | dict[CanonicalEType, Tensor]:
     """[2, num_edges] int64 edges in edge id order.
 
     Args:
-        g: Graph.
         etype: The relation; None means the only one, or, of several, all.
 
     Returns:
@@ -137,7 +132,7 @@ def to_edge_index(g: Graph, etype: Any = None) -> Tensor | dict[CanonicalEType, 
     return _edge_index(g, etype)
 
 
-def _edge_index(g: Graph, etype: Any) -> Tensor:
+def _edge_index(g: Graph, etype: EType | None) -> Tensor:
     src, dst = g.edges(etype=etype, order="eid")
     return torch.stack([src, dst]).long()
 
@@ -160,9 +155,6 @@ def from_scipy(
         idtype: int32 or int64; None means int64.
         device: Where the graph is to live.
 
-    Returns:
-        The graph.
-
     Raises:
         ValueError: A matrix is not square where it must be, or two disagree on a number of nodes.
         TypeError: ``sp_mat`` is no sparse matrix.
@@ -174,8 +166,7 @@ def from_scipy(
     typed = isinstance(sp_mat, Mapping)
     matrices = sp_mat if typed else {DEFAULT_CANONICAL_ETYPE: sp_mat}
     counts: dict[str, int] = {}
-    pairs: dict[CanonicalEType, tuple[Tensor, Tensor]] = {}
-    values: dict[CanonicalEType, np.ndarray] = {}
+    edges: dict[CanonicalEType, Any] = {}
     for etype, matrix in matrices.items():
         if not hasattr(matrix, "tocoo"):
             raise GraphTypeError(
@@ -189,36 +180,30 @@ def from_scipy(
                     f"and one column per destination node (got shape {coo.shape}, but there are "
                     f"{counts[ntype]} nodes of type {ntype!r})"
                 )
-        pairs[etype] = _tensor(coo.row).long(), _tensor(coo.col).long()
-        values[etype] = coo.data
+        edges[etype] = coo
     if typed:
-        g = heterograph(pairs, num_nodes_dict=counts, idtype=idtype, device=device)
+        g = heterograph(edges, num_nodes_dict=counts, idtype=idtype, device=device)
     else:
-        pair = pairs[DEFAULT_CANONICAL_ETYPE]
-        g = graph(pair, num_nodes=counts[DEFAULT_NTYPE], idtype=idtype, device=device)
+        coo = edges[DEFAULT_CANONICAL_ETYPE]
+        g = graph(coo, num_nodes=counts[DEFAULT_NTYPE], idtype=idtype, device=device)
     if eweight_name is not None:
-        for etype, weights in values.items():
-            g.edges[etype].data[eweight_name] = _tensor(weights).to(g.device)
+        for etype, coo in edges.items():
+            # A copy: a matrix may be read-only, or change later.
+            weights = torch.from_numpy(np.array(coo.data))
+            g.edges[etype].data[eweight_name] = weights.to(g.device)
     return g
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A copy: a matrix may be read-only, or change later."""
-    return torch.from_numpy(np.array(array))
 
 
 def to_scipy(
     g: LocalGraph,
     eweight_name: str | None = None,
-    etype: Any = None,
+    etype: EType | None = None,
     fmt: str = "coo",
 ) -> scipy.sparse.spmatrix:
     """SciPy sparse matrix of one relation: an edge from node i to node j is entry (i, j).
 
     Args:
-        g: Graph, on CPU or not.
         eweight_name: Field of ``edata`` with one number per edge; None gives every edge a 1.
-        etype: The relation, where there are several.
         fmt: ``'coo'`` keeps every edge as its own entry, in edge id order; ``'csr'``, ``'csc'`` and
             the other formats of SciPy add parallel edges up.
 
@@ -261,7 +246,6 @@ def from_networkx(
     by node, unless they carry their ids.
 
     Args:
-        nx_graph: Any NetworkX graph.
         node_attrs: Node attributes to stack into ``ndata``; each must be a number or an array, and
             every node must have it. Python's reals become float64, as NetworkX holds them.
         edge_attrs: The same for edges; both directions of an undirected edge get its attributes.
@@ -269,9 +253,6 @@ def from_networkx(
             directed graph only.
         idtype: int32 or int64; None means int64.
         device: Where the graph is to live.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: An attribute is missing somewhere, or edge ids are not a numbering of the edges.
@@ -366,7 +347,6 @@ def to_networkx(
     has its relation as ``triples``.
 
     Args:
-        g: Graph.
         node_attrs: Node features to copy, a tensor per node; on a typed graph, from the types that
             have them.
         edge_attrs: The same for edge features.
@@ -412,9 +392,6 @@ def to_networkx(
     return out
 
 
-_PLAIN = [("_N", "_E", "_N")]
-
-
 def from_dgl(g: DGLGraph) -> Any:
     """Graph of a ``DGLGraph``, or `Block` of a ``DGLBlock``.
 
@@ -424,25 +401,9 @@ def from_dgl(g: DGLGraph) -> Any:
 
     Args:
         g: DGL graph; node and edge feature tensors are shared, not copied.
-
-    Returns:
-        The graph.
     """
-    edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
-    ours: Any
-    if g.is_block:
-        num_src = {ntype: g.num_src_nodes(ntype) for ntype in g.srctypes}
-        num_dst = {ntype: g.num_dst_nodes(ntype) for ntype in g.dsttypes}
-        ours = create_block(edges, num_src, num_dst, g.idtype, g.device)
-    elif list(edges) == _PLAIN:
-        ours = graph(edges[_PLAIN[0]], g.num_nodes(), g.idtype, g.device)
-    else:
-        num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-        ours = heterograph(edges, num_nodes, g.idtype, g.device)
-    _copy_fields(g, ours)
-    if not g.is_block and g.batch_size > 1:
-        _copy_batch(g, ours)
-    return ours
+    ours = SimpleNamespace(graph=graph, heterograph=heterograph, create_block=create_block)
+    return _rebuilt(g, ours)
 
 
 def to_dgl(g: Graph | Block) -> DGLGraph:
@@ -465,37 +426,35 @@ def to_dgl(g: Graph | Block) -> DGLGraph:
             "graphshard convert"
         )
     dgl = require("dgl", "graphshard[dgl]", "to_dgl")
+    theirs: DGLGraph = _rebuilt(g, dgl)
+    return theirs
+
+
+def _rebuilt(g: Any, library: Any) -> Any:
+    """A graph or block made anew by the functions of another library, which have DGL's names."""
     edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
     kind = {"idtype": g.idtype, "device": g.device}
     if g.is_block:
         num_src = {ntype: g.num_src_nodes(ntype) for ntype in g.srctypes}
         num_dst = {ntype: g.num_dst_nodes(ntype) for ntype in g.dsttypes}
-        theirs = dgl.create_block(edges, num_src, num_dst, **kind)
-    elif list(edges) == _PLAIN:
-        theirs = dgl.graph(edges[_PLAIN[0]], num_nodes=g.num_nodes(), **kind)
+        new = library.create_block(edges, num_src, num_dst, **kind)
+        sides = [("srcnodes", g.srctypes), ("dstnodes", g.dsttypes)]
     else:
-        num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-        theirs = dgl.heterograph(edges, num_nodes, **kind)
-    _copy_fields(g, theirs)
-    if not g.is_block and g.batch_size > 1:
-        _copy_batch(g, theirs)
-    return theirs
-
-
-def _copy_fields(source: Any, target: Any) -> None:
-    if source.is_block:
-        sides = [("srcnodes", source.srctypes), ("dstnodes", source.dsttypes)]
-    else:
-        sides = [("nodes", source.ntypes)]
+        if list(edges) == [DEFAULT_CANONICAL_ETYPE]:
+            pair = edges[DEFAULT_CANONICAL_ETYPE]
+            new = library.graph(pair, num_nodes=g.num_nodes(), **kind)
+        else:
+            num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+            new = library.heterograph(edges, num_nodes, **kind)
+        sides = [("nodes", g.ntypes)]
+        if g.batch_size > 1:
+            new.set_batch_num_nodes({t: g.batch_num_nodes(t) for t in g.ntypes})
+            new.set_batch_num_edges({t: g.batch_num_edges(t) for t in g.canonical_etypes})
     for view, ntypes in sides:
         for ntype in ntypes:
-            for name, value in dict(getattr(source, view)[ntype].data).items():
-                getattr(target, view)[ntype].data[name] = value
-    for etype in source.canonical_etypes:
-        for name, value in dict(source.edges[etype].data).items():
-            target.edges[etype].data[name] = value
-
-
-def _copy_batch(source: Any, target: Any) -> None:
-    target.set_batch_num_nodes({t: source.batch_num_nodes(t) for t in source.ntypes})
-    target.set_batch_num_edges({t: source.batch_num_edges(t) for t in source.canonical_etypes})
+            for name, value in dict(getattr(g, view)[ntype].data).items():
+                getattr(new, view)[ntype].data[name] = value
+    for etype in g.canonical_etypes:
+        for name, value in dict(g.edges[etype].data).items():
+            new.edges[etype].data[name] = value
+    return new

@@ -45,11 +45,9 @@ class EdgeTable:
     """The columns of one table that matter; none is encoded by a dictionary.
 
     Args:
-        path: The file or folder, for errors.
         reader: Name of the function that reads such a table, for errors.
         src: Name and values (a pyarrow ``ChunkedArray``) of the source column.
         dst: The same of the destination column.
-        fields: Values of each edge column.
     """
 
     path: Path
@@ -192,14 +190,14 @@ def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> Edge
     return _edge_table(path, "from_parquet", table, src, dst, fields)
 
 
-def _read_parquet(path: Path, wanted: list[str]) -> Any:
+def _read_parquet(path: Path, columns: list[str]) -> Any:
     import pyarrow
     from pyarrow import parquet
 
     _check_regular(path)
     try:
-        _check_header(path, parquet.read_schema(path).names, wanted)
-        table = parquet.read_table(path, columns=wanted, partitioning=None)
+        _check_header(path, parquet.read_schema(path).names, columns)
+        table = parquet.read_table(path, columns=columns, partitioning=None)
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "Parquet", error) from error
@@ -243,16 +241,16 @@ def _unreadable(path: Path, kind: str, error: Exception, advice: str = "") -> Va
 
 def _check_header(
     path: Path,
-    there: Sequence[str],
-    wanted: Sequence[str],
+    names: Sequence[str],
+    needed: Sequence[str],
     advice: Callable[[], str] = lambda: "",
 ) -> None:
-    for name in wanted:
-        if list(there).count(name) != 1:
-            problem = "twice" if name in there else "missing"
+    for name in needed:
+        if list(names).count(name) != 1:
+            problem = "twice" if name in names else "missing"
             cure = advice()
             raise ValueError(
-                f"{path}: column {name!r} is {problem}; the file has the columns {list(there)}"
+                f"{path}: column {name!r} is {problem}; the file has the columns {list(names)}"
                 f"{'; ' if cure else ''}{cure}"
             )
 
@@ -261,10 +259,10 @@ def _plain(table: Any) -> Any:
     """The same table with every column as it would be without a dictionary."""
     import pyarrow
 
-    for place, field in enumerate(table.schema):
+    for number, field in enumerate(table.schema):
         if pyarrow.types.is_dictionary(field.type):
-            column = table.column(place).cast(field.type.value_type)
-            table = table.set_column(place, field.name, column)
+            column = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, column)
     return table
 
 
@@ -289,7 +287,6 @@ def integer_ids(
     """[num_rows] int64 node ids of a column of integers.
 
     Args:
-        path: File of the column, for errors.
         column: Name and values; text means that some cell could not be read as an integer.
         num_nodes: Ids must be below this, where it is known.
         idtype: Ids must fit this dtype.
@@ -457,9 +454,6 @@ def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None)
     """[num_rows] or [num_rows, k] tensor of a column of numbers, or of lists of k numbers.
 
     Args:
-        path: File of the column, for errors.
-        name: Name of the column.
-        values: The column.
         dtype: dtype of real numbers; None keeps what the column has.
     """
     import pyarrow

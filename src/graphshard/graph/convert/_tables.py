@@ -96,8 +96,6 @@ def from_csv(
 
     Args:
         path: The file, or for a typed graph a file per relation.
-        src: Column of source nodes.
-        dst: Column of destination nodes.
         edge_columns: Columns of numbers or of true/false to keep in ``edata``; for a typed graph
             the same ones in every file, or a sequence per relation.
         delimiter: What separates cells, one character.
@@ -172,7 +170,7 @@ def from_parquet(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> Graph | tuple[Graph, NodeNames]:
-    """Graph of a Parquet edge list.
+    """Graph of a Parquet edge list; arguments, results and errors are those of `from_csv`.
 
     Columns keep their dtype, except that unsigned integers of 16 bits and more become signed. A
     column of lists of one length k becomes a [num_edges, k] field.
@@ -180,22 +178,6 @@ def from_parquet(
     Args:
         path: The file, or a folder of files that are read one after another in the order of their
             names; for a typed graph one per relation.
-        src: Column of source nodes.
-        dst: Column of destination nodes.
-        edge_columns: As in `from_csv`.
-        relabel: As in `from_csv`.
-        num_nodes: As in `from_csv`.
-        idtype: int32 or int64.
-        device: Where the graph is to live.
-
-    Returns:
-        As `from_csv`.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: A column is missing, or a cell is not what its column must hold.
-        TypeError: An argument is of the wrong kind.
-        ImportError: pyarrow is missing.
     """
 
     def read(file: Path, fields: list[str]) -> EdgeTable:
@@ -219,13 +201,9 @@ def to_csv(
     A file name that ends in ``.gz`` or the like is compressed.
 
     Args:
-        g: Graph.
         path: File to write, or for a graph with several relations a file for each.
-        src: Column to write sources to.
-        dst: Column to write destinations to.
         edge_columns: Fields of ``edata``, one number per edge, to write under their names; for a
             typed graph the same ones for every relation, or a sequence per relation.
-        delimiter: What separates cells, one character.
         names: Write these names instead of ids: what ``from_csv(..., relabel=True)`` returned.
 
     Raises:
@@ -254,15 +232,10 @@ def to_parquet(
     *,
     names: NodeNames | None = None,
 ) -> None:
-    """Write the edges of a graph as Parquet, one row per edge in edge id order.
+    """Write the edges of a graph as Parquet, one row per edge in edge id order; see `to_csv`.
 
     Args:
-        g: Graph.
-        path: File to write, or for a graph with several relations a file for each.
-        src: Column to write sources to.
-        dst: Column to write destinations to.
         edge_columns: As in `to_csv`; a field [num_edges, k] becomes a column of lists of length k.
-        names: As in `to_csv`.
 
     Raises:
         ValueError: Relations and files do not match, or a field has more than two dimensions.

@@ -63,9 +63,6 @@ class StoredRelation:
     """The edges of one relation in a file that is open.
 
     Args:
-        num_src: Number of sources.
-        num_dst: Number of destinations.
-        num_edges: Number of edges.
         arrays: By format that is there: sources and destinations of "coo"; pointer, indices and
             ids, or None where an edge is at its id, of "csr" and "csc".
     """
@@ -76,11 +73,7 @@ class StoredRelation:
     arrays: Mapping[str, tuple[StoredTensor, StoredTensor, StoredTensor | None]]
 
     def adjacency(self) -> Adjacency:
-        """The edges, checked; from the format that costs least to make the others from.
-
-        Raises:
-            DamagedFileError: An id is out of range, or a pointer is none.
-        """
+        """The edges, checked; from the format that costs least to make the others from."""
         try:
             if "coo" in self.arrays:
                 src, dst, _ = self.arrays["coo"]
@@ -100,16 +93,7 @@ class StoredRelation:
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """A graph in a file that is open.
-
-    Args:
-        ntypes: Node types.
-        canonical_etypes: Relations.
-        num_nodes: By node type.
-        relations: By relation.
-        ndata: By node type, the features.
-        edata: By relation, the features.
-    """
+    """A graph in a file that is open."""
 
     ntypes: list[str]
     canonical_etypes: list[CanonicalEType]
@@ -119,11 +103,7 @@ class StoredGraph:
     edata: list[dict[str, StoredTensor]]
 
     def load(self) -> Graph:
-        """The graph, whole in memory.
-
-        Raises:
-            DamagedFileError: The edges contradict each other.
-        """
+        """The graph, whole in memory."""
         adjacencies = [relation.adjacency() for relation in self.relations]
         try:
             graph = Graph(
@@ -140,11 +120,7 @@ class StoredGraph:
 
 
 def read_graph(reader: BinaryReader) -> StoredGraph:
-    """Walk through one graph and note where its tensors are.
-
-    Raises:
-        DamagedFileError: It contradicts itself or the size of the file.
-    """
+    """Walk through one graph and note where its tensors are."""
     reader.magic(_GRAPH, "a graph")
     ends = _read_types(reader)
     relations = reader.listing("relations", 24, lambda: _read_relation(reader))
@@ -161,24 +137,17 @@ def read_graph(reader: BinaryReader) -> StoredGraph:
         (ntypes[src], name, ntypes[dst]) for (src, dst), name in zip(ends[1], names, strict=True)
     ]
     _check_names(ntypes, etypes)
-    for place, (src, dst) in enumerate(ends[1]):
-        relation = relations[place]
+    for etype, relation, fields, (src, dst) in zip(etypes, relations, edata, ends[1], strict=True):
         if (relation.num_src, relation.num_dst) != (num_nodes[src], num_nodes[dst]):
-            raise DamagedFileError(f"the edges of {etypes[place]} are between other nodes")
-        _check_rows(edata[place], relation.num_edges, f"edges of {etypes[place]}")
+            raise DamagedFileError(f"the edges of {etype} are between other nodes")
+        _check_rows(fields, relation.num_edges, f"edges of {etype}")
     for ntype, count, fields in zip(ntypes, num_nodes, ndata, strict=True):
         _check_rows(fields, count, f"nodes of type {ntype!r}")
     return StoredGraph(ntypes, etypes, num_nodes, relations, ndata, edata)
 
 
 def write_graph(writer: BinaryWriter, graph: Graph, formats: Sequence[str]) -> None:
-    """Write one graph.
-
-    Args:
-        writer: Of the file.
-        graph: The graph.
-        formats: Those of `FORMATS` to store.
-    """
+    """Write one graph."""
     ntypes, etypes = graph.ntypes, graph.canonical_etypes
     numbers = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     order = sorted(range(len(etypes)), key=lambda number: numbers[number][0])
@@ -256,8 +225,8 @@ def _read_types(reader: BinaryReader) -> tuple[int, list[tuple[int, int]]]:
         raise DamagedFileError("a structure of types has a number that is none")
     ends = [(0, 0)] * len(indices)
     for row, (start, stop) in enumerate(zip(indptr[:-1], indptr[1:], strict=True)):
-        for place in range(start, stop):
-            ends[ids[place]] = (row, indices[place])
+        for position in range(start, stop):
+            ends[ids[position]] = (row, indices[position])
     return num_rows, ends
 
 
@@ -292,7 +261,7 @@ def _read_relation(reader: BinaryReader) -> StoredRelation:
 
 
 def _check_lengths(expected: int, *lists: Sequence[object], what: str) -> None:
-    if any(len(one) != expected for one in lists):
+    if any(len(entries) != expected for entries in lists):
         raise DamagedFileError(f"its lists of {what} have {expected} and {[*map(len, lists)]}")
 
 
@@ -441,7 +410,6 @@ def load_graphs(
     """Read graphs from a file that ``save_graphs``, DGL's or ours, wrote; without DGL.
 
     Args:
-        filename: The file.
         idx_list: Which graphs; by default all.
 
     Returns:
@@ -467,18 +435,7 @@ def load_graphs(
 
 
 def load_labels(filename: str | os.PathLike[str]) -> TensorDict:
-    """Read the labels alone of a file of graphs.
-
-    Args:
-        filename: The file.
-
-    Returns:
-        Name to tensor.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: As for `load_graphs`.
-    """
+    """Read the labels alone of a file of graphs."""
     with reading(filename) as reader:
         return {name: stored.read() for name, stored in open_graphs(reader)[0].items()}
 

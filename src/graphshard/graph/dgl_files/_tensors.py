@@ -61,11 +61,7 @@ _Listed = TypeVar("_Listed")
 
 
 def dgl_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype under which DGL's files hold one; a bool is a byte there.
-
-    Raises:
-        TypeError: They cannot hold it.
-    """
+    """The dtype under which DGL's files hold one; a bool is a byte there."""
     if dtype == torch.bool:
         return torch.uint8
     if dtype not in _CODES:
@@ -78,13 +74,7 @@ def dgl_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[BinaryReader]:
-    """Open one of DGL's files; what is wrong with it is a ValueError that names it.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        OSError: The system refuses to read it.
-        ValueError: It is no regular file, or not what is expected of it.
-    """
+    """Open one of DGL's files; what is wrong with it is a ValueError that names it."""
     path = Path(path)
     try:
         opened = open_regular(path)
@@ -107,14 +97,7 @@ class DamagedFileError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file that is open.
-
-    Args:
-        reader: Of the file.
-        dtype: Of the tensor.
-        shape: Of the tensor.
-        place: Where its data begin.
-    """
+    """A tensor in a file that is open."""
 
     reader: BinaryReader
     dtype: torch.dtype
@@ -151,13 +134,7 @@ class StoredTensor:
 
 
 class BinaryReader:
-    """Reads one file from its beginning to its end.
-
-    Args:
-        path: The file.
-        file: The same, open.
-        size: Its bytes.
-    """
+    """Reads one file from its beginning to its end."""
 
     def __init__(self, path: Path, file: IO[bytes], size: int) -> None:
         self.path, self.size, self.place = path, size, 0
@@ -274,11 +251,7 @@ class BinaryReader:
 
 
 class BinaryWriter:
-    """Writes one file from its beginning to its end.
-
-    Args:
-        file: A new file, open for writing.
-    """
+    """Writes one file from its beginning to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -335,12 +308,7 @@ class BinaryWriter:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryWriter]:
-    """Write a file: under another name until it is whole, so that half of one is never found.
-
-    Raises:
-        OSError: It cannot be written, such as on a full disk; names it.
-        ValueError: It is a folder.
-    """
+    """Write a file: under another name until it is whole, so that half of one is never found."""
     check_path(path)
     final = Path(path)
     if final.is_dir():
@@ -397,7 +365,6 @@ def load_tensors(filename: str | os.PathLike[str], return_dgl_ndarray: bool = Fa
     """Read a file that ``save_tensors``, DGL's or ours, wrote; without DGL.
 
     Args:
-        filename: The file.
         return_dgl_ndarray: Must be false: there are no DGL arrays without DGL.
 
     Returns:
@@ -427,12 +394,7 @@ def open_tensors(reader: BinaryReader) -> dict[str, StoredTensor]:
 
 
 def write_tensor_file(filename: str | os.PathLike[str], tensors: TensorPieces) -> None:
-    """Write tensors whose rows come in pieces.
-
-    Args:
-        filename: The file.
-        tensors: Name to dtype, shape, and the rows in order.
-    """
+    """Write tensors whose rows come in pieces."""
     with new_file(filename) as writer:
         writer.u64(TENSORS, len(tensors), len(tensors))
         for name, (dtype, shape, pieces) in tensors.items():
@@ -441,12 +403,7 @@ def write_tensor_file(filename: str | os.PathLike[str], tensors: TensorPieces) -
 
 
 def check_tensors(tensors: object, what: str) -> None:
-    """Raise unless they are named tensors that DGL's files can hold.
-
-    Raises:
-        TypeError: They are not.
-        ValueError: UTF-8 cannot hold a name.
-    """
+    """Raise unless they are named tensors that DGL's files can hold."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} must be a dict of tensors (got {type(tensors).__name__})")
     for name, tensor in tensors.items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DGL's message passing protocol, and its implementation for edges in this process."""
+"""DGL's message passing protocol, and one relation's part in it where its edges are local."""
 
-from ._local import LocalGraph, check_relations, edge_frame, flattened, parts_to_send
 from ._protocol import (
     AggregationStep,
+    ApplyFunction,
     MessagePassingGraph,
     Steps,
     attend,
@@ -13,4 +13,4 @@ from ._protocol import (
     run_steps,
     run_together,
 )
-from ._relation import EdgeBatch, NodeBatch, RelationData, edge_values, reduce_messages
+from ._relation import EdgeBatch, NodeBatch, RelationData, edge_values, reduce_messages, run_apply

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ..._base.typing import CanonicalEType, NormBy
+from ..._base.typing import CanonicalEType, EType, NormBy
 from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ...function import MessageFunction, ReduceFunction, as_message, as_reduce
 from ...ops import Adjacency, Attention
@@ -54,13 +54,7 @@ ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class AggregationStep:
-    """An ``update_all`` that a layer asks for, and waits for.
-
-    Args:
-        graph: A graph of one relation.
-        message: The message function.
-        reduce: The reduce function.
-    """
+    """An ``update_all`` that a layer asks for, and waits for."""
 
     graph: MessagePassingGraph
     message: Any
@@ -75,8 +69,8 @@ def run_steps(steps: Steps[ResultT]) -> ResultT:
     """The result of a layer whose aggregations run one by one."""
 
     def update(asked: Sequence[AggregationStep]) -> None:
-        for one in asked:
-            one.graph.update_all(one.message, one.reduce)
+        for step in asked:
+            step.graph.update_all(step.message, step.reduce)
 
     return run_together([steps], update)[0]
 
@@ -110,7 +104,11 @@ def run_together(
 
 
 class MessagePassingGraph:
-    """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks."""
+    """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks.
+
+    An argument ``ntype`` names a node type, ``etype`` a relation, by its name or its triple; None
+    stands for the only one. What else None means, a method says.
+    """
 
     _schema: Schema
     _src_frames: list[Frame]
@@ -136,13 +134,8 @@ class MessagePassingGraph:
         """Set what the protocol reads.
 
         Args:
-            schema: The types.
-            src_frames: One frame per source type.
             dst_frames: One per destination type; the same list object as ``src_frames`` where
                 the two sides are one set of nodes.
-            edge_frames: One per relation.
-            is_block: What ``is_block`` answers.
-            device: Where all frames live.
             idtype: dtype of ids that the graph returns.
         """
         assert len(src_frames) == len(schema.srctypes)
@@ -163,7 +156,6 @@ class MessagePassingGraph:
         """Messages and reduction over one relation.
 
         Args:
-            relation: Index into ``canonical_etypes``.
             message_func: A `MessageFunction`, or a user-defined callable.
             reduce_func: A `ReduceFunction`, or a user-defined callable.
 
@@ -202,27 +194,23 @@ class MessagePassingGraph:
         """Attention in one go: ``[num_dst, heads, dim]``, or None where there is no such kernel."""
         return None
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         """Whether some destination has no in-edge; with no ``etype``, in any relation."""
         self._unsupported("any_zero_in_degree")
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         """Whether there is an edge; with no ``etype``, in any relation."""
         self._unsupported("has_edges")
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of destination nodes.
-
-        Args:
-            v: A node id, several, or all.
-            etype: The relation, where there are several.
 
         Returns:
             A number for a number, else a tensor of the graph's idtype.
         """
         self._unsupported("in_degrees")
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         self._unsupported("out_degrees")
 
@@ -243,12 +231,9 @@ class MessagePassingGraph:
         Args:
             calls: Run in order. A call may return its forward as a generator that yields each
                 `AggregationStep`; a subclass may let those of several calls share what they fetch.
-
-        Returns:
-            Their results, in order.
         """
         results = (call() for call in calls)
-        return [run_steps(one) if isinstance(one, Generator) else one for one in results]
+        return [run_steps(r) if isinstance(r, Generator) else r for r in results]
 
     def _update_some(
         self,
@@ -257,7 +242,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None,
-        etype: Any,
+        etype: EType | None,
     ) -> None:
         """What ``send_and_recv``, ``pull`` and ``push`` do; ``caller`` is which of them."""
         every = "edges" if caller == "send_and_recv" else "nodes"
@@ -275,13 +260,12 @@ class MessagePassingGraph:
         """Checked ids of edges given by ids or by a pair of end points."""
         self._unsupported("naming single edges", "use all edges")
 
-    def all_edges(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
+    def all_edges(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """End points or ids of all edges of a relation.
 
         Args:
             form: ``"uv"`` for (sources, destinations), ``"eid"`` for ids, ``"all"`` for all three.
             order: ``"eid"`` (or None) by edge id, ``"srcdst"`` by source, then destination.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: unknown form or order.
@@ -330,7 +314,7 @@ class MessagePassingGraph:
         """Whether sources and destinations are separate sets of nodes."""
         return self._schema.split
 
-    def to_canonical_etype(self, etype: Any) -> CanonicalEType:
+    def to_canonical_etype(self, etype: EType | None) -> CanonicalEType:
         """The triple of a relation given by name or triple (or None, where there is only one).
 
         Raises:
@@ -338,7 +322,7 @@ class MessagePassingGraph:
         """
         return self._schema.canonical_etypes[self._schema.relation(etype)]
 
-    def get_etype_id(self, etype: Any) -> int:
+    def get_etype_id(self, etype: EType | None) -> int:
         """Index of a relation in ``canonical_etypes``."""
         return self._schema.relation(etype)
 
@@ -368,7 +352,7 @@ class MessagePassingGraph:
             return sum(frame.num_rows for frame in self._dst_frames)
         return self._dst_frames[self._schema.dst_id(ntype)].num_rows
 
-    def num_edges(self, etype: Any = None) -> int:
+    def num_edges(self, etype: EType | None = None) -> int:
         """Number of edges of a relation, or of all relations together."""
         if etype is None:
             return sum(frame.num_rows for frame in self._edge_frames)
@@ -447,7 +431,7 @@ class MessagePassingGraph:
         side, index = self._schema.node_id(ntype)
         return self._frames(side)[index].schemes
 
-    def edge_attr_schemes(self, etype: Any = None) -> dict[str, Scheme]:
+    def edge_attr_schemes(self, etype: EType | None = None) -> dict[str, Scheme]:
         """Row shape and dtype of each feature of a relation."""
         return self._edge_frames[self._schema.relation(etype)].schemes
 
@@ -507,13 +491,12 @@ class MessagePassingGraph:
             initializer: Called as ``initializer(shape, dtype, device, slice of ids)``; returns a
                 tensor of that shape. `graphshard.dgl.init.zero_initializer` is the default.
             field: The feature; None for every feature without an initializer of its own.
-            ntype: The node type, where there are several.
         """
         side, index = self._schema.node_id(ntype)
         _add_initializer(self._frames(side)[index], initializer, field)
 
     def set_e_initializer(
-        self, initializer: Initializer, field: str | None = None, etype: Any = None
+        self, initializer: Initializer, field: str | None = None, etype: EType | None = None
     ) -> None:
         """Say what new rows of an edge feature are; the counterpart of `set_n_initializer`."""
         _add_initializer(self._edge_frames[self._schema.relation(etype)], initializer, field)
@@ -568,7 +551,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along all edges, reduce them, and store the result on destinations.
 
@@ -600,7 +583,7 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along some edges, reduce and store them where they arrive.
 
@@ -608,7 +591,6 @@ class MessagePassingGraph:
 
         Args:
             edges: Edge ids, or a pair (source ids, destination ids).
-            etype: The relation, where there are several.
         """
         self._update_some("send_and_recv", edges, message_func, reduce_func, apply_node_func, etype)
 
@@ -618,16 +600,12 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Receive messages along all in-edges of some nodes; nodes without any get 0.
 
         The functions are those of `update_all`. Where none of the nodes has an in-edge and the
         reduce function is user-defined, nothing is reduced: the apply function alone is called.
-
-        Args:
-            v: Destination node ids.
-            etype: The relation, where there are several.
         """
         self._update_some("pull", v, message_func, reduce_func, apply_node_func, etype)
 
@@ -637,15 +615,11 @@ class MessagePassingGraph:
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> None:
         """Send messages along all out-edges of some nodes; the nodes they reach are updated.
 
         The functions are those of `update_all`.
-
-        Args:
-            u: Source node ids.
-            etype: The relation, where there are several.
         """
         self._update_some("push", u, message_func, reduce_func, apply_node_func, etype)
 
@@ -746,13 +720,7 @@ class MessagePassingGraph:
         return run_apply(func, OverlayView(result, frame), nodes, self._schema.dsttypes[index])
 
     def apply_nodes(self, func: ApplyFunction, v: Any = ALL, ntype: str | None = None) -> None:
-        """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes.
-
-        Args:
-            func: From `NodeBatch` to a dictionary of fields.
-            v: Node ids, or all.
-            ntype: The node type, where there are several.
-        """
+        """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes."""
         side, index = self._schema.node_id(ntype)
         frame = self._frames(side)[index]
         name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
@@ -763,7 +731,7 @@ class MessagePassingGraph:
         rows = self._node_ids(v, side, index)
         frame._set_all(run_apply(func, frame.rows(rows), rows, name), "node", rows)
 
-    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: EType | None = None) -> None:
         """Set edge fields to what ``func`` gives for each edge.
 
         Args:
@@ -845,14 +813,6 @@ def _cross_reduce(
     A relation that does not hold a field takes no part in it. A relation in which a node has no
     in-edge gave it 0; where maxima (or minima) are compared with maxima or minima that 0 is not a
     message, and is passed over.
-
-    Args:
-        parts: One per relation, in the order given by the caller.
-        reducer: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"stack"``, or a callable.
-        in_degrees: In-degrees of a relation's destinations.
-
-    Raises:
-        ValueError: unknown reducer.
     """
     if not callable(reducer) and reducer not in ("sum", "mean", "max", "min", "stack"):
         raise GraphValueError(
@@ -890,27 +850,17 @@ def _extreme(
     in_degrees: Callable[[int], Tensor],
 ) -> Tensor:
     """Maximum or minimum over relations; where no relation holds a message the result is 0."""
-    missing: list[Tensor | None] = []
+    worst = _limit(values[0].dtype, lowest=reducer == "max")
+    filled, masks = [], []
     for (relation, op, _), value in zip(parts, values, strict=True):
         if op in ("max", "min"):
-            empty = in_degrees(relation) == 0
-            missing.append(empty.view(-1, *[1] * (value.dim() - 1)))
-        else:
-            missing.append(None)
-    worst = _limit(values[0].dtype, lowest=reducer == "max")
-    filled = [
-        value if mask is None else value.masked_fill(mask, worst)
-        for value, mask in zip(values, missing, strict=True)
-    ]
+            is_empty = in_degrees(relation) == 0
+            masks.append(is_empty.view(-1, *[1] * (value.dim() - 1)))
+            value = value.masked_fill(masks[-1], worst)
+        filled.append(value)
     stacked = torch.stack(filled, 0)
     best = (stacked.max(0) if reducer == "max" else stacked.min(0)).values
-    masks = [mask for mask in missing if mask is not None]
-    if len(masks) < len(values):
-        return best
-    nowhere = masks[0]
-    for mask in masks[1:]:
-        nowhere = nowhere & mask
-    return best.masked_fill(nowhere, 0)
+    return best if len(masks) < len(values) else best.masked_fill(torch.stack(masks).all(0), 0)
 
 
 def _limit(dtype: torch.dtype, lowest: bool) -> float | int:
@@ -940,7 +890,6 @@ def edge_softmax(
     .. math:: a_{uv} = \frac{\exp(z_{uv})}{\sum_{w \in N(v)} \exp(z_{wv})}
 
     Args:
-        graph: Any graph of the protocol.
         logits: ``[num_edges, ...]`` values of the only relation; or relation -> values, and then
             edges of all given relations that share a node are normalised together.
         eids: Edge ids that ``logits`` is about; other edges do not exist for the softmax. All by

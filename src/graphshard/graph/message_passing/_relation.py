@@ -31,8 +31,6 @@ class RelationData:
     """One relation and the features that its edges can see.
 
     Attributes:
-        adj: The edges.
-        etype: Their relation.
         src: Source features, each ``[adj.num_src, ...]``.
         dst: Destination features, each ``[adj.num_dst, ...]``.
         edge: Edge features, each ``[adj.num_edges, ...]``, in edge-id order.
@@ -66,16 +64,8 @@ class RelationData:
 def edge_values(data: RelationData, func: Any) -> dict[str, Any]:
     """New edge fields: what ``func`` gives for each edge.
 
-    Args:
-        data: The relation.
-        func: A `MessageFunction`, or a callable from `EdgeBatch` to a dictionary.
-
     Returns:
         Fields of ``num_edges`` rows, in edge-id order.
-
-    Raises:
-        KeyError: a field is missing.
-        TypeError: a user-defined function returns no dictionary.
     """
     adj = data.adj
     if not isinstance(func, MessageFunction):
@@ -101,17 +91,8 @@ def edge_values(data: RelationData, func: Any) -> dict[str, Any]:
 def reduce_messages(data: RelationData, message: Any, reduce: Any) -> dict[str, Any]:
     """New destination fields: messages along all edges, reduced where they meet.
 
-    Args:
-        data: The relation.
-        message: A `MessageFunction`, or a callable from `EdgeBatch` to a dictionary.
-        reduce: A `ReduceFunction`, or a callable from `NodeBatch` to a dictionary.
-
     Returns:
         Fields of ``num_dst`` rows; 0 where a destination has no in-edge.
-
-    Raises:
-        KeyError: a field, or the message that ``reduce`` reads, is missing.
-        TypeError: a user-defined function returns no dictionary.
     """
     if isinstance(reduce, ReduceFunction):
         if isinstance(message, MessageFunction):
@@ -158,55 +139,23 @@ def _fused(data: RelationData, message: MessageFunction, reduce_op: str) -> Tens
     return None
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EdgeBatch:
     """What a user-defined message function is given.
 
-    Args:
+    Attributes:
         src: Features of the source nodes, one row per edge of the batch.
         dst: Features of the destination nodes, one row per edge of the batch.
         data: Features of the edges.
-        ids: Returns (source ids, destination ids, edge ids), each ``[batch]``.
-        num_edges: Edges in the batch.
         canonical_etype: Their relation.
     """
 
-    __slots__ = ("_src", "_dst", "_data", "_ids", "_num_edges", "_canonical_etype")
-
-    def __init__(
-        self,
-        src: Mapping[str, Any],
-        dst: Mapping[str, Any],
-        data: Mapping[str, Any],
-        ids: Callable[[], tuple[Tensor, Tensor, Tensor]],
-        num_edges: int,
-        canonical_etype: CanonicalEType,
-    ) -> None:
-        self._src = src
-        self._dst = dst
-        self._data = data
-        self._ids = ids
-        self._num_edges = num_edges
-        self._canonical_etype = canonical_etype
-
-    @property
-    def src(self) -> Mapping[str, Any]:
-        """Features of each edge's source node."""
-        return self._src
-
-    @property
-    def dst(self) -> Mapping[str, Any]:
-        """Features of each edge's destination node."""
-        return self._dst
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """Features of the edges."""
-        return self._data
-
-    @property
-    def canonical_etype(self) -> CanonicalEType:
-        """The relation of the edges."""
-        return self._canonical_etype
+    src: Mapping[str, Any]
+    dst: Mapping[str, Any]
+    data: Mapping[str, Any]
+    _ids: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    _num_edges: int
+    canonical_etype: CanonicalEType
 
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
         """(source ids, destination ids, edge ids), each ``[batch]``."""
@@ -220,34 +169,19 @@ class EdgeBatch:
         return self._num_edges
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NodeBatch:
     """What a user-defined reduce or apply function is given.
 
-    Args:
+    Attributes:
         data: Features of the nodes, one row per node of the batch.
-        mailbox: Messages, each ``[batch, degree, ...]``; None for an apply function.
-        nodes: ``[batch]`` node ids.
         ntype: Their type.
     """
 
-    __slots__ = ("_data", "_mailbox", "_nodes", "_ntype")
-
-    def __init__(
-        self,
-        data: Mapping[str, Any],
-        mailbox: Mapping[str, Any] | None,
-        nodes: Tensor,
-        ntype: str,
-    ) -> None:
-        self._data = data
-        self._mailbox = mailbox
-        self._nodes = nodes
-        self._ntype = ntype
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """Features of the nodes."""
-        return self._data
+    data: Mapping[str, Any]
+    _mailbox: Mapping[str, Any] | None
+    _nodes: Tensor
+    ntype: str
 
     @property
     def mailbox(self) -> Mapping[str, Any]:
@@ -262,11 +196,6 @@ class NodeBatch:
                 "in the reduce function and read its result from nodes.data"
             )
         return self._mailbox
-
-    @property
-    def ntype(self) -> str:
-        """The type of the nodes."""
-        return self._ntype
 
     def nodes(self) -> Tensor:
         """``[batch]`` node ids."""
@@ -312,12 +241,8 @@ def run_reduce(
     an empty mailbox of degree 1, to learn names, shapes and dtypes.
 
     Args:
-        func: Takes a `NodeBatch`, returns a dictionary of tensors with a row per node.
-        adj: The relation.
         messages: Each ``[num_edges, ...]`` in edge-id order.
-        data: Features of the destinations, each ``[num_dst, ...]``.
         nodes: ``[num_dst]`` ids that the batches report.
-        ntype: The destinations' type.
     """
     indptr, _, eids = adj.csc()
     degrees = indptr.diff()

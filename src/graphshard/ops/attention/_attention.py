@@ -38,10 +38,6 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     Sums are in float32 for bfloat16 and float16. Gradients of gradients are taken by way of
     `reference.attend`, which makes a number per edge and head.
 
-    Args:
-        adj: The edges, or a graph with one relation.
-        attention: Operands, score and mask; see `Attention`.
-
     Returns:
         ``[num_dst, heads, dim]``, 0 for a destination without in-edges.
 
@@ -283,18 +279,20 @@ class _HeadProducts(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rows, first, second = ctx.saved_tensors
-        passed, one, two = grads
+        passed, *of_products = grads
         dtype = wide(rows.dtype)
-        if one is None and two is None:
+        if all(grad is None for grad in of_products):
             return passed, None, None
-        one = rows.new_zeros(rows.shape[:2], dtype=dtype) if one is None else one
-        two = rows.new_zeros(rows.shape[:2], dtype=dtype) if two is None else two
+        by_first, by_second = (
+            rows.new_zeros(rows.shape[:2], dtype=dtype) if grad is None else grad
+            for grad in of_products
+        )
         if torch.is_grad_enabled():  # the gradient may be differentiated
-            one, two = one.unsqueeze(-1), two.unsqueeze(-1)
+            by_first, by_second = by_first.unsqueeze(-1), by_second.unsqueeze(-1)
             values = rows.to(dtype)
-            total = one * first + two * second
+            total = by_first * first + by_second * second
             rows_grad = (total if passed is None else passed + total).to(rows.dtype)
-            return rows_grad, (one * values).sum(0), (two * values).sum(0)
+            return rows_grad, (by_first * values).sum(0), (by_second * values).sum(0)
         kernels = kernels_for(rows.device, rows.dtype)
         assert kernels is not None
         rows_grad = empty(rows.shape, rows.dtype)
@@ -303,8 +301,8 @@ class _HeadProducts(Function):
             flat_rows(rows),
             _stacked(first, second, dtype),
             flat_rows(passed),
-            flat_rows(one),
-            flat_rows(two),
+            flat_rows(by_first),
+            flat_rows(by_second),
             flat_rows(rows_grad),
             vectors_grad,
             torch.get_num_threads(),

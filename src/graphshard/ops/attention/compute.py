@@ -116,7 +116,6 @@ def gradients(
     """Gradients of the operands, of those edges that ``adj`` has.
 
     Args:
-        adj: All edges, or those of a shard.
         a: The attention, with what ``adj`` sees of its operands.
         statistics: Peak, total and delta of each destination and head, over all edges.
         grad: ``[num_dst, heads, dim]`` gradient of the result, of the dtype of ``a``. It may be
@@ -301,14 +300,7 @@ def _spread_rows(values: Tensor) -> Tensor:
 def finish(
     state: AttentionState, dtype: torch.dtype, bias: Tensor | None = None, relu: bool = False
 ) -> Tensor:
-    """The result, of ``dtype``: ``relu(sums / total + bias)``; uses up ``state.sums``.
-
-    Args:
-        state: Of all edges; rows without any give 0.
-        dtype: That of the attention.
-        bias: ``[heads, dim]``, or None.
-        relu: Whether there is a ReLU.
-    """
+    """The result, of ``dtype``: ``relu(sums / total + bias)``; uses up ``state.sums``."""
     sums, total = state.sums, state.total
     kernels = _finish_kernels(sums, dtype)
     if kernels is None:
@@ -340,12 +332,6 @@ def begin_backward(
     grad: Tensor, out: Tensor, bias: Tensor | None = None, relu: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Gradient of the attention itself, given that of what `finish_` made of it, and delta.
-
-    Args:
-        grad: ``[num_dst, heads, dim]``.
-        out: What `finish_` returned.
-        bias: As for `finish_`.
-        relu: As for `finish_`.
 
     Returns:
         ``g`` ``[num_dst, heads, dim]``, contiguous, of the dtype of ``out``, which is the gradient

@@ -19,7 +19,6 @@ class RowPlaces:
     Args:
         shape: Of a row of the result.
         lhs: int32 ``[width]``; None where columns are the operand's own.
-        rhs: Likewise.
     """
 
     shape: Shape

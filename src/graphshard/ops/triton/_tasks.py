@@ -25,14 +25,11 @@ class RowTasks:
     """Pieces of all rows, in order.
 
     Args:
-        count: Number of pieces.
         rows: int64 ``[count]`` the row of each; None where every row is one piece.
         begins: int64 ``[count]`` its first edge, by position.
         ends: int64 ``[count]`` its last, plus 1.
         slots: int64 ``[count]`` where its partial result goes; -1 for a whole row.
-        long_rows: int64 ``[n]`` rows of several pieces.
         first_slots: int64 ``[n + 1]`` of their pieces.
-        num_slots: Number of partial results.
     """
 
     count: int
@@ -63,10 +60,10 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def row_tasks(indptr: Tensor) -> RowTasks:
     """The pieces of the rows of a compressed format; made once for each."""
-    found: RowTasks | None = _made.get(indptr)
-    if found is None:
-        found = _made[indptr] = _cut(indptr.long())
-    return found
+    tasks: RowTasks | None = _made.get(indptr)
+    if tasks is None:
+        tasks = _made[indptr] = _cut(indptr.long())
+    return tasks
 
 
 def _cut(indptr: Tensor) -> RowTasks:
@@ -77,8 +74,8 @@ def _cut(indptr: Tensor) -> RowTasks:
     pieces = ((indptr.diff() + MOST_EDGES - 1) // MOST_EDGES).clamp(min=1)
     rows = torch.repeat_interleave(torch.arange(num_rows, device=device), pieces)
     first = pieces.cumsum(0) - pieces
-    place = torch.arange(rows.shape[0], device=device) - first[rows]
-    begins = indptr[rows] + place * MOST_EDGES
+    number = torch.arange(rows.shape[0], device=device) - first[rows]  # of a piece, in its row
+    begins = indptr[rows] + number * MOST_EDGES
     ends = torch.minimum(begins + MOST_EDGES, indptr[rows + 1])
     is_part = pieces[rows] > 1
     slots = torch.where(is_part, is_part.cumsum(0) - 1, -1)

@@ -56,17 +56,15 @@ def run_tuned(
         key: What the time depends on: kernel, options, width, dtype, device.
         configurations: To choose from, the best guess first. See [Note: bits do not depend on the
             choice].
-        run: Launches the kernel.
-        written: Its results.
         work: How many numbers it reads, roughly.
         updated: Whether results are read, too; then they are put back before each launch.
 
     Raises:
         OutOfResources: No configuration fits the device.
     """
-    found = _chosen.get(key)
-    if found is not None:
-        run(found)
+    fastest = _chosen.get(key)
+    if fastest is not None:
+        run(fastest)
     elif len(configurations) > 1 and work >= LEAST_WORK and _may_measure(written[0].device):
         with _lock:
             _measure(key, configurations, run, written, updated)

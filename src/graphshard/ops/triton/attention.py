@@ -124,7 +124,7 @@ def _attend(
         on_head = there[:, None] & is_head[None, :]
         both = there[:, None, None] & inside[None, :, :]
         of_node = values + (node * dim)[:, None, None] + place[None, :, :]
-        found = tl.load(of_node, mask=both, other=0).to(SUM)
+        value = tl.load(of_node, mask=both, other=0).to(SUM)
         if SCORE == "additive":
             scores = tl.load(src + node[:, None] + head[None, :], mask=on_head, other=0).to(SUM)
             scores += own[None, :]
@@ -132,7 +132,7 @@ def _attend(
                 scores += tl.load(edges + at_edge, mask=on_head, other=0).to(SUM)
             scores = tl.where(scores > 0, scores, scores * SLOPE)
         elif SCORE == "joint":
-            joined = found + own[None, :, :]
+            joined = value + own[None, :, :]
             if HAS_EDGE:
                 of_edge = edges + (edge * heads * dim)[:, None, None] + place[None, :, :]
                 joined += tl.load(of_edge, mask=both, other=0).to(SUM)
@@ -157,7 +157,7 @@ def _attend(
             KEPT, HAS_MASK, HAS_KEYS, HAS_FACTOR, SUM, EDGES, HEADS,
         )  # fmt: skip
         weights = tl.where(on_head, shares * mask * factors, 0.0)
-        result = result * shrink[:, None] + tl.sum(weights[:, :, None] * found, 0)
+        result = result * shrink[:, None] + tl.sum(weights[:, :, None] * value, 0)
         highest = higher
     if slot < 0:
         tl.store(peak + at, highest, mask=is_head)

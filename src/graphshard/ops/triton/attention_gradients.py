@@ -195,36 +195,36 @@ def gradients(
     want_values, want_src, want_dst, want_edge, want_vector, want_factor = wanted
     joint = a.score == "joint"
     dtype = wide(a.dtype)
-    found: list[Tensor | None] = [
+    grads: list[Tensor | None] = [
         torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format)
         if w and t is not None
         else None
         for t, w in zip(a.operands, wanted, strict=True)
     ]
     if adj.num_edges == 0 or grad.numel() == 0:
-        return [None if t is None else t.zero_() for t in found]
+        return [None if t is None else t.zero_() for t in grads]
     peak, total, delta = (part.contiguous() for part in statistics)
     if grad.is_neg() or grad.stride()[1:] != (a.dim, 1):
         grad = dense(grad)
     common = (peak, total, delta, grad, grad.stride(0))
     if want_values or want_src:
         # Of joint scores the values are what scores read of a source.
-        key = torch.empty_like(found[0]) if joint and found[0] is not None else found[1]
-        _run(adj.csr(), a, common, found[0], key, None, None, None, True)
+        key = torch.empty_like(grads[0]) if joint and grads[0] is not None else grads[1]
+        _run(adj.csr(), a, common, grads[0], key, None, None, None, True)
         if joint:
-            assert found[0] is not None
+            assert grads[0] is not None
             assert key is not None
-            found[0] += key
+            grads[0] += key
     if want_dst or want_edge or want_vector or want_factor:
-        factor = found[5]
+        factor = grads[5]
         if factor is not None and factor.shape[1] != a.heads:
             factor = factor.new_empty((adj.num_edges, a.heads))
-        vectors = _run(adj.csc(), a, common, None, found[2], found[4], found[3], factor, False)
+        vectors = _run(adj.csc(), a, common, None, grads[2], grads[4], grads[3], factor, False)
         if vectors is not None:
-            found[4] = vectors.sum(0)
-        if factor is not found[5] and factor is not None:
-            found[5] = factor.sum(1, keepdim=True)
-    return found
+            grads[4] = vectors.sum(0)
+        if factor is not grads[5] and factor is not None:
+            grads[5] = factor.sum(1, keepdim=True)
+    return grads
 
 
 def _run(

@@ -45,13 +45,7 @@ def _add_rows(
 
 @on_its_device
 def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
-    """``out[places] += rows`` for distinct places in range; rows of ``out`` have no gaps inside.
-
-    Args:
-        out: ``[m, *]``.
-        places: int32 or int64 ``[n]``.
-        rows: ``[n, *]``, of the dtype of ``out`` or narrower.
-    """
+    """``out[places] += rows`` for distinct places in range; rows of ``out`` have no gaps inside."""
     width = math.prod(out.shape[1:])
     size = block(width, 256)
     some = max(1, min(ROWS, 1024 // size))

@@ -23,12 +23,12 @@ from .spmm import message, spmm
 def _rows_of(TARGET: tl.constexpr, edge, src, dst, there):
     """Which row of an operand an edge reads."""
     if TARGET == "u":
-        found = tl.load(src + edge, mask=there, other=0).to(tl.int64)
+        row = tl.load(src + edge, mask=there, other=0).to(tl.int64)
     elif TARGET == "v":
-        found = tl.load(dst + edge, mask=there, other=0).to(tl.int64)
+        row = tl.load(dst + edge, mask=there, other=0).to(tl.int64)
     else:
-        found = edge
-    return found
+        row = edge
+    return row
 
 
 @triton.jit

@@ -30,18 +30,18 @@ from ._tune import Configuration, run_tuned
 def message(OP: tl.constexpr, left, right):
     """One message from both of its numbers; a copy has one of them alone."""
     if OP == "copy_lhs":
-        found = left
+        value = left
     elif OP == "copy_rhs":
-        found = right
+        value = right
     elif OP == "add":
-        found = left + right
+        value = left + right
     elif OP == "sub":
-        found = left - right
+        value = left - right
     elif OP == "mul":
-        found = left * right
+        value = left * right
     else:
-        found = left / right
-    return found
+        value = left / right
+    return value
 
 
 @triton.jit
@@ -186,11 +186,6 @@ def spmm(
     """Reduced messages ``[num_dst, ...]``; for max and min also the ids of their edges.
 
     Args:
-        adj: The edges.
-        op: What a message is made of.
-        reduce: How messages are reduced.
-        lhs: Source rows, or None.
-        rhs: Edge rows, or None.
         only: ``[num_src, ...]``, like rows of ``lhs`` and of the result, an edge for each number:
             in a sum only the message along that edge counts. None for all.
     """

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dgl_peer import dgl
-from graphshard import graph, ops
-from graphshard.dgl import ops as named_ops
+from graphshard import graph
+from graphshard.dgl import ops
 
 SIZES = torch.tensor([2, 3, 0, 4, 1, 0])
 
@@ -68,7 +68,7 @@ def test_matrices_per_group_and_per_row(dtype: torch.dtype) -> None:
 NAMES = [
     name
     for name in dir(dgl.ops)
-    if name.split("_")[0] in ("copy", "u", "v", "e") and hasattr(named_ops, name)
+    if name.split("_")[0] in ("copy", "u", "v", "e") and hasattr(ops, name)
 ]
 
 
@@ -85,7 +85,7 @@ def test_operators_by_name(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.rand(5, 3, generator=generator) + 0.5 for _ in sides]
     same_with_gradients(
-        lambda *x: getattr(named_ops, name)(mine, *x),
+        lambda *x: getattr(ops, name)(mine, *x),
         lambda *x: getattr(dgl.ops, name)(its, *x),
         *rows,
     )

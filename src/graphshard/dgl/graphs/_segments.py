@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._adjacency import Adjacency
-from .spmm import edge_softmax, gspmm
+from ...ops import Adjacency, edge_softmax, gspmm
 
 
 def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:
@@ -33,18 +32,10 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
 
 
 def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
-    """Softmax over each group of rows.
-
-    Args:
-        seglen: ``[num_groups]`` integers, the number of rows of each group.
-        value: ``[num_rows, ...]`` floating-point rows, group after group.
+    """Softmax over each group of rows, which are given as for `segment_reduce`.
 
     Returns:
         ``[num_rows, ...]``.
-
-    Raises:
-        TypeError: as for `segment_reduce`.
-        ValueError: numbers that do not add up to the rows.
     """
     return edge_softmax(_groups(seglen, value, "value"), value)
 

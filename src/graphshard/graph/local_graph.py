@@ -1,27 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalGraph: the protocol's hooks for graphs whose every edge is in this process.
+"""LocalGraph: a graph whose every edge is in this process; nearly all that `Graph` and `Block` do.
 
-What `Graph` and `Block` share: the edges of each relation as an `Adjacency`, message passing on
-them, questions about single nodes and edges, moves between devices and id types, the numbers of the
-graphs that a batch is made of, and how a graph goes to another process.
+The edges of each relation as an `Adjacency`, the protocol's hooks on them, questions about single
+nodes and edges, the numbers of nodes and edges of a batch's graphs, moves between devices and id
+types, and how a graph goes to another process. How graphs are made is in ``_graph.py`` and
+``_block.py``, how they are made from other graphs in ``transforms.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..._base.device import device_of
-from ..._base.typing import CanonicalEType, NormBy
-from ...errors import GraphTypeError, GraphValueError
-from ...function import ReduceFunction
-from ...ops import Adjacency, Attention, attend, edge_softmax
-from ..frame import Frame, LazyRows, OverlayView
-from ..structure import (
+from .._base.device import device_of
+from .._base.typing import CanonicalEType, EType, NormBy
+from ..errors import GraphTypeError, GraphValueError
+from ..function import ReduceFunction
+from ..ops import Adjacency, Attention, attend, edge_softmax
+from . import transforms
+from .frame import Frame, LazyRows, OverlayView
+from .message_passing import (
+    ApplyFunction,
+    MessagePassingGraph,
+    RelationData,
+    checked_functions,
+    edge_values,
+    frames_of,
+    reduce_messages,
+    run_apply,
+)
+from .message_passing import edge_softmax as graph_edge_softmax
+from .structure import (
     ALL,
     EID,
     ETYPE,
@@ -32,11 +45,13 @@ from ..structure import (
     id_tensor,
     is_all,
     joined_name,
+    paired,
     read_batch_counts,
 )
-from ._protocol import ApplyFunction, MessagePassingGraph, checked_functions, frames_of
-from ._protocol import edge_softmax as graph_edge_softmax
-from ._relation import RelationData, edge_values, reduce_messages, run_apply
+
+if TYPE_CHECKING:
+    from dgl import DGLGraph
+    from networkx import MultiDiGraph
 
 LocalT = TypeVar("LocalT", bound="LocalGraph")
 
@@ -135,14 +150,14 @@ class LocalGraph(MessagePassingGraph):
             etype[1]: () if names.count(etype[1]) > 1 else etype for etype in self.canonical_etypes
         }
 
-    def adjacency(self, etype: Any = None) -> Adjacency:
+    def adjacency(self, etype: EType | None = None) -> Adjacency:
         """The edges of a relation."""
         return self.relations[self._schema.relation(etype)]
 
     def _single_adjacency(self) -> Adjacency:
         return self.relations[self._schema.relation(None)]
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
 
     def _has_zero_in_degree(self, relation: int) -> bool:
@@ -151,10 +166,10 @@ class LocalGraph(MessagePassingGraph):
             facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
         return facts.zero_in_degree
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
 
-    def _asked(self, etype: Any) -> Sequence[int]:
+    def _asked(self, etype: EType | None) -> Sequence[int]:
         if etype is None:
             return range(len(self.relations))
         return (self._schema.relation(etype),)
@@ -227,7 +242,7 @@ class LocalGraph(MessagePassingGraph):
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None,
-        etype: Any,
+        etype: EType | None,
     ) -> None:
         relation = self._schema.relation(etype)
         dst_type = self._schema.dst_of[relation]
@@ -257,21 +272,23 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ single nodes and edges
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].in_degrees()
         if is_all(v):
             return degrees
         return _like(degrees[self._node_ids(v, "dst", self._schema.dst_of[relation]).long()], v)
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].out_degrees()
         if is_all(u):
             return degrees
         return _like(degrees[self._node_ids(u, "src", self._schema.src_of[relation]).long()], u)
 
-    def all_edges(self, form: str = "uv", order: str | None = "eid", etype: Any = None) -> Any:
+    def all_edges(
+        self, form: str = "uv", order: str | None = "eid", etype: EType | None = None
+    ) -> Any:
         adj = self.relations[self._schema.relation(etype)]
         if order not in ("eid", "srcdst", None):
             raise GraphValueError(f"order must be 'eid' or 'srcdst' (got {order!r})")
@@ -282,30 +299,30 @@ class LocalGraph(MessagePassingGraph):
             src, dst = src.index_select(0, eids), dst.index_select(0, eids)
         return _in_form(form, src, dst, eids)
 
-    def in_edges(self, v: Any, form: str = "uv", etype: Any = None) -> Any:
+    def in_edges(self, v: Any, form: str = "uv", etype: EType | None = None) -> Any:
         """In-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(v, "dst", self._schema.dst_of[relation])
         return self._edges_in_form(relation, self._in_edge_ids(relation, nodes), form)
 
-    def out_edges(self, u: Any, form: str = "uv", etype: Any = None) -> Any:
+    def out_edges(self, u: Any, form: str = "uv", etype: EType | None = None) -> Any:
         """Out-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(u, "src", self._schema.src_of[relation])
         eids = _compressed_edges(self.relations[relation].csr(), nodes)
         return self._edges_in_form(relation, eids, form)
 
-    def predecessors(self, v: int, etype: Any = None) -> Tensor:
+    def predecessors(self, v: int, etype: EType | None = None) -> Tensor:
         """Sources of the in-edges of one node, by ascending edge id."""
         sources: Tensor = self.in_edges(_one(v, "v"), "uv", etype)[0]
         return sources
 
-    def successors(self, v: int, etype: Any = None) -> Tensor:
+    def successors(self, v: int, etype: EType | None = None) -> Tensor:
         """Destinations of the out-edges of one node, by ascending edge id."""
         destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
         return destinations
 
-    def find_edges(self, eid: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, eid: Any, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """(sources, destinations) of edges given by id.
 
         Raises:
@@ -329,7 +346,7 @@ class LocalGraph(MessagePassingGraph):
             raise GraphValueError(f"node ids must not be negative (got {int(ids.min())})")
         return _like(ids < num_nodes, vid)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Any:
+    def has_edges_between(self, u: Any, v: Any, etype: EType | None = None) -> Any:
         """Whether there is an edge from each ``u`` to its ``v``; one of the two may be one node.
 
         Returns:
@@ -339,15 +356,12 @@ class LocalGraph(MessagePassingGraph):
         _, counts = self._match(relation, src, dst)
         return _like(counts > 0, u, v)
 
-    def edge_ids(self, u: Any, v: Any, return_uv: bool = False, etype: Any = None) -> Any:
+    def edge_ids(self, u: Any, v: Any, return_uv: bool = False, etype: EType | None = None) -> Any:
         """Ids of the edges from each ``u`` to its ``v``; one of the two may be one node.
 
         Args:
-            u: Source node ids.
-            v: Destination node ids.
             return_uv: Return all parallel edges, as (sources, destinations, ids), rather than the
                 one of lowest id for each pair.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: some pair is not joined by an edge (unless ``return_uv``).
@@ -378,14 +392,13 @@ class LocalGraph(MessagePassingGraph):
                 return True
         return False
 
-    def adj_tensors(self, fmt: str, etype: Any = None) -> tuple[Tensor, ...]:
+    def adj_tensors(self, fmt: str, etype: EType | None = None) -> tuple[Tensor, ...]:
         """The arrays of one sparse format.
 
         Args:
             fmt: ``"coo"``: (sources, destinations). ``"csr"``: (indptr, destinations, edge ids) by
                 source. ``"csc"``: (indptr, sources, edge ids) by destination. Edge ids are empty
                 where the graph was made from these arrays without any: position is the id.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: unknown format.
@@ -429,19 +442,11 @@ class LocalGraph(MessagePassingGraph):
         src, dst = self.relations[relation].coo()
         return _in_form(form, src.index_select(0, eids), dst.index_select(0, eids), eids)
 
-    def _endpoints(self, u: Any, v: Any, etype: Any) -> tuple[int, Tensor, Tensor]:
+    def _endpoints(self, u: Any, v: Any, etype: EType | None) -> tuple[int, Tensor, Tensor]:
         relation = self._schema.relation(etype)
         src = self._node_ids(u, "src", self._schema.src_of[relation])
         dst = self._node_ids(v, "dst", self._schema.dst_of[relation])
-        if src.shape != dst.shape:
-            if 1 not in (src.shape[0], dst.shape[0]):
-                raise GraphValueError(
-                    f"u and v must have equal lengths, or one of them length 1 (got "
-                    f"{src.shape[0]} and {dst.shape[0]})"
-                )
-            size = src.shape[0] if dst.shape[0] == 1 else dst.shape[0]
-            src, dst = src.expand(size), dst.expand(size)
-        return relation, src, dst
+        return relation, *paired(src, dst)
 
     def _pair_order(self, relation: int) -> tuple[Tensor, Tensor]:
         """Keys ``source * num_dst + destination``, ascending, and the edge ids in that order."""
@@ -467,8 +472,6 @@ class LocalGraph(MessagePassingGraph):
 
         Args:
             predicate: From `NodeBatch` to ``[batch]`` or ``[batch, 1]`` truth values.
-            nodes: The nodes to ask about.
-            ntype: Their type, where there are several.
 
         Returns:
             Ids in the order of ``nodes``.
@@ -483,14 +486,13 @@ class LocalGraph(MessagePassingGraph):
         return ids[mask.index_select(0, ids)]
 
     def filter_edges(
-        self, predicate: Callable[..., Tensor], edges: Any = ALL, etype: Any = None
+        self, predicate: Callable[..., Tensor], edges: Any = ALL, etype: EType | None = None
     ) -> Tensor:
         """Ids of the edges for which a function is true; the counterpart of `filter_nodes`.
 
         Args:
             predicate: From `EdgeBatch` to ``[batch]`` or ``[batch, 1]`` truth values.
             edges: Edge ids, a pair of end points, or all.
-            etype: The relation, where there are several.
         """
         relation = self._schema.relation(etype)
         with self.local_scope():
@@ -517,14 +519,7 @@ class LocalGraph(MessagePassingGraph):
         return int(self.batch_num_nodes(self.ntypes[0]).shape[0])
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
-        """Number of nodes of each graph: ``[batch_size]`` int64.
-
-        Args:
-            ntype: The node type, where there are several.
-
-        Raises:
-            ValueError: the type is unknown, or must be given.
-        """
+        """Number of nodes of each graph: ``[batch_size]`` int64."""
         side, index = self._schema.node_id(ntype)
         name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
         if self._batch_nodes is not None:
@@ -532,15 +527,8 @@ class LocalGraph(MessagePassingGraph):
         count = self._frames(side)[index].num_rows
         return torch.tensor([count], dtype=torch.int64, device=self.device)
 
-    def batch_num_edges(self, etype: Any = None) -> Tensor:
-        """Number of edges of each graph: ``[batch_size]`` int64.
-
-        Args:
-            etype: The relation, where there are several.
-
-        Raises:
-            ValueError: the relation is unknown, or must be given.
-        """
+    def batch_num_edges(self, etype: EType | None = None) -> Tensor:
+        """Number of edges of each graph: ``[batch_size]`` int64."""
         relation = self._schema.relation(etype)
         if self._batch_edges is not None:
             return self._batch_edges[self._schema.canonical_etypes[relation]].to(self.device)
@@ -567,172 +555,62 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ transforms
 
-    # The functions are built on this class, so each is imported when it is called.
+    # Each is the function of that name, with the graph as its first argument.
 
-    def reverse(
-        self: Any,
-        copy_ndata: bool = True,
-        copy_edata: bool = False,
-        *,
-        share_ndata: bool | None = None,
-        share_edata: bool | None = None,
-    ) -> Any:
-        """The graph with every edge turned around; see `graphshard.graph.reverse`."""
-        from ..transforms import reverse
-
-        return reverse(
-            self, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
-        )
-
-    def add_self_loop(
-        self: Any,
-        edge_feat_names: Sequence[str] | None = None,
-        fill_data: float | str = 1.0,
-        etype: Any = None,
-    ) -> Any:
-        """The graph with one more self loop at every node; see `graphshard.graph.add_self_loop`."""
-        from ..transforms import add_self_loop
-
-        return add_self_loop(self, edge_feat_names, fill_data, etype)
-
-    def remove_self_loop(self: Any, etype: Any = None) -> Any:
-        """The graph without self loops; see `graphshard.graph.remove_self_loop`."""
-        from ..transforms import remove_self_loop
-
-        return remove_self_loop(self, etype)
-
-    def to_simple(
-        self: Any,
-        return_counts: str | None = "count",
-        writeback_mapping: bool = False,
-        copy_ndata: bool = True,
-        copy_edata: bool = False,
-        aggregator: str = "arbitrary",
-    ) -> Any:
-        """The graph without parallel edges; see `graphshard.graph.to_simple`."""
-        from ..transforms import to_simple
-
-        return to_simple(self, return_counts, writeback_mapping, copy_ndata, copy_edata, aggregator)
-
-    def subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of some nodes; see `graphshard.graph.node_subgraph`."""
-        from ..transforms import node_subgraph
-
-        return node_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def edge_subgraph(
-        self: Any,
-        edges: Any,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of some edges; see `graphshard.graph.edge_subgraph`."""
-        from ..transforms import edge_subgraph
-
-        return edge_subgraph(
-            self,
-            edges,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def in_subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of the edges that enter some nodes; see `graphshard.graph.in_subgraph`."""
-        from ..transforms import in_subgraph
-
-        return in_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def out_subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of the edges that leave some nodes; see `graphshard.graph.out_subgraph`."""
-        from ..transforms import out_subgraph
-
-        return out_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
+    reverse = transforms.reverse
+    add_self_loop = transforms.add_self_loop
+    remove_self_loop = transforms.remove_self_loop
+    to_simple = transforms.to_simple
+    subgraph = transforms.node_subgraph
+    edge_subgraph = transforms.edge_subgraph
+    in_subgraph = transforms.in_subgraph
+    out_subgraph = transforms.out_subgraph
 
     def to_networkx(
         self: Any,
         node_attrs: Sequence[str] | None = None,
         edge_attrs: Sequence[str] | None = None,
-    ) -> Any:
+    ) -> MultiDiGraph:
         """NetworkX graph of this graph; see `graphshard.graph.to_networkx`."""
-        from ..convert import to_networkx
+        from .convert import to_networkx  # which is built on this class
 
         return to_networkx(self, node_attrs, edge_attrs)
 
-    def to_dgl(self: Any) -> Any:
+    def to_dgl(self: Any) -> DGLGraph:
         """DGL's graph of this graph; see `graphshard.graph.to_dgl`."""
-        from ..convert import to_dgl
+        from .convert import to_dgl
 
         return to_dgl(self)
 
     # ------------------------------------------------------------------ changes in place
 
-    def add_nodes(self: Any, num: int, data: Any = None, ntype: str | None = None) -> None:
+    def add_nodes(
+        self: Any, num: int, data: Mapping[str, Tensor] | None = None, ntype: str | None = None
+    ) -> None:
         """Add nodes to this graph; see `add_nodes`, which leaves its graph as it is."""
-        from ..transforms import add_nodes
+        self._become(transforms.add_nodes(self, num, data, ntype))
 
-        self._become(add_nodes(self, num, data, ntype))
-
-    def add_edges(self: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
+    def add_edges(
+        self: Any,
+        u: Any,
+        v: Any,
+        data: Mapping[str, Tensor] | None = None,
+        etype: EType | None = None,
+    ) -> None:
         """Add edges to this graph; see `add_edges`, which leaves its graph as it is."""
-        from ..transforms import add_edges
-
-        self._become(add_edges(self, u, v, data, etype))
+        self._become(transforms.add_edges(self, u, v, data, etype))
 
     def remove_nodes(
         self: Any, nids: Any, ntype: str | None = None, store_ids: bool = False
     ) -> None:
         """Take nodes out of this graph; see `remove_nodes`."""
-        from ..transforms import remove_nodes
+        self._become(transforms.remove_nodes(self, nids, ntype, store_ids))
 
-        self._become(remove_nodes(self, nids, ntype, store_ids))
-
-    def remove_edges(self: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> None:
+    def remove_edges(
+        self: Any, eids: Any, etype: EType | None = None, store_ids: bool = False
+    ) -> None:
         """Take edges out of this graph; see `remove_edges`."""
-        from ..transforms import remove_edges
-
-        self._become(remove_edges(self, eids, etype, store_ids))
+        self._become(transforms.remove_edges(self, eids, etype, store_ids))
 
     # ------------------------------------------------------------------ devices, id types, formats
 
@@ -806,8 +684,8 @@ class LocalGraph(MessagePassingGraph):
             ValueError: an unknown format.
         """
         if formats is None:
-            made = [adj.formats() for adj in self.relations]
-            created = [name for name in self._formats if all(each[name] for each in made)]
+            built = [adj.formats() for adj in self.relations]
+            created = [name for name in self._formats if all(each[name] for each in built)]
             missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
         asked_formats = [formats] if isinstance(formats, str) else list(formats)
@@ -871,9 +749,6 @@ class LocalGraph(MessagePassingGraph):
         launched on that stream is done, wherever the graph is dropped. Needed for a graph that was
         made on another stream; the loaders do it.
 
-        Args:
-            stream: A ``torch.cuda.Stream``.
-
         Raises:
             ValueError: the graph is on the CPU, where there are no streams.
         """
@@ -886,8 +761,7 @@ class LocalGraph(MessagePassingGraph):
         return self
 
     def _replaced(self: LocalT, change: Callable[[Tensor], Tensor]) -> LocalT:
-        for place, adj in enumerate(self.relations):
-            self.relations[place] = adj.map(change)
+        self.relations[:] = [adj.map(change) for adj in self.relations]
         sides = [self._src_frames, self._edge_frames]
         if self._dst_frames is not self._src_frames:
             sides.append(self._dst_frames)
@@ -1003,9 +877,7 @@ def flattened(g: LocalGraph, relations: Sequence[int], kind: type[LocalT]) -> Lo
     """Join several relations into one.
 
     Args:
-        g: The graph.
         relations: Indices of the relations, ascending.
-        kind: Class of the result.
 
     Returns:
         A graph of one relation, with copies of the fields that all joined types have in common.
