@@ -67,8 +67,6 @@ def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | Non
     """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes.
 
     Args:
-        layer: The tower.
-        graph: A sharded graph of one relation.
         node_feat: ``[num_nodes, in]``.
         edge_feat: ``[num_edges, edge_feat_size]``.
 
@@ -109,13 +107,7 @@ _FORWARDS: tuple[tuple[str, type[Any], Callable[..., Any]], ...] = (
 
 
 def patched_edge_softmax(graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """`edge_softmax` on a graph of this package, DGL's own on a graph of DGL.
-
-    Args:
-        graph: Either.
-        *args: As for `edge_softmax`: logits, eids, norm_by.
-        **kwargs: The same.
-    """
+    """`edge_softmax` on a graph of this package, DGL's own on a graph of DGL."""
     if isinstance(graph, MessagePassingGraph):
         return edge_softmax(graph, *args, **kwargs)
     return sys.modules["dgl"].nn.functional.edge_softmax(graph, *args, **kwargs)

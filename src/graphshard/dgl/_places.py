@@ -146,11 +146,7 @@ class FunctionModule(ModuleType):
 
 
 def add_modules(package: str) -> None:
-    """Make the modules importable. One that exists gets the names it lacks.
-
-    Args:
-        package: Name of this package.
-    """
+    """Make the modules importable. One that exists gets the names it lacks."""
     for place, entries in MODULES.items():
         names = {}
         for entry in entries.split("; "):

@@ -26,11 +26,5 @@ def is_internal_column(name: str) -> bool:
 
 
 def dgl_warning(message: str, category: type[Warning] = DGLWarning, stacklevel: int = 2) -> None:
-    """Warn.
-
-    Args:
-        message: The text.
-        category: Kind of warning.
-        stacklevel: As for `warnings.warn`.
-    """
+    """Warn."""
     warnings.warn(message, category, stacklevel=stacklevel + 1)

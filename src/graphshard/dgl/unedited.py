@@ -177,9 +177,6 @@ class _ScriptLoader(importlib.machinery.SourceFileLoader):
 def main(package: str) -> None:
     """Run what the command line names, ``train.py`` or ``-m module``, as the main program.
 
-    Args:
-        package: Which package's command it is, for the lines on its use.
-
     Raises:
         SystemExit: The command line names nothing that can be run.
     """

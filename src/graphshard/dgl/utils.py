@@ -41,9 +41,6 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
 def check_eq_shape(input_: Any) -> None:
     """Raise unless source and destination rows have one shape.
 
-    Args:
-        input_: A tensor, or a pair.
-
     Raises:
         ValueError: the shapes differ.
     """
@@ -61,10 +58,7 @@ def is_sorted_srcdst(
     """Whether edges are sorted by source; and whether then also by destination within a source.
 
     Args:
-        src: ``[num_edges]`` sources.
-        dst: ``[num_edges]`` destinations.
         num_src: Accepted so that calls written for DGL run; has no effect.
-        num_dst: The same.
     """
     by_source = bool((src[1:] >= src[:-1]).all())
     same = src[1:] == src[:-1]
@@ -76,9 +70,6 @@ def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
     Args:
         data: Type -> value, or one value.
-        fn: The function.
-        *args: More arguments of the function.
-        **kwargs: More arguments of the function, by name.
 
     Example:
         >>> apply_each({"a": 1, "b": 2}, lambda x: x + 1)
@@ -90,14 +81,7 @@ def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply a function to every value in nested dictionaries, lists and tuples; keeps their form.
-
-    Args:
-        data: The values.
-        fn: The function.
-        *args: More arguments of the function.
-        **kwargs: More arguments of the function, by name.
-    """
+    """Apply a function to every value in nested dictionaries, lists and tuples; keeps their form."""
     if isinstance(data, Mapping):
         return {key: recursive_apply(value, fn, *args, **kwargs) for key, value in data.items()}
     if isinstance(data, tuple):
@@ -108,11 +92,7 @@ def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
 
 
 class Filter:
-    """Which ids are among given ones.
-
-    Args:
-        ids: ``[num_ids]`` the given ids.
-    """
+    """Which ids are among given ones."""
 
     def __init__(self, ids: Tensor) -> None:
         self._ids = ids
@@ -131,7 +111,6 @@ def shared_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
     Args:
         *shape: Its shape, as numbers or as one tuple.
-        dtype: Its dtype.
     """
     return torch.empty(*shape, dtype=dtype).share_memory_()
 
@@ -141,18 +120,13 @@ def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 
     Args:
         tensor: ``[num_rows, ...]``, pinned where the numbers are on a GPU.
-        rows: ``[num_wanted]``.
     """
     wanted = tensor.index_select(0, rows.to(tensor.device))
     return wanted.to(rows.device, non_blocking=tensor.is_pinned())
 
 
 def use_libxsmm(flag: bool) -> None:
-    """Accepted so that scripts written for DGL run; the kernels are always the fast ones.
-
-    Args:
-        flag: Not looked at.
-    """
+    """Accepted so that scripts written for DGL run; the kernels are always the fast ones."""
 
 
 def is_libxsmm_enabled() -> bool:

@@ -25,12 +25,8 @@ def logging_setup(
     A second call takes the place of the first.
 
     Args:
-        log_level: As for `logging.Logger.setLevel`: a number, or its name.
         _rank: This process's number; the lines count from 1, as SAR's do.
-        _world_size: Number of processes.
         log_file: Write to this file, from its start, instead of standard error.
-        rank: The same as ``_rank``.
-        world_size: The same as ``_world_size``.
 
     Raises:
         ValueError: A level that ``logging`` does not know.

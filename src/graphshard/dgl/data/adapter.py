@@ -66,8 +66,6 @@ class AsNodePredDataset(_Adapter):
         dataset: The data set; its first graph is taken. One of OGB brings labels and sets.
         split_ratio: Shares of the nodes to train, validate and test on, drawn by NumPy's
             generator; None takes the sets that the data set has.
-        target_ntype: The type of the nodes, if there are several.
-        **kwargs: Of `DGLDataset`: ``save_dir``, ``force_reload`` and others.
 
     Raises:
         ValueError: There are no labels, or no sets and no shares.
@@ -162,11 +160,9 @@ class AsLinkPredDataset(_Adapter):
     there are, edges that there are not), each (sources, destinations).
 
     Args:
-        dataset: The data set; its first graph is taken.
         split_ratio: Shares of the edges, drawn by NumPy's generator; None takes the edges of an OGB
             data set.
         neg_ratio: Number of edges that there are not, for each that there is.
-        **kwargs: Of `DGLDataset`.
 
     Raises:
         ValueError: No shares, and no data set of OGB.
@@ -285,10 +281,8 @@ class AsGraphPredDataset(_Adapter):
     """Many graphs, with ``train_idx``, ``val_idx`` and ``test_idx`` among them.
 
     Args:
-        dataset: The graphs, each with its label.
         split_ratio: Shares of the graphs, drawn by NumPy's generator; None takes the sets of an OGB
             data set, or the masks ``train_mask``, ``val_mask`` and ``test_mask``.
-        **kwargs: Of `DGLDataset`.
 
     Raises:
         DGLError: No shares, and the data set has no sets.

@@ -54,12 +54,7 @@ class CitationGraphDataset(DGLBuiltinDataset):
     Features are divided by the sum of their row. Nothing is downloaded or saved.
 
     Args:
-        name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
-        raw_dir: Where files are looked for; by default as for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
         reverse_edge: Have both directions of every edge; of arrays, leave them as they are.
-        transform: As for `DGLDataset`.
         reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
 
     Raises:
@@ -336,9 +331,6 @@ class _Blank:
 
 def read_planetoid(path: str | Path) -> Any:
     """What a file holds: an array, a CSR matrix, or a dictionary from node to neighbours.
-
-    Args:
-        path: The file.
 
     Raises:
         FileNotFoundError: There is none.

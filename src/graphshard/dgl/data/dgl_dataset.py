@@ -27,14 +27,11 @@ class DGLDataset:
     `save`. A subclass defines `process`, ``__getitem__`` and ``__len__``, and the others as needed.
 
     Args:
-        name: Of the data set.
         url: Where raw files can be had; for subclasses that download.
         raw_dir: Folder of raw files; by default ``DGL_DOWNLOAD_DIR`` of the environment, else
             ``~/.dgl``.
         save_dir: Folder for what is saved; by default ``raw_dir``.
         hash_key: What tells data sets of one name apart.
-        force_reload: Process again what has been saved.
-        verbose: Print what is done.
         transform: Called with each graph when it is asked for.
 
     Example:
@@ -163,15 +160,6 @@ class DGLDataset:
 class DGLBuiltinDataset(DGLDataset):
     """Base of data sets that DGL downloads; here their files must lie in ``raw_dir`` already.
 
-    Args:
-        name: As for `DGLDataset`.
-        url: As for `DGLDataset`; nothing is got from there.
-        raw_dir: As for `DGLDataset`.
-        hash_key: As for `DGLDataset`.
-        force_reload: As for `DGLDataset`.
-        verbose: As for `DGLDataset`.
-        transform: As for `DGLDataset`.
-
     Raises:
         FileNotFoundError: The files are not there.
     """
@@ -261,11 +249,6 @@ def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[st
 
     Looked at are ``raw_dir`` itself, and in it those folders that have one of the names, or one of
     them with ``_`` and a digest after it, as DGL names them.
-
-    Args:
-        raw_dir: Where to look.
-        names: Names of folders.
-        wanted: Sets of file names.
     """
     root = Path(raw_dir)
     if not root.is_dir():

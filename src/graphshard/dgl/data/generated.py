@@ -30,15 +30,9 @@ class MiniGCDataset(DGLDataset):
     remains. Every edge is there in both directions, and every node has a self loop.
 
     Args:
-        num_graphs: Number of graphs.
-        min_num_v: Fewest nodes that are asked for.
         max_num_v: One more than the most. Hypercubes, grids and ladders have the next lower
             number of nodes that they can have.
         seed: Decides the sizes; None takes one of NumPy's.
-        save_graph: Accepted for DGL's scripts: graphs are made anew, which costs no more.
-        force_reload: Accepted for DGL's scripts.
-        verbose: As for `DGLDataset`.
-        transform: As for `DGLDataset`.
 
     Raises:
         DGLError: Fewer than 6 nodes, or no number between the two.
@@ -156,9 +150,6 @@ class KarateClubDataset(DGLDataset):
     Source: Zachary, "An information flow model for conflict and fission in small groups", Journal
     of Anthropological Research 33, 1977. Edges are there in both directions; ``ndata["label"]``
     is 1 for the officer's half.
-
-    Args:
-        transform: As for `DGLDataset`.
 
     Example:
         >>> g = KarateClubDataset()[0]
@@ -292,15 +283,7 @@ class BAShapeDataset(_Motifs):
     """A Barabási-Albert graph on which houses of five nodes hang: roof, middle, ground and others.
 
     Args:
-        num_base_nodes: Nodes of the graph.
-        num_base_edges_per_node: Edges of each new node.
-        num_motifs: Number of houses.
         perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
 
     Raises:
         ValueError: ``perturb_ratio`` is more than there is room for.
@@ -346,20 +329,7 @@ class BAShapeDataset(_Motifs):
 
 
 class BACommunityDataset(_Motifs):
-    """Two of `BAShapeDataset` with random edges between; labels are of shape and of half.
-
-    Args:
-        num_base_nodes: As for `BAShapeDataset`.
-        num_base_edges_per_node: As for `BAShapeDataset`.
-        num_motifs: As for `BAShapeDataset`.
-        perturb_ratio: As for `BAShapeDataset`.
-        num_inter_edges: Number of edges between the halves.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-    """
+    """Two of `BAShapeDataset` with random edges between; labels are of shape and of half."""
 
     num_classes = 8
 
@@ -410,15 +380,7 @@ class TreeCycleDataset(_Motifs):
     """A binary tree on which cycles of six nodes hang.
 
     Args:
-        tree_height: Height of the tree.
-        num_motifs: Number of cycles.
         cycle_size: Number of nodes that a cycle counts for; DGL draws six whatever it is.
-        perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
     """
 
     def __init__(
@@ -458,15 +420,7 @@ class TreeGridDataset(_Motifs):
     """A binary tree on which grids hang.
 
     Args:
-        tree_height: Height of the tree.
-        num_motifs: Number of grids.
         grid_size: Number of nodes of a side of a grid.
-        perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
     """
 
     def __init__(
@@ -516,11 +470,7 @@ class SBMMixtureDataset(DGLDataset):
     ICLR 2019, https://arxiv.org/abs/1705.08415. Made anew each time; nothing is saved.
 
     Args:
-        n_graphs: Number of graphs.
-        n_nodes: Nodes of each.
-        n_communities: Communities of each; divides ``n_nodes``.
         k: Factor of the degree, as ``p + q = k * avg_deg``.
-        avg_deg: Mean degree.
         pq: A pair (p, q) for each graph: inside and between communities there is an edge with
             probability ``p / n_nodes`` and ``q / n_nodes``. ``"Appendix_C"`` draws them.
         rng: A ``numpy.random.RandomState``; where there is none, as in DGL, a new one for each

@@ -34,13 +34,6 @@ class TUDataset(LocalDataset):
     ``NAME_edge_attributes.txt``, which become ``ndata["node_labels"]``, ``ndata["node_attr"]``,
     ``edata["edge_labels"]`` and, as in DGL, ``edata["node_labels"]``.
 
-    Args:
-        name: Such as ``"MUTAG"`` or ``"PROTEINS"``.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.
         ValueError: A damaged file.
@@ -135,14 +128,8 @@ class LegacyTUDataset(TUDataset):
     """As `TUDataset`, with ``ndata["feat"]``: attributes, labels as one-hot rows, or ones.
 
     Args:
-        name: As for `TUDataset`.
-        use_pandas: Accepted for DGL's scripts.
         hidden_size: Number of ones, where nodes have neither attributes nor labels.
         max_allow_node: Leave out graphs with more nodes.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
     """
 
     _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
@@ -208,12 +195,7 @@ class GINDataset(LocalDataset):
     Args:
         name: ``MUTAG``, ``COLLAB``, ``IMDBBINARY``, ``IMDBMULTI``, ``NCI1``, ``PROTEINS``, ``PTC``,
             ``REDDITBINARY`` or ``REDDITMULTI5K``.
-        self_loop: Give each node an edge to itself.
         degree_as_nlabel: Take in-degrees as the labels of nodes.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
@@ -327,10 +309,6 @@ class PPIDataset(LocalDataset):
 
     Args:
         mode: ``"train"`` (20 graphs), ``"valid"`` (2) or ``"test"`` (2).
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.
@@ -413,10 +391,6 @@ class QM9Dataset(LocalDataset):
     Args:
         label_keys: Which numbers, such as ``["mu", "gap"]``.
         cutoff: Largest distance of joined atoms.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
@@ -486,10 +460,6 @@ class QM9EdgeDataset(LocalDataset):
 
     Args:
         label_keys: Which numbers; by default all.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
@@ -584,10 +554,6 @@ class SSTDataset(LocalDataset):
         mode: ``"train"``, ``"dev"``, ``"test"`` or ``"tiny"``.
         glove_embed_file: Vectors of words, for ``pretrained_emb``; read for ``"train"`` only.
         vocab_file: Words, one a line; by default ``vocab.txt``.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.

@@ -33,7 +33,6 @@ class DglNodePropPredDataset:
     not among them.
 
     Args:
-        name: Such as ``'ogbn-arxiv'``.
         root: Folder that holds, or is to hold, ``ogbn_arxiv``.
 
     Raises:
@@ -105,13 +104,6 @@ class RedditDataset(DGLBuiltinDataset):
     ``reddit_data.npz``, or DGL's ``dgl_graph.bin``, in ``raw_dir`` or in a folder in it that has
     the name that DGL gives it. Nothing is downloaded or saved. Nodes are numbered by reverse
     Cuthill-McKee and edges by destination, as in DGL.
-
-    Args:
-        self_loop: The graph with an edge from each node to itself.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.
@@ -195,12 +187,6 @@ class GNNBenchmarkDataset(OneGraphDataset):
     Source: Shchur, Mumme, Bojchevski and Günnemann, 2018, https://arxiv.org/abs/1811.05868. Read is
     the set's ``.npz`` file, or DGL's ``dgl_graph_v1.bin``. Edges go both ways. Nodes are numbered
     by reverse Cuthill-McKee and edges by destination, as in DGL.
-
-    Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
@@ -309,12 +295,6 @@ class WikiCSDataset(OneGraphDataset):
     2020, https://arxiv.org/abs/2007.02901. Read is ``data.json``, or DGL's ``dgl_graph.bin``.
     ``train_mask``, ``val_mask`` and ``stopping_mask`` are ``[num_nodes, 20]``.
 
-    Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
     """
@@ -367,10 +347,6 @@ class GraphSAINTDataset(OneGraphDataset):
     ``feats.npy``, ``class_map.json`` and ``role.json``, or DGL's ``dgl_graph.bin``.
 
     Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
         reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
 
     Raises:
@@ -451,14 +427,7 @@ class FraudDataset(OneGraphDataset):
     ``Amazon.mat``.
 
     Args:
-        name: ``"yelp"`` or ``"amazon"``.
-        raw_dir: As for `DGLDataset`.
         random_seed: Decides the sets.
-        train_size: Share of the nodes to train on.
-        val_size: Share of the nodes to validate on.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The file is not there; the error says what belongs where.
@@ -560,10 +529,6 @@ class KnowledgeGraphDataset(OneGraphDataset):
 
     Args:
         reverse: Have the reverse of each edge, as a relation of its own.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.

@@ -40,7 +40,6 @@ class Term(NamedTuple):
 
     Args:
         kind: ``"blank"``, ``"iri"`` or ``"literal"``; they sort in this order.
-        text: The IRI or what the literal says.
     """
 
     kind: str
@@ -64,12 +63,7 @@ class RDFGraphDataset(DGLBuiltinDataset):
     downloaded or saved.
 
     Args:
-        print_every: Accepted for DGL's scripts.
         insert_reverse: Add ``rev-NAME`` for each relation.
-        raw_dir: Where files are looked for; by default as for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
 
     Raises:
         FileNotFoundError: The files are not there; the error says what belongs where.
@@ -363,9 +357,6 @@ def read_triples(path: Path) -> Iterator[tuple[Term, Term, Term]]:
     """The triples of a file of N-Triples; comments and empty lines are left out.
 
     Source: https://www.w3.org/TR/n-triples/.
-
-    Args:
-        path: The file, in UTF-8.
 
     Raises:
         ValueError: A line is no triple.

@@ -68,7 +68,6 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
     its metadata.
 
     Args:
-        path: The file.
         info: Numbers, strings, None, tensors, arrays, and lists and dictionaries of those.
             Tuples are read back as lists, NumPy's numbers as Python's.
 
@@ -91,9 +90,6 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
 
 def load_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `save_info` wrote.
-
-    Args:
-        path: The file.
 
     Raises:
         FileNotFoundError: There is none.
@@ -180,13 +176,8 @@ def download(
     """The file of a URL, which must lie on disk already: nothing is downloaded.
 
     Args:
-        url: Where the file can be had.
         path: The file, or a folder that holds it; by default the working directory.
         overwrite: Accepted for DGL's scripts, as are the last three.
-        sha1_hash: What the file must have as its SHA-1.
-        retries: See ``overwrite``.
-        verify_ssl: See ``overwrite``.
-        log: See ``overwrite``.
 
     Returns:
         The file.
@@ -225,8 +216,6 @@ def extract_archive(
     """Unpack a ``.zip``, ``.tar``, ``.tar.gz``, ``.tgz`` or ``.gz`` file.
 
     Args:
-        file: The file.
-        target_dir: Folder for what is in it; made.
         overwrite: Unpack also where the folder is there.
 
     Raises:
@@ -275,8 +264,6 @@ def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> 
     """A table of numbers, ``[num_rows, num_columns]``, as an array.
 
     Args:
-        path: The file.
-        delimiter: What stands between columns.
         dtype: Of the array; by default int64 if every number is whole, else float64.
     """
     text = read_text_regular(path)
@@ -286,12 +273,7 @@ def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> 
 
 
 class Subset:
-    """Some items of a data set.
-
-    Args:
-        dataset: The data set.
-        indices: Which items.
-    """
+    """Some items of a data set."""
 
     def __init__(self, dataset: Any, indices: Any) -> None:
         self.dataset, self.indices = dataset, indices
@@ -314,10 +296,8 @@ def split_dataset(
     """Split a data set into parts.
 
     Args:
-        dataset: What has ``__len__`` and ``__getitem__``.
         frac_list: Share of each part, together 1; by default 0.8, 0.1 and 0.1. The last part has
             what remains.
-        shuffle: Whether to take items in random order.
         random_state: Seed of that order; None takes one of NumPy's.
 
     Raises:
@@ -347,7 +327,6 @@ def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None =
     Args:
         dataset: The graphs, which are changed; NumPy's generator draws.
         ratio: Shares of the training and validation nodes, and a third; what remains is for tests.
-        ntype: The type of the nodes, if there are several.
 
     Raises:
         ValueError: Not three shares.
@@ -367,12 +346,7 @@ def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None =
 
 
 def idx2mask(idx: Any, len: int) -> np.ndarray:
-    """An array of zeros with ones at some places.
-
-    Args:
-        idx: The places.
-        len: Its length.
-    """
+    """An array of zeros with ones at some places."""
     mask = np.zeros(len)
     mask[idx] = 1
     return mask
@@ -380,9 +354,6 @@ def idx2mask(idx: Any, len: int) -> np.ndarray:
 
 def generate_mask_tensor(mask: np.ndarray) -> Tensor:
     """A bool tensor of an array.
-
-    Args:
-        mask: The array.
 
     Raises:
         TypeError: It is none.
@@ -393,9 +364,5 @@ def generate_mask_tensor(mask: np.ndarray) -> Tensor:
 
 
 def makedirs(path: str | os.PathLike[str]) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Args:
-        path: The folder.
-    """
+    """Make a folder and those above it, where they are not there."""
     os.makedirs(os.path.expanduser(os.path.normpath(path)), exist_ok=True)

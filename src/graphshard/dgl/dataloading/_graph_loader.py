@@ -61,13 +61,9 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
     """torch's loader over a data set of graphs, each batch of which is one batched graph.
 
     Args:
-        dataset: A data set of torch, such as a `graphshard.dgl.data.DGLDataset`, or what has
-            ``__getitem__`` and ``__len__``.
         collate_fn: Makes a batch of items; by default `GraphCollator.collate`.
         use_ddp: Share the items among the ranks of the default process group; some come twice
             where they do not divide, as with torch's `DistributedSampler`.
-        ddp_seed: Of the order, where ``use_ddp`` and ``shuffle`` are set.
-        **kwargs: As for torch's loader.
 
     Example:
         >>> from graphshard.dgl.data import MiniGCDataset

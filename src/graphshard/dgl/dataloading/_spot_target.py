@@ -23,11 +23,7 @@ class SpotTarget:
     Graph Neural Networks", https://arxiv.org/abs/2306.00899.
 
     Args:
-        g: A graph of this process, of one relation.
-        exclude: As for `EdgePredictionSampler`: how those edges are excluded.
         degree_threshold: Edges are excluded if an end has fewer in-edges.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
     """
 
     def __init__(

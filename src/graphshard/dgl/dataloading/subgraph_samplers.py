@@ -53,8 +53,6 @@ class SubgraphSampler(Sampler):
     Args:
         prefetch_ndata: Names of node features that a loader gathers ahead of the training loop; on
             a typed graph also node type to names.
-        prefetch_edata: The same for edge features.
-        output_device: Where the subgraph shall be; by default where the graph is.
     """
 
     def __init__(
@@ -69,10 +67,6 @@ class SubgraphSampler(Sampler):
 
     def induced(self, g: Graph, nodes: dict[str, Tensor]) -> Graph:
         """The subgraph of some nodes, each of them once, with ids and without features.
-
-        Args:
-            g: The graph.
-            nodes: Node type to ids.
 
         Raises:
             ValueError: Features are named that the graph does not have.
@@ -107,11 +101,7 @@ class ShaDowKHopSampler(SubgraphSampler):
     Args:
         fanouts: Neighbours per node, one number (or relation to number) per hop, the last for the
             seeds; -1 for all.
-        replace: Draw with replacement.
         prob: Name of an edge feature; neighbours are drawn in proportion to it.
-        prefetch_node_feats: As ``prefetch_ndata`` of `SubgraphSampler`.
-        prefetch_edge_feats: As ``prefetch_edata`` of `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -147,8 +137,6 @@ class ShaDowKHopSampler(SubgraphSampler):
         have the same in-edges, and out-edges leave from the first.
 
         Args:
-            g: A graph of this process.
-            seed_nodes: Node ids, or node type to ids.
             exclude_eids: Ids of edges that must neither be drawn nor be in the subgraph, or
                 relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
@@ -248,10 +236,6 @@ class SAINTSampler(SubgraphSampler):
             takes the nodes on random walks from nodes drawn uniformly.
         budget: How many nodes or edges are drawn, with replacement; for walks a pair, how many and
             how long.
-        cache: Keep what depends on the graph alone from batch to batch.
-        prefetch_ndata: As for `SubgraphSampler`.
-        prefetch_edata: As for `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
 
     Raises:
         DGLError: Another mode, or a budget that does not fit it.
@@ -291,9 +275,7 @@ class SAINTSampler(SubgraphSampler):
         """A subgraph of ``g``.
 
         Args:
-            g: A graph of this process, of one node type and one relation.
             indices: Without effect: what a loader iterates over only counts batches.
-            draw_seed: Which draw to make; by default one from torch's generator.
 
         Raises:
             DGLError: A graph of several types.
@@ -360,16 +342,10 @@ class ClusterGCNSampler(SubgraphSampler):
     Convolutional Networks", KDD 2019, https://arxiv.org/abs/1905.07953.
 
     Args:
-        g: A graph of this process, of one node type and one relation.
         k: Number of clusters; a loader over this sampler iterates over ``torch.arange(k)``.
         cache_path: File that keeps the clusters (safetensors); what is there is used again. None
             keeps none.
         balance_ntypes: ``[num_nodes]`` a class for each node; clusters get alike many of each.
-        balance_edges: Clusters get alike many edges.
-        mode: ``"k-way"`` or ``"recursive"`` bisection.
-        prefetch_ndata: As for `SubgraphSampler`.
-        prefetch_edata: As for `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
 
     Raises:
         DGLError: A graph of several types, another mode, or a file at ``cache_path`` that holds no
@@ -426,7 +402,6 @@ class ClusterGCNSampler(SubgraphSampler):
         """The graph of all nodes of some clusters.
 
         Args:
-            g: The graph that was divided.
             partition_ids: Numbers of clusters, each once.
 
         Raises:

@@ -26,7 +26,6 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
             batch may be batched again: its graphs become graphs of the new one.
         ndata: Names of the node features to carry over; all by default, None for none. Graphs
             without nodes of a type need not have its features.
-        edata: The same for edge features.
 
     Returns:
         The batched graph; ``batch_num_nodes`` and ``batch_num_edges`` tell its graphs apart.
@@ -127,10 +126,8 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
     """The graphs of a batch, with their features.
 
     Args:
-        g: Graph.
         node_split: Number of nodes of each graph, where it differs from ``batch_num_nodes``; node
             type -> numbers, where there are several types.
-        edge_split: The same for edges.
 
     Returns:
         The graphs, in order.
@@ -190,8 +187,6 @@ def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
     """One graph of a batch.
 
     Args:
-        g: Batched graph.
-        gid: Which of its graphs, from 0.
         store_ids: Whether to store ids in ``g`` as ``ndata[NID]`` and ``edata[EID]``.
 
     Raises:
@@ -253,9 +248,6 @@ def merge(graphs: Sequence[Graph]) -> Graph:
 
     Features come along; of nodes, those of the later graph that has the node count. Where a graph
     lacks a feature its rows get initial values.
-
-    Args:
-        graphs: Graphs of the same node types and relations, id type and device.
 
     Raises:
         ValueError: no graph, or graphs that differ in types, id type or device.

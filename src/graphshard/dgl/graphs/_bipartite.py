@@ -32,12 +32,7 @@ def bipartite_from_scipy(
 
     Args:
         sp_mat: ``[num_src_nodes, num_dst_nodes]`` SciPy sparse matrix.
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
         eweight_name: Edge feature that gets the entries; None for none.
-        idtype: torch.int32 or torch.int64; None means int64.
-        device: Where the graph is to live.
 
     Raises:
         TypeError: no sparse matrix.
@@ -72,15 +67,8 @@ def bipartite_from_networkx(
     Args:
         nx_graph: Directed graph. The node attribute ``bipartite`` is 0 for sources, 1 for
             destinations; each side is numbered in the sorted order of its labels.
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
         u_attrs: Attributes of source nodes to stack into features.
-        e_attrs: Attributes of edges.
-        v_attrs: Attributes of destination nodes.
         edge_id_attr_name: Edge attribute with the id of each edge; None takes NetworkX's order.
-        idtype: torch.int32 or torch.int64; None means int64.
-        device: Where the graph is to live.
 
     Raises:
         TypeError: the graph is not directed.
@@ -131,9 +119,6 @@ def bipartite_from_networkx(
 
 def block_to_graph(block: Block) -> Graph:
     """The graph of a block: source types get the ending ``_src``, destination types ``_dst``.
-
-    Args:
-        block: Block; all features are carried over.
 
     Raises:
         TypeError: no block.

@@ -23,10 +23,8 @@ def _of_ends(op: str) -> Callable[..., Tensor]:
     combine.__doc__ = f"""{what} of source rows and destination rows, per edge.
 
     Args:
-        g: Graph.
         x_node: ``[num_src_nodes, ...]``.
         y_node: ``[num_dst_nodes, ...]``; rows broadcast.
-        etype: The relation, where there are several.
 
     Returns:
         ``[num_edges, ...]``, differentiable in both.
@@ -55,7 +53,6 @@ def edge_homophily(graph: LocalGraph, y: Tensor) -> float:
     """Share of the edges that join nodes of one class.
 
     Args:
-        graph: Graph with one node type and one relation.
         y: ``[num_nodes]`` classes.
     """
     return float(_same_class(graph, y).mean())
@@ -67,7 +64,6 @@ def node_homophily(graph: LocalGraph, y: Tensor) -> float:
     A node without in-edges counts as 0.
 
     Args:
-        graph: Graph with one node type and one relation.
         y: ``[num_nodes]`` classes.
     """
     shares = gspmm(graph.adjacency(), "copy_rhs", "mean", None, _same_class(graph, y))
@@ -80,7 +76,6 @@ def linkx_homophily(graph: LocalGraph, y: Tensor) -> float:
     From "Large Scale Learning on Non-Homophilous Graphs" (https://arxiv.org/abs/2110.14446).
 
     Args:
-        graph: Graph with one node type and one relation.
         y: ``[num_nodes]`` classes, from 0; at least two.
 
     Raises:

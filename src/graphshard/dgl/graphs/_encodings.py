@@ -27,8 +27,6 @@ def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     (https://arxiv.org/abs/2110.07875).
 
     Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
         eweight_name: Edge feature with the weights that steps are drawn by; None for equal ones.
 
     Returns:
@@ -52,7 +50,6 @@ def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False)
 
     Args:
         g: Graph with one node type and one relation, usually with both directions of each edge.
-        k: Number of eigenvectors.
         padding: Whether to fill up with zeros where there are fewer than ``k``; else ``k`` must be
             below the number of nodes.
         return_eigval: Whether to return the eigenvalues as well, NaN where there are none.
@@ -92,9 +89,6 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     (https://arxiv.org/abs/2108.03348).
 
     Args:
-        g: Graph with one node type and one relation.
-        k: Number of singular values.
-        padding: Whether to fill up with zeros where there are fewer than ``k`` nodes.
         random_flip: Whether to draw the sign of each row at random.
 
     Returns:
@@ -155,8 +149,6 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
 
     Args:
         g: Graph with one node type and one relation; edges count both ways.
-        src: One node.
-        dst: The other.
 
     Returns:
         int64 ``[num_nodes]``.
@@ -185,11 +177,6 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
 
 def shortest_dist(g: Graph, root: int | None = None, return_paths: bool = False) -> Any:
     """Number of edges on a shortest path from one node, or from every node, to every node.
-
-    Args:
-        g: Graph with one node type and one relation.
-        root: The first node; None for every node.
-        return_paths: Whether to return the edges of one shortest path to each node as well.
 
     Returns:
         int64 ``[num_nodes]`` (a row per first node, ``[num_nodes, num_nodes]``, without ``root``),

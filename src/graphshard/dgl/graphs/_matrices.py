@@ -33,8 +33,6 @@ def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Te
     """The edges of a relation as a sparse tensor.
 
     Args:
-        g: Graph.
-        etype: The relation, where there are several.
         eweight_name: Edge feature with the values; None for 1.
 
     Returns:
@@ -60,12 +58,9 @@ def adj_external(
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
     Args:
-        g: Graph.
         transpose: Whether rows are destinations; by default they are sources.
-        ctx: Device of a torch matrix.
         scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
             their own, in each row by edge id; None for a torch COO tensor.
-        etype: The relation, where there are several.
 
     Raises:
         ValueError: another format.
@@ -91,11 +86,8 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     """The incidence matrix of a relation: a row per node, a column per edge.
 
     Args:
-        g: Graph.
         typestr: ``"in"``: 1 where the edge enters the node. ``"out"``: 1 where it leaves it.
             ``"both"``: 1 where it enters, -1 where it leaves, 0 for self loops.
-        ctx: Device of the matrix.
-        etype: The relation, where there are several.
 
     Returns:
         Sparse ``[num_nodes, num_edges]``.

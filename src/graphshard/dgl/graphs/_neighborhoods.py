@@ -27,13 +27,9 @@ def khop_in_subgraph(
     """The graph of all nodes from which some nodes are reached in at most ``k`` steps.
 
     Args:
-        graph: Graph.
         nodes: Node ids; per type on a graph with several node types.
-        k: Number of steps.
         relabel_nodes: Whether to keep only those nodes, by ascending id; if not, all nodes stay
             and only edges are left out.
-        store_ids: Whether to store original ids as ``ndata[NID]`` and ``edata[EID]``.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Returns:
         The subgraph; with ``relabel_nodes`` a pair of it and the ids in it of ``nodes``, in the
@@ -119,11 +115,6 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
 
     Features are shared: what is set on one graph is seen on the other.
 
-    Args:
-        graph: Graph.
-        ntypes: The types.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
     Raises:
         ValueError: an unknown type, or no relation is left.
     """
@@ -139,9 +130,7 @@ def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any =
     Features are shared as by `node_type_subgraph`.
 
     Args:
-        graph: Graph.
         etypes: The relations, in the order that the result reports.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Raises:
         ValueError: an unknown relation, or none.

@@ -28,14 +28,12 @@ def reorder_graph(
     """The graph with its nodes and edges in an order that is better for memory.
 
     Args:
-        g: Graph with one node type and one relation; features move with their rows.
         node_permute_algo: None leaves nodes where they are; ``"rcmk"`` is the reverse
             Cuthill-McKee order; ``"custom"`` takes ``permute_config["nodes_perm"]``, the old id of
             each new node.
         edge_permute_algo: ``"src"`` or ``"dst"``: by that end; ``"custom"`` takes
             ``permute_config["edges_perm"]``, the old id of each new edge.
         store_ids: Whether to store old ids as ``ndata[NID]`` and ``edata[EID]``.
-        permute_config: For ``"custom"``.
 
     Raises:
         ValueError: an unknown order, a missing or wrong permutation, or a typed graph.

@@ -27,8 +27,6 @@ def bfs_nodes_generator(
     """Nodes by their distance from some nodes.
 
     Args:
-        graph: Graph with one node type and one relation.
-        source: The first nodes.
         reverse: Whether to walk edges from their destination to their source.
 
     Returns:
@@ -72,10 +70,6 @@ def _breadth_first(g: LocalGraph, source: Any, reverse: bool) -> Iterator[tuple[
 def topological_nodes_generator(graph: LocalGraph, reverse: bool = False) -> tuple[Tensor, ...]:
     """Nodes in steps such that every edge runs from one step to a later one.
 
-    Args:
-        graph: Graph with one node type and one relation.
-        reverse: Whether edges count from their destination to their source.
-
     Returns:
         Per step, the ids of the nodes all of whose predecessors are in earlier steps.
 
@@ -110,9 +104,7 @@ def dfs_edges_generator(
     """The edges of a depth-first search in the order of their steps.
 
     Args:
-        graph: Graph with one node type and one relation.
         source: The first nodes; searches from several run side by side, each on its own.
-        reverse: Whether to walk edges from their destination to their source.
 
     Returns:
         Per step, an edge of each search that goes on.
@@ -132,12 +124,8 @@ def dfs_labeled_edges_generator(
     """The edges of a depth-first search, with what each is; see `dfs_edges_generator`.
 
     Args:
-        graph: Graph with one node type and one relation.
-        source: The first nodes.
-        reverse: Whether to walk edges from their destination to their source.
         has_reverse_edge: Whether an edge comes again, with label 1, when the search goes back.
         has_nontree_edge: Whether edges to nodes that were reached before come, with label 2.
-        return_labels: Whether to return labels.
 
     Returns:
         Per step the edges; and, with ``return_labels``, per step their labels: 0 for an edge that

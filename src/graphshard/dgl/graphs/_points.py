@@ -28,10 +28,8 @@ def knn_graph(
 
     Args:
         x: ``[num_points, dim]``, or several sets of points, ``[num_sets, num_points, dim]``.
-        k: Number of neighbours; at most the number of points.
         algorithm: Accepted so that calls written for DGL run; all compute every distance.
         dist: ``"euclidean"`` or ``"cosine"``.
-        exclude_self: Whether a point is none of its own neighbours.
 
     Returns:
         A graph with a node per point, a batch of graphs where there are several sets. In-edges of
@@ -62,10 +60,6 @@ def segmented_knn_graph(
     Args:
         x: ``[num_points, dim]``, all sets.
         k: Number of neighbours; all sets take fewer where one has fewer points.
-        segs: Number of points of each set.
-        algorithm: As for `knn_graph`.
-        dist: As for `knn_graph`.
-        exclude_self: As for `knn_graph`.
 
     Raises:
         ValueError: as for `knn_graph`; or numbers that do not add up to the points.
@@ -115,7 +109,6 @@ def farthest_point_sampler(pos: Tensor, npoints: int, start_idx: int | None = No
 
     Args:
         pos: ``[num_sets, num_points, dim]`` sets of points.
-        npoints: How many to choose of each set.
         start_idx: The first point of every set; drawn at random by default.
 
     Returns:
@@ -158,11 +151,6 @@ def radius_graph(
 
     Args:
         x: ``[num_points, dim]``.
-        r: The radius.
-        p: Which norm measures distances.
-        self_loop: Whether a point is joined to itself.
-        compute_mode: As for `torch.cdist`.
-        get_distances: Whether to return the length of each edge as well.
 
     Returns:
         The graph; with ``get_distances`` a pair of it and ``[num_edges, 1]``.

@@ -29,7 +29,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
     loop does not point to itself. Edges come by ``e``, then ``f``.
 
     Args:
-        g: Graph with one node type and one relation.
         backtracking: Whether an edge is joined to edges that go straight back.
         shared: Whether edge features of ``g`` become node features.
 
@@ -58,10 +57,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 def khop_adj(g: Graph, k: int) -> Tensor:
     """Number of walks of ``k`` edges between every pair of nodes.
 
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
-
     Returns:
         Dense float32 ``[num_nodes, num_nodes]``, a row per first node.
     """
@@ -69,13 +64,7 @@ def khop_adj(g: Graph, k: int) -> Tensor:
 
 
 def khop_graph(g: Graph, k: int, copy_ndata: bool = True) -> Graph:
-    """The graph with an edge for every walk of ``k`` edges.
-
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
-        copy_ndata: Whether to carry node features over.
-    """
+    """The graph with an edge for every walk of ``k`` edges."""
     walks = _walks(g, k, "khop_graph").tocoo()
     times = walks.data.astype(np.int64)
     ends = [torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col)]
@@ -99,10 +88,6 @@ def _walks(g: Graph, k: int, name: str) -> scipy.sparse.csr_matrix:
 
 def metapath_reachable_graph(g: Graph, metapath: Sequence[Any]) -> Graph:
     """The graph of the pairs of nodes that a walk along some relations joins.
-
-    Args:
-        g: Graph.
-        metapath: Relations, each beginning at the node type where the one before ended.
 
     Returns:
         A graph of one relation, ``_E``, one edge per pair, with the node features of its types.
@@ -139,7 +124,6 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
         A: Graph of one relation, without parallel edges.
         B: Graph of one relation from the destination type of A, without parallel edges.
         weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
-        etype: Name of the result's relation.
 
     Raises:
         ValueError: several relations, or types or counts that do not meet.
@@ -170,7 +154,6 @@ def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
     """The graph of the sum of weighted adjacency matrices, differentiable in the weights.
 
     Args:
-        graphs: Graphs of one and the same relation and number of nodes.
         weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
 
     Raises:
@@ -230,11 +213,6 @@ def check_one_relation(g: Graph, name: str) -> None:
 
 
 def norm_by_dst(g: Graph, etype: Any = None) -> Tensor:
-    """One over the in-degree of each edge's destination: float32 ``[num_edges]``.
-
-    Args:
-        g: Graph.
-        etype: The relation, where there are several.
-    """
+    """One over the in-degree of each edge's destination: float32 ``[num_edges]``."""
     _, dst = g.edges(etype=etype)
     return g.in_degrees(dst, etype=etype).float().reciprocal()

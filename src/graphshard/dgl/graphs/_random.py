@@ -20,12 +20,6 @@ def rand_graph(
 ) -> Graph:
     """A graph whose edges are drawn from all pairs of nodes, without replacement.
 
-    Args:
-        num_nodes: Number of nodes.
-        num_edges: Number of edges; at most ``num_nodes ** 2``.
-        idtype: torch.int32 or torch.int64.
-        device: Where the graph lives.
-
     Raises:
         ValueError: more edges than pairs.
 
@@ -48,16 +42,6 @@ def rand_bipartite(
     device: torch.device | str = "cpu",
 ) -> Graph:
     """A graph of one relation between two node types, with edges drawn without replacement.
-
-    Args:
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
-        num_src_nodes: Number of source nodes.
-        num_dst_nodes: Number of destination nodes.
-        num_edges: Number of edges; at most the product of both.
-        idtype: torch.int32 or torch.int64.
-        device: Where the graph lives.
 
     Raises:
         ValueError: more edges than pairs.
@@ -92,7 +76,6 @@ def choice(
     Args:
         a: ``[num_rows, ...]``, or how many numbers there are.
         size: How many to draw, or the shape of what is drawn.
-        replace: Whether one row may be drawn several times.
         prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
 
     Returns:
@@ -125,9 +108,5 @@ def choice(
 
 
 def seed(val: int) -> None:
-    """Seed everything that draws at random, here and in torch: the generators of torch.
-
-    Args:
-        val: Any integer.
-    """
+    """Seed everything that draws at random, here and in torch: the generators of torch."""
     torch.manual_seed(val)

@@ -30,12 +30,10 @@ def readout_nodes(
     """Sum, mean, maximum or minimum of a node feature over each graph of a batch.
 
     Args:
-        graph: Graph, batched or not.
         feat: Name of the feature, ``[num_nodes, ...]``.
         weight: Name of a feature to multiply by first, ``[num_nodes, 1]``; None for 1.
         op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``. With weights a mean is the sum divided
             by the number of nodes.
-        ntype: The node type, where there are several.
 
     Returns:
         ``[batch_size, ...]``; 0 for graphs without nodes of the type.
@@ -102,9 +100,7 @@ def broadcast_nodes(graph: LocalGraph, graph_feat: Tensor, *, ntype: str | None 
     """The row of its graph for each node.
 
     Args:
-        graph: Graph, batched or not.
         graph_feat: ``[batch_size, ...]``; for a single graph ``[...]`` will do.
-        ntype: The node type, where there are several.
 
     Returns:
         ``[num_nodes, ...]``.
@@ -144,12 +140,8 @@ def topk_nodes(
     """The ``k`` nodes of each graph that come first by a feature.
 
     Args:
-        graph: Graph, batched or not.
         feat: Name of the feature, ``[num_nodes, dim]``.
-        k: How many.
-        descending: Whether the largest come first; else the smallest.
         sortby: Column that decides; None ranks each column on its own.
-        ntype: The node type, where there are several.
 
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,

@@ -61,11 +61,7 @@ from .whole_graphs import WeightAndSum as WeightAndSum
 
 
 def layers_of_dgl(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module of layers: a name that it lacks is looked up in DGL.
-
-    Args:
-        module: Name of the module.
-    """
+    """The ``__getattr__`` of a module of layers: a name that it lacks is looked up in DGL."""
 
     def find(name: str) -> Any:
         if name[:1].isupper() and not _stands_for_dgl():

@@ -28,9 +28,7 @@ class AGNNConv(ZeroInDegreeCheck):
         h'_i = \sum_{j \in N(i)} \mathrm{softmax}_{j \in N(i)}\big(\beta \cos(h_j, h_i)\big) h_j
 
     Args:
-        init_beta: First value of :math:`\beta`.
         learn_beta: Learn :math:`\beta`; otherwise it is a buffer.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, *, dim]``, or a pair ``[num_src, *, dim]``, ``[num_dst, *, dim]``;
@@ -99,9 +97,6 @@ class DotGatConv(AttentionConv):
     Args:
         in_feats: Width of the input; a pair (source, destination) gives each side its own
             :math:`W`.
-        out_feats: Width of the output of one head.
-        num_heads: Number of heads.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair ``[num_src, in]``, ``[num_dst, in]``; output

@@ -32,8 +32,6 @@ class EdgeConv(ZeroInDegreeCheck):
     node, and nothing is stored per edge.
 
     Args:
-        in_feat: Width of the input.
-        out_feat: Width of the output.
         batch_norm: Normalise the messages, all edges together. On a sharded graph the statistics
             are those of the rank's own edges, unless the layer went through
             `graphshard.pyg.convert_sync_norm`.
@@ -99,13 +97,6 @@ class GatedGraphConv(nn.Module):
     The linear map of a sum is the sum of the mapped messages: rows are summed per type of edge and
     then mapped, so that they travel once, and every rank of a sharded graph makes the same calls
     whatever types its edges have.
-
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the state and the output, at least ``in_feats``.
-        n_steps: Number of steps.
-        n_etypes: Number of edge types.
-        bias: Whether the recurrent unit has biases.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``etypes`` ``[num_edges]``, needed if there are several
@@ -195,7 +186,6 @@ class GINEConv(nn.Module):
 
     Args:
         apply_func: :math:`f`; None for the identity.
-        init_eps: First value of :math:`\epsilon`.
         learn_eps: Learn :math:`\epsilon`; otherwise it is a buffer.
 
     Shape:
@@ -250,15 +240,9 @@ class GMMConv(ZeroInDegreeCheck):
         w_k(u) = \exp\Big(-\frac12 \sum_d (u_d - \mu_{kd})^2 \sigma_{kd}^{-2}\Big)
 
     Args:
-        in_feats: Width of the input, or (source, destination).
-        out_feats: Width of the output.
-        dim: Number of pseudo-coordinates.
-        n_kernels: Number of Gaussians.
         aggregator_type: ``sum``, ``mean`` or ``max``; of each Gaussian's messages, before the sum
             over them.
         residual: Add the destination's own features, mapped if their width differs.
-        bias: Learn an added row.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``pseudo`` ``[num_edges, dim]``; output
@@ -333,13 +317,10 @@ class NNConv(nn.Module):
     ``num_edges * in_feats * out_feats`` numbers.
 
     Args:
-        in_feats: Width of the input, or (source, destination).
-        out_feats: Width of the output.
         edge_func: :math:`f_\Theta`, from edge features to ``in_feats * out_feats`` numbers.
         aggregator_type: ``sum``, ``mean`` or ``max``; of the products, before they are summed over
             ``in_feats``.
         residual: Add the destination's own features, mapped if their width differs.
-        bias: Learn an added row.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``efeat`` ``[num_edges, *]``; output

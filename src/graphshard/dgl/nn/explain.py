@@ -25,13 +25,10 @@ class GNNExplainer(nn.Module):
         model: Called as ``model(graph=graph, feat=feat, **kwargs)``, and with ``eweight=``
             ``[num_edges]``; gives logits.
         num_hops: How far a node's prediction depends on others.
-        lr: Learning rate.
-        num_epochs: Number of steps.
         alpha1: Weight of the sum of the edges' mask.
         alpha2: Weight of the entropy of the edges' mask.
         beta1: Weight of the mean of the features' mask.
         beta2: Weight of the entropy of the features' mask.
-        log: Print the loss at the end.
     """
 
     def __init__(
@@ -58,8 +55,6 @@ class GNNExplainer(nn.Module):
         """Explain the prediction for a node.
 
         Args:
-            node_id: The node.
-            graph: A graph with one node type and one relation.
             feat: ``[num_nodes, dim]``.
             **kwargs: For the model; of tensors with a row for each node or edge, it gets those of
                 the subgraph.
@@ -81,9 +76,7 @@ class GNNExplainer(nn.Module):
         """Explain the prediction for a graph.
 
         Args:
-            graph: The graph; not a batch of several.
             feat: ``[num_nodes, dim]``.
-            **kwargs: For the model.
 
         Returns:
             Masks between 0 and 1, of ``[dim]`` and of the edges.

@@ -35,10 +35,6 @@ class EdgeWeightNorm(nn.Module):
     `Semi-Supervised Classification with Graph Convolutional Networks
     <https://arxiv.org/abs/1609.02907>`_. Give the result to a layer with ``norm="none"``.
 
-    Args:
-        norm: ``both``, ``right`` or ``none``.
-        eps: Added to the weighted degrees.
-
     Shape:
         ``edge_weight`` ``[num_edges]``; output ``[num_edges]``.
 
@@ -120,11 +116,6 @@ class APPNPConv(nn.Module):
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{out}^{-1/2}`, or edge weights normalised by
     :class:`EdgeWeightNorm`. Edge dropout draws anew in every step.
 
-    Args:
-        k: Number of steps.
-        alpha: Probability of going back to the start.
-        edge_drop: Dropout on the edges.
-
     Shape:
         ``feat`` ``[num_nodes, *]``; ``edge_weight`` ``[num_edges]``; output ``[num_nodes, *]``.
 
@@ -193,14 +184,9 @@ class SGConv(ZeroInDegreeCheck):
     or :math:`\hat A^k X \Theta + b` with edge weights normalised by :class:`EdgeWeightNorm`.
 
     Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Number of propagations.
         cached: Keep the propagated features of the first call and use them in all later ones: for
             one graph whose input never changes. Later inputs and edge weights are not read.
-        bias: Learn :math:`b`.
         norm: Applied to the propagated features, before the linear layer.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
@@ -291,13 +277,6 @@ class TAGConv(nn.Module):
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{in}^{-1/2}`, or edge weights normalised by
     :class:`EdgeWeightNorm`.
 
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Highest power.
-        bias: Learn :math:`b`.
-        activation: Applied to the output.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
         ``[num_nodes, out_feats]``.
@@ -356,13 +335,6 @@ class ChebConv(nn.Module):
         H' = \sigma\Big(\sum_{i<k} Z^i W^i\Big), \quad Z^0 = X, \quad Z^1 = \tilde L X, \quad
         Z^i = 2 \tilde L Z^{i-1} - Z^{i-2}, \quad
         \tilde L = \frac{2}{\lambda_{max}} (I - D^{-1/2} A D^{-1/2}) - I
-
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Number of polynomials.
-        activation: :math:`\sigma`; None for the identity.
-        bias: Learn an added row.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``lambda_max`` a list or tensor of one number for each
@@ -437,11 +409,7 @@ class LabelPropagation(nn.Module):
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{out}^{-1/2}`, or :math:`D_{in}^{-1} A^T`.
 
     Args:
-        k: Number of steps.
-        alpha: Share of the neighbours.
         norm_type: ``sym``, or ``row`` for the mean over the neighbours.
-        clamp: Keep values between 0 and 1.
-        normalize: Divide rows by their sum.
         reset: Give the known nodes their labels again after every step.
 
     Shape:

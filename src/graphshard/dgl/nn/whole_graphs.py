@@ -115,11 +115,6 @@ class Set2Set(nn.Module):
     """An LSTM that attends to the rows of each graph several times.
 
     From "Order Matters: Sequence to sequence for sets" (https://arxiv.org/abs/1511.06391).
-
-    Args:
-        input_dim: Width of the rows.
-        n_iters: How many times.
-        n_layers: Layers of the LSTM.
     """
 
     def __init__(self, input_dim: int, n_iters: int, n_layers: int) -> None:
@@ -158,11 +153,7 @@ class Set2Set(nn.Module):
 
 
 class WeightAndSum(nn.Module):
-    """The sum of the rows of each graph, each times a learnt weight between 0 and 1.
-
-    Args:
-        in_feats: Width of the rows.
-    """
+    """The sum of the rows of each graph, each times a learnt weight between 0 and 1."""
 
     def __init__(self, in_feats: int) -> None:
         super().__init__()
@@ -179,9 +170,6 @@ class WeightAndSum(nn.Module):
 
 class KNNGraph(nn.Module):
     """`graphshard.dgl.knn_graph` with a fixed number of neighbours.
-
-    Args:
-        k: Number of neighbours.
 
     Example:
         >>> import torch
@@ -205,11 +193,7 @@ class KNNGraph(nn.Module):
 
 
 class SegmentedKNNGraph(nn.Module):
-    """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours.
-
-    Args:
-        k: Number of neighbours.
-    """
+    """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -228,14 +212,7 @@ class SegmentedKNNGraph(nn.Module):
 
 
 class RadiusGraph(nn.Module):
-    """`graphshard.dgl.radius_graph` with a fixed radius.
-
-    Args:
-        r: The radius.
-        p: Which norm measures distances.
-        self_loop: Whether a point is joined to itself.
-        compute_mode: As for `torch.cdist`.
-    """
+    """`graphshard.dgl.radius_graph` with a fixed radius."""
 
     def __init__(
         self,

@@ -134,11 +134,8 @@ def frontier_of(
     """The graph of all nodes and some edges.
 
     Args:
-        g: The graph.
         eids: Relation to ids of edges; none of the relations that are left out.
-        copy_ndata: Whether it has the features of nodes.
         copy_edata: Whether it has the features of edges, and their ids as ``edata[EID]``.
-        output_device: Where it shall be; None: where ``g`` is.
     """
     found: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
     for ntype in g.ntypes if copy_ndata else ():
@@ -174,7 +171,6 @@ def sample_neighbors(
     makes a block of what is returned.
 
     Args:
-        g: A graph of this process.
         nodes: Ids, or type to ids. A node that is given twice has the same edges twice.
         fanout: Edges for a node, -1 for all that have a weight; or relation to that, for all.
         edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
@@ -182,10 +178,8 @@ def sample_neighbors(
             feature ``[num_edges]``, bool (a mask) or floating point, which relations without it do
             without; or the weights, or relation to weights.
         replace: Draw with replacement: nodes with any edge then have ``fanout`` of them.
-        copy_ndata: Whether the graph that is returned has the features of nodes.
         copy_edata: Whether it has those of its edges, and their ids as ``edata[EID]``.
         exclude_edges: Ids of edges that are treated as absent, or relation to ids.
-        output_device: Where the graph that is returned shall be; by default where ``g`` is.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were drawn, grouped by node.
@@ -223,19 +217,8 @@ def sample_labors(
     """Draw edges as `graphshard.dgl.dataloading.LaborSampler` does, about ``fanout`` for a node.
 
     Args:
-        g: A graph of this process.
-        nodes: As for `sample_neighbors`.
-        fanout: As for `sample_neighbors`; a mean.
-        edge_dir: As for `sample_neighbors`.
-        prob: As for `sample_neighbors`.
-        importance_sampling: 0, the paper's LABOR-0.
         random_seed: A number, or a tensor that holds one: equal ones draw alike. By default one
             from torch's generator.
-        seed2_contribution: 0.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
-        exclude_edges: As for `sample_neighbors`.
-        output_device: As for `sample_neighbors`.
 
     Returns:
         The graph, and an empty tensor per relation in the place of importances, which LABOR-0
@@ -355,16 +338,10 @@ def sample_etype_neighbors(
 
     Args:
         g: A graph of one relation whose edges come type by type, as `to_homogeneous` makes it.
-        nodes: Ids.
         etype_offset: ``[num_types + 1]``, the first edge id of each type, and the number of edges.
         fanout: ``[num_types]``, edges of each type for a node, -1 for all.
-        edge_dir: As for `sample_neighbors`.
         prob: Weights of the edges of each type, None for equal ones; or the name of a feature.
-        replace: As for `sample_neighbors`.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
         etype_sorted: Accepted for DGL's scripts: edges of a node are found by type in any case.
-        output_device: As for `sample_neighbors`.
 
     Returns:
         A graph of the same nodes, with the edges that were drawn, type by type.
@@ -448,16 +425,9 @@ def sample_neighbors_biased(
     Args:
         g: A graph of one relation whose edges are grouped by tag, as `sort_csc_by_tag` (for
             ``edge_dir="in"``) or `sort_csr_by_tag` makes it.
-        nodes: Ids of nodes at the near end of edges.
-        fanout: Edges for a node, -1 for all.
         bias: ``[num_tags]``, 0 or more: what the edges of a tag are drawn in proportion to.
-        edge_dir: ``"in"`` or ``"out"``.
         tag_offset_name: Node feature ``[num_nodes, num_tags + 1]``, where the edges of each tag
             begin among those of the node.
-        replace: As for `sample_neighbors`.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
-        output_device: As for `sample_neighbors`.
 
     Returns:
         A graph of the same nodes, with the edges that were drawn, grouped by node.
@@ -523,15 +493,9 @@ def select_topk(
     Of equal weights the smaller edge id goes first.
 
     Args:
-        g: A graph of this process.
         k: Edges for a node, -1 for all; or relation to that, for all.
         weight: Name of an edge feature ``[num_edges]``, which every relation has.
         nodes: Ids, or type to ids; by default all.
-        edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
-        ascending: Take those that weigh least.
-        copy_ndata: Whether the graph that is returned has the features of nodes.
-        copy_edata: Whether it has those of its edges, and their ids as ``edata[EID]``.
-        output_device: Where the graph that is returned shall be; by default where ``g`` is.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were chosen, grouped by node.

@@ -56,16 +56,13 @@ def random_walk(
     A walk ends before its time at a node that it cannot leave.
 
     Args:
-        g: A graph of this process.
         nodes: ``[n]`` ids of the nodes where walks begin, of the type that the first relation
             leaves; one may be there several times.
         metapath: The relation of each step. It may be left out on a graph of one relation.
-        length: Number of steps, where there is no ``metapath``.
         prob: Name of an edge feature ``[num_edges]``; steps are drawn in proportion to it.
             Relations without it are drawn from uniformly.
         restart_prob: With what probability a walk ends before a step: a number for all steps, or
             ``[length]``.
-        return_eids: Whether ids of edges are wanted.
 
     Returns:
         ``(traces, types)``, or with ``return_eids`` ``(traces, eids, types)``: ids of nodes
@@ -111,12 +108,9 @@ def walks_along(
     """What `random_walk` says, without its checks: nodes and edges of walks.
 
     Args:
-        g: The graph.
         at: ``[n]``, where walks begin, of its idtype.
-        path: The relation of each step.
         options: How steps along each relation are drawn, from `step_options`.
         stops: ``[length]``, the probability that a walk ends before each step.
-        draw_seed: Which draw to make.
     """
     traces = torch.full((len(at), len(path) + 1), -1, dtype=g.idtype, device=g.device)
     eids = torch.full((len(at), len(path)), -1, dtype=g.idtype, device=g.device)
@@ -203,11 +197,7 @@ def one_step(
     """Draw an out-edge for each walk.
 
     Args:
-        g: The graph.
-        etype: The relation.
         walks: int64 ``[n]``, the number of each walk, which names its draw.
-        at: ``[n]``, where they are.
-        options: From `step_options`.
         key: 64 bits that name the step.
 
     Returns:
@@ -289,14 +279,11 @@ def node2vec_random_walk(
     """Walk from each node, each step depending on the one before.
 
     Args:
-        g: A graph of this process, of one node type and one relation.
         nodes: ``[n]`` ids of the nodes where walks begin.
         p: The greater, the less likely a walk goes back at once.
         q: The greater, the more likely it stays near; a node x is near the last one, u, if there
             is an edge from x to u.
-        walk_length: Number of steps.
         prob: Name of an edge feature ``[num_edges]`` with weights.
-        return_eids: Whether ids of edges are wanted.
 
     Returns:
         ``traces``, or ``(traces, eids)``: ids of nodes ``[n, walk_length + 1]`` and of edges
@@ -406,14 +393,10 @@ class RandomWalkNeighborSampler:
     """Finds neighbours by walks that follow a metapath again and again.
 
     Args:
-        G: A graph of this process.
         num_traversals: How often a walk follows the metapath, at most.
         termination_prob: With what probability it ends after each time.
-        num_random_walks: Walks from each node.
-        num_neighbors: How many of the nodes that walks came upon are taken.
         metapath: Relations that lead from a node type back to it; it may be left out on a graph of
             one relation.
-        weight_column: Name of the edge feature with the numbers of visits.
 
     Raises:
         DGLError: No metapath where one is needed, or one that does not lead back.
@@ -457,9 +440,6 @@ class RandomWalkNeighborSampler:
 
     def __call__(self, seed_nodes: Any) -> Graph:
         """The neighbours of some nodes.
-
-        Args:
-            seed_nodes: Ids of nodes of the type that the metapath starts from.
 
         Returns:
             A graph of all nodes of that type, with an edge from each neighbour that was found to
@@ -510,13 +490,6 @@ class PinSAGESampler(RandomWalkNeighborSampler):
 
     Args:
         G: A graph of this process, with a relation from each of the two types to the other.
-        ntype: The type whose nodes get neighbours.
-        other_type: The other one.
-        num_traversals: As for `RandomWalkNeighborSampler`.
-        termination_prob: As for `RandomWalkNeighborSampler`.
-        num_random_walks: As for `RandomWalkNeighborSampler`.
-        num_neighbors: As for `RandomWalkNeighborSampler`.
-        weight_column: As for `RandomWalkNeighborSampler`.
 
     Raises:
         DGLError: There is no such relation.

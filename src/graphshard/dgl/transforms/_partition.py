@@ -33,8 +33,6 @@ def metis_partition_assignment(
     """The part that METIS puts each node in.
 
     Args:
-        g: Graph with one node type and one relation, of int64 ids.
-        k: Number of parts.
         balance_ntypes: ``[num_nodes]`` kinds of nodes; every part gets its share of each.
         balance_edges: Whether in-edges are balanced as well, those of each kind apart.
         mode: ``"k-way"`` or ``"recursive"``.
@@ -81,9 +79,7 @@ def partition_graph_with_halo(
     ``extra_cached_hops - 1`` times.
 
     Args:
-        g: Graph with one node type and one relation.
         node_part: ``[num_nodes]`` part of each node.
-        extra_cached_hops: See above.
         reshuffle: Whether nodes and edges are numbered anew, nodes part after part, edges by
             destination.
 
@@ -154,17 +150,7 @@ def metis_partition(
     balance_edges: bool = False,
     mode: str = "k-way",
 ) -> dict[int, Graph]:
-    """`partition_graph_with_halo` of the parts of `metis_partition_assignment`.
-
-    Args:
-        g: Graph with one node type and one relation, of int64 ids.
-        k: Number of parts.
-        extra_cached_hops: As for `partition_graph_with_halo`.
-        reshuffle: As for `partition_graph_with_halo`.
-        balance_ntypes: As for `metis_partition_assignment`.
-        balance_edges: As for `metis_partition_assignment`.
-        mode: As for `metis_partition_assignment`.
-    """
+    """`partition_graph_with_halo` of the parts of `metis_partition_assignment`."""
     parts = metis_partition_assignment(g, k, balance_ntypes, balance_edges, mode)
     return partition_graph_with_halo(g, parts, extra_cached_hops, reshuffle)[0]
 
@@ -173,7 +159,6 @@ def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
     """The graph with its nodes numbered anew; edges keep their order, features stay behind.
 
     Args:
-        g: Graph with one node type and one relation.
         new_node_ids: ``[num_nodes]`` new id of each node.
 
     Returns:
@@ -204,11 +189,7 @@ def reorder_graph(
     """`graphshard.dgl.reorder_graph`, which also puts the nodes of one METIS part together.
 
     Args:
-        g: Graph with one node type and one relation.
         node_permute_algo: As there; or ``"metis"``, with ``permute_config["k"]`` parts.
-        edge_permute_algo: As there.
-        store_ids: As there.
-        permute_config: As there.
 
     Raises:
         ValueError: as there; or ``"metis"`` without a number of parts.

@@ -35,9 +35,6 @@ class BaseTransform:
 class Compose(BaseTransform):
     """Several transforms, one after another.
 
-    Args:
-        transforms: The transforms, first to last.
-
     Example:
         >>> from graphshard.graph import graph
         >>> from graphshard.dgl.transforms import AddReverse, AddSelfLoop, Compose
@@ -62,7 +59,6 @@ def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> G
     """A graph with the nodes of ``g`` and their features, and other relations.
 
     Args:
-        g: Graph.
         edges: Relation -> (sources, destinations).
         copy_edata: Whether to carry over the edge features of relations that ``g`` has too.
     """
@@ -179,7 +175,6 @@ class ToSimple(BaseTransform):
 
     Args:
         return_counts: Edge feature that gets the number of edges joined.
-        aggregator: What becomes of their features.
     """
 
     def __init__(self, return_counts: str = "count", aggregator: str = "arbitrary") -> None:
@@ -192,11 +187,7 @@ class ToSimple(BaseTransform):
 
 
 class LineGraph(BaseTransform):
-    """The graph of the edges, with their features; see `graphshard.dgl.line_graph`.
-
-    Args:
-        backtracking: Whether an edge is joined to edges that go straight back.
-    """
+    """The graph of the edges, with their features; see `graphshard.dgl.line_graph`."""
 
     def __init__(self, backtracking: bool = True) -> None:
         self.backtracking = backtracking
@@ -206,11 +197,7 @@ class LineGraph(BaseTransform):
 
 
 class KHopGraph(BaseTransform):
-    """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`.
-
-    Args:
-        k: Number of steps.
-    """
+    """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -224,7 +211,6 @@ class AddMetaPaths(BaseTransform):
 
     Args:
         metapaths: Name of the new relation -> the relations of its walk, as triples.
-        keep_orig_edges: Whether the relations that are there stay.
     """
 
     def __init__(
@@ -265,8 +251,6 @@ class RowFeatNormalizer(BaseTransform):
 
     Args:
         subtract_min: Whether the least value of all is subtracted first.
-        node_feat_names: Node features; none by default.
-        edge_feat_names: Edge features; none by default.
     """
 
     def __init__(
@@ -298,8 +282,6 @@ class RandomWalkPE(BaseTransform):
     """Return probabilities of random walks as a node feature; see `graphshard.dgl.random_walk_pe`.
 
     Args:
-        k: Number of steps.
-        feat_name: Name of the feature.
         eweight_name: Edge feature with weights; None for equal ones.
     """
 
@@ -317,10 +299,7 @@ class LapPE(BaseTransform):
     """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`.
 
     Args:
-        k: Number of eigenvectors.
-        feat_name: Name of the feature.
         eigval_name: Node feature that gets the eigenvalues, the same for all nodes; None for none.
-        padding: Whether to fill up with zeros where there are fewer than ``k``.
     """
 
     def __init__(
@@ -348,14 +327,7 @@ LaplacianPE = LapPE
 
 
 class SVDPE(BaseTransform):
-    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`.
-
-    Args:
-        k: Number of singular values.
-        feat_name: Name of the feature.
-        padding: Whether to fill up with zeros where there are fewer than ``k`` nodes.
-        random_flip: Whether to draw the sign of each row at random.
-    """
+    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`."""
 
     def __init__(
         self,
@@ -416,10 +388,7 @@ class SIGNDiffusion(BaseTransform):
     Feature ``out_feat_name_i`` is the input after ``i`` steps.
 
     Args:
-        k: Number of steps.
         in_feat_name: The input, ``[num_nodes, dim]``.
-        out_feat_name: How names of results begin.
-        eweight_name: Edge feature with weights; None for 1.
         diffuse_op: A step: ``"raw"`` sums; ``"rw"`` takes the (weighted) mean; ``"gcn"`` sums with
             the weights of `GCNNorm`; ``"ppr"`` does, and mixes with the input.
         alpha: Share of the input in ``"ppr"``.
@@ -507,11 +476,7 @@ def _drawn(count: int, p: float, g: Graph) -> Tensor:
 
 
 class DropNode(BaseTransform):
-    """Each node is dropped with a probability, with its edges.
-
-    Args:
-        p: The probability.
-    """
+    """Each node is dropped with a probability, with its edges."""
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = _probability(p)
@@ -524,11 +489,7 @@ class DropNode(BaseTransform):
 
 
 class DropEdge(BaseTransform):
-    """Each edge is dropped with a probability.
-
-    Args:
-        p: The probability.
-    """
+    """Each edge is dropped with a probability."""
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = _probability(p)
@@ -579,13 +540,7 @@ class NodeShuffle(BaseTransform):
 
 
 class FeatMask(BaseTransform):
-    """Columns of features are set to 0 with a probability, the same ones for all rows.
-
-    Args:
-        p: The probability.
-        node_feat_names: Node features; none by default.
-        edge_feat_names: Edge features; none by default.
-    """
+    """Columns of features are set to 0 with a probability, the same ones for all rows."""
 
     def __init__(
         self,
@@ -611,10 +566,8 @@ class GDC(BaseTransform):
     """Generalized diffusion: ``sum over k of coefs[k] * A ** k``.
 
     Args:
-        coefs: The coefficients.
         eweight_name: Edge feature with the weights A, 1 where there is none; of the result too.
         eps: Least weight that stays; None for what leaves ``avg_degree`` edges per node.
-        avg_degree: Edges per node, without ``eps``.
     """
 
     def __init__(
@@ -656,14 +609,7 @@ class GDC(BaseTransform):
 
 
 class PPR(GDC):
-    """Diffusion by personalized PageRank: ``alpha * (I - (1 - alpha) A) ** -1``.
-
-    Args:
-        alpha: Probability to begin anew at each step.
-        eweight_name: As for `GDC`.
-        eps: As for `GDC`.
-        avg_degree: As for `GDC`.
-    """
+    """Diffusion by personalized PageRank: ``alpha * (I - (1 - alpha) A) ** -1``."""
 
     def __init__(
         self,
@@ -681,14 +627,7 @@ class PPR(GDC):
 
 
 class HeatKernel(GDC):
-    """Diffusion by the heat kernel: ``exp(t (A - I))``.
-
-    Args:
-        t: Diffusion time.
-        eweight_name: As for `GDC`.
-        eps: As for `GDC`.
-        avg_degree: As for `GDC`.
-    """
+    """Diffusion by the heat kernel: ``exp(t (A - I))``."""
 
     def __init__(
         self,
