@@ -81,7 +81,7 @@ def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply a function to every value in nested dictionaries, lists and tuples; keeps their form."""
+    """Apply a function to every value in nested dictionaries, lists and tuples."""
     if isinstance(data, Mapping):
         return {key: recursive_apply(value, fn, *args, **kwargs) for key, value in data.items()}
     if isinstance(data, tuple):

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DGLError
-from ...graph import Graph
+from ...graph import Graph, load_graphs
+from .utils import _get_dgl_url as get_dgl_url
 from .utils import default_folder, extract_archive
 
 
@@ -174,15 +175,7 @@ class DGLBuiltinDataset(DGLDataset):
         verbose: bool = False,
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            url=url,
-            raw_dir=raw_dir,
-            hash_key=hash_key,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        super().__init__(name, url, raw_dir, None, hash_key, force_reload, verbose, transform)
 
     def download(self) -> None:
         """Say where the files belong, as nothing is downloaded."""
@@ -193,18 +186,17 @@ class DGLBuiltinDataset(DGLDataset):
 
 
 class LocalDataset(DGLBuiltinDataset):
-    """Base of the data sets here that DGL would download: reads local files, and saves nothing.
-
-    A subclass says with ``files()`` which files it reads, and in ``process`` calls `_found`.
-    """
+    """Base of the data sets here that DGL would download: reads local files, and saves nothing."""
 
     def download(self) -> None:
-        """Nothing; `_found` says what to get."""
+        """Nothing; `_folder_with` says what to get."""
 
     def _load(self) -> None:
         self.process()
 
-    def _found(self, folders: Sequence[str], *wanted: Sequence[str]) -> Path:
+    def _folder_with(
+        self, *file_sets: Sequence[str], folder_names: Sequence[str] | None = None
+    ) -> Path:
         """The folder that holds one of several sets of files.
 
         See `find_folder`; an archive of DGL's that lies in ``raw_dir`` is unpacked.
@@ -212,21 +204,22 @@ class LocalDataset(DGLBuiltinDataset):
         Raises:
             FileNotFoundError: There is none; the error says what to get, and where it belongs.
         """
-        found = find_folder(self.raw_dir, folders, wanted)
-        if found is None and self.url is not None:
+        names = [self.name] if folder_names is None else folder_names
+        folder = find_folder(self.raw_dir, names, file_sets)
+        if folder is None and self.url is not None:
             suffix = Path(self.url).suffix
-            for archive in {Path(self.url).name, self.name + suffix, folders[0] + suffix}:
+            for archive in {Path(self.url).name, self.name + suffix, names[0] + suffix}:
                 packed = Path(self.raw_dir) / archive
                 if suffix in (".zip", ".tgz") and packed.is_file():
-                    extract_archive(packed, Path(self.raw_dir) / folders[0], overwrite=True)
-                    found = find_folder(self.raw_dir, folders, wanted)
-        if found is None:
+                    extract_archive(packed, Path(self.raw_dir) / names[0], overwrite=True)
+                    folder = find_folder(self.raw_dir, names, file_sets)
+        if folder is None:
             source = "" if self.url is None else f"get {self.url}, and "
             raise FileNotFoundError(
-                f"{self.name} is not downloaded: {source}put {' and '.join(wanted[0])} into "
-                f"{Path(self.raw_dir) / folders[0]}"
+                f"{self.name} is not downloaded: {source}put {' and '.join(file_sets[0])} into "
+                f"{Path(self.raw_dir) / names[0]}"
             )
-        return found
+        return folder
 
 
 class OneGraphDataset(LocalDataset):
@@ -244,7 +237,55 @@ class OneGraphDataset(LocalDataset):
         return 1
 
 
-def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[str]]) -> Path | None:
+class RawOrSavedDataset(OneGraphDataset):
+    """Base of those that are in raw files, or in the file that DGL has saved.
+
+    A subclass has a name, ``_title``, and makes a graph of its raw files, which ``_raw`` names.
+
+    Raises:
+        FileNotFoundError: The files are not there; the error says what belongs where.
+    """
+
+    _title = ""
+    _raw: Sequence[str] = ()
+    _saved = "dgl_graph.bin"
+
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        url = get_dgl_url(f"dataset/{self._title}.zip")
+        super().__init__(self._title, url, raw_dir, (), force_reload, verbose, transform)
+
+    def process(self) -> None:
+        """Read the files."""
+        raw = [file.format(self.name) for file in self._raw]
+        folder = self._folder_with(raw, *([] if self._force_reload else [[self._saved]]))
+        if all((folder / file).is_file() for file in raw):
+            self._g = self._from_raw(*(folder / file for file in raw))
+        else:
+            self._g = saved_graph(folder / self._saved)
+        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
+
+    def _from_raw(self, *files: Path) -> Graph:
+        raise NotImplementedError
+
+
+def saved_graph(path: Path) -> Graph:
+    """What DGL has saved; its masks as bool."""
+    g: Graph = load_graphs(str(path))[0][0]
+    for name in list(g.ndata):
+        if name.endswith("_mask"):
+            g.ndata[name] = g.ndata[name].bool()
+    return g
+
+
+def find_folder(
+    raw_dir: str, names: Sequence[str], file_sets: Sequence[Sequence[str]]
+) -> Path | None:
     """The folder that holds one of several sets of files, or None.
 
     Looked at are ``raw_dir`` itself, and in it those folders that have one of the names, or one of
@@ -256,7 +297,7 @@ def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[st
     inside = sorted(path for path in root.iterdir() if path.is_dir())
     named = [path for path in inside if path.name in names or path.name.rsplit("_", 1)[0] in names]
     for folder in (root, *named):
-        for files in wanted:
+        for files in file_sets:
             if all((folder / file).is_file() for file in files):
                 return folder
     return None

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that need no files: MiniGC, the karate club, graphs with motifs, block models."""
+"""Data sets that need no files: MiniGC, the karate club, graphs with motifs, block models.
+
+They are made anew each time, by the draws that DGL makes, and nothing is saved: ``raw_dir``,
+``save_graph`` and ``force_reload`` are accepted and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,27 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph import Graph, add_self_loop, from_scipy, graph, to_bidirected
 from ..graphs._batch import batch
-from ..graphs._order import reorder_graph
+from ..graphs._order import by_destination
 from ..graphs._products import line_graph
 from .dgl_dataset import DGLDataset, only_graph
 
 _NodePairs = list[tuple[int, int]]
+
+
+class _GeneratedGraph(DGLDataset):
+    """Base of those that have one graph, in ``_g``."""
+
+    _g: Graph
+    num_classes = 2
+
+    def __getitem__(self, idx: int) -> Any:
+        """The graph."""
+        only_graph(idx)
+        return self._transformed(self._g)
+
+    def __len__(self) -> int:
+        """1."""
+        return 1
 
 
 class MiniGCDataset(DGLDataset):
@@ -63,9 +83,10 @@ class MiniGCDataset(DGLDataset):
         self.seed, self.save_graph = seed, save_graph
         self.graphs: list[Graph] = []
         self.labels: Tensor = torch.empty(0, dtype=torch.int64)
+        hash_key = (num_graphs, min_num_v, max_num_v, seed)
         super().__init__(
-            name="minigc",
-            hash_key=(num_graphs, min_num_v, max_num_v, seed),
+            "minigc",
+            hash_key=hash_key,
             force_reload=force_reload,
             verbose=verbose,
             transform=transform,
@@ -144,7 +165,7 @@ _KINDS: list[Callable[[int, np.random.RandomState], tuple[int, _NodePairs]]] = [
 ]
 
 
-class KarateClubDataset(DGLDataset):
+class KarateClubDataset(_GeneratedGraph):
     """Zachary's karate club: 34 members, who met whom, and which half they were in afterwards.
 
     Source: Zachary, "An information flow model for conflict and fission in small groups", Journal
@@ -162,93 +183,39 @@ class KarateClubDataset(DGLDataset):
 
     def process(self) -> None:
         """Make the graph."""
-        both = [(i, j) for i, others in enumerate(_MET) for j in others]
+        met = [[int(member) for member in row.split()] for row in _MET.split("/")]
+        both = [(i, j) for i, others in enumerate(met) for j in others]
         both = sorted(both + [(j, i) for i, j in both])
         src, dst = zip(*both, strict=True)
-        self._graph = graph((list(src), list(dst)), num_nodes=len(_MET))
-        officers = torch.tensor(_OFFICERS)
-        self._graph.ndata["label"] = torch.zeros(len(_MET), dtype=torch.int64)
-        self._graph.ndata["label"][officers] = 1
-
-    @property
-    def num_classes(self) -> int:
-        """Number of halves."""
-        return 2
-
-    def __getitem__(self, idx: int) -> Any:
-        """The graph."""
-        only_graph(idx)
-        return self._transformed(self._graph)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
+        self._g = graph((list(src), list(dst)), num_nodes=len(met))
+        self._g.ndata["label"] = torch.zeros(len(met), dtype=torch.int64)
+        self._g.ndata["label"][torch.tensor(_OFFICERS)] = 1
 
 
-# For each member, whom it met that come after it.
-_MET: list[list[int]] = [
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 19, 21, 31],
-    [2, 3, 7, 13, 17, 19, 21, 30],
-    [3, 7, 8, 9, 13, 27, 28, 32],
-    [7, 12, 13],
-    [6, 10],
-    [6, 10, 16],
-    [16],
-    [],
-    [30, 32, 33],
-    [33],
-    [],
-    [],
-    [],
-    [33],
-    [32, 33],
-    [32, 33],
-    [],
-    [],
-    [32, 33],
-    [33],
-    [32, 33],
-    [],
-    [32, 33],
-    [25, 27, 29, 32, 33],
-    [25, 27, 31],
-    [31],
-    [29, 33],
-    [33],
-    [31, 33],
-    [32, 33],
-    [32, 33],
-    [32, 33],
-    [33],
-    [],
-]
+# For each member, up to the next /, whom it met that come after it.
+_MET = """
+    1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31 / 2 3 7 13 17 19 21 30 / 3 7 8 9 13 27 28 32 / 7 12 13
+    / 6 10 / 6 10 16 / 16 / / 30 32 33 / 33 / / / / 33 / 32 33 / 32 33 / / / 32 33 / 33 / 32 33 /
+    / 32 33 / 25 27 29 32 33 / 25 27 31 / 31 / 29 33 / 33 / 31 33 / 32 33 / 32 33 / 32 33 / 33 /
+"""
 
 _OFFICERS = [9, 14, 15, 18, 20, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33]
 
 
-class _Motifs(DGLDataset):
+class _Motifs(_GeneratedGraph):
     """Base of graphs with small parts hung on, whose nodes are told from the others.
 
     Source: Ying et al., "GNNExplainer: Generating Explanations for Graph Neural Networks", NeurIPS
     2019, https://arxiv.org/abs/1903.03894. Nodes have ``feat`` and ``label``, and are numbered by
-    reverse Cuthill-McKee. Made anew each time, by the draws that DGL makes; nothing is saved.
-    """
+    reverse Cuthill-McKee. ``perturb_ratio`` is how many random edges come for each other edge.
 
-    num_classes = 2
-    _g: Graph
+    Raises:
+        ValueError: ``perturb_ratio`` is more than there is room for.
+    """
 
     def __init__(self, name: str, seed: int | None, transform: Any, verbose: bool) -> None:
         self.seed = seed
         super().__init__(name, verbose=verbose, transform=transform)
-
-    def __getitem__(self, idx: int) -> Any:
-        """The graph."""
-        only_graph(idx)
-        return self._transformed(self._g)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
 
     def _finished(
         self, edges: _NodePairs, labels: list[int], share: float, seed: int | None = None
@@ -272,21 +239,11 @@ class _Motifs(DGLDataset):
         g = graph((list(src), list(dst)), num_nodes=count)
         g.ndata["label"] = torch.tensor(labels, dtype=torch.int64)
         g.ndata["feat"] = torch.ones(count, 1)
-        return _by_destination(g)
-
-
-def _by_destination(g: Graph) -> Graph:
-    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
+        return by_destination(g)
 
 
 class BAShapeDataset(_Motifs):
     """A Barabási-Albert graph on which houses of five nodes hang: roof, middle, ground and others.
-
-    Args:
-        perturb_ratio: Number of random edges, as a share of the others.
-
-    Raises:
-        ValueError: ``perturb_ratio`` is more than there is room for.
 
     Example:
         >>> BAShapeDataset(20, 2, 3, seed=0)[0].num_nodes()
@@ -373,7 +330,7 @@ class BACommunityDataset(_Motifs):
             for mean in (-1.0, 1.0)
         ]
         g.ndata["feat"] = torch.from_numpy(np.concatenate(rows))
-        self._g = _by_destination(g)
+        self._g = by_destination(g)
 
 
 class TreeCycleDataset(_Motifs):
@@ -467,7 +424,7 @@ class SBMMixtureDataset(DGLDataset):
     """Graphs of a symmetric stochastic block model, each with its line graph, to find communities.
 
     Source: Chen, Li and Bruna, "Supervised Community Detection with Line Graph Neural Networks",
-    ICLR 2019, https://arxiv.org/abs/1705.08415. Made anew each time; nothing is saved.
+    ICLR 2019, https://arxiv.org/abs/1705.08415.
 
     Args:
         k: Factor of the degree, as ``p + q = k * avg_deg``.

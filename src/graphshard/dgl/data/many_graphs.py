@@ -17,8 +17,8 @@ from ..._base.files import read_json_regular, read_text_regular
 from ...data.npy import read_npz
 from ...errors import GraphValueError
 from ...graph import Graph, from_networkx, graph, node_subgraph, to_bidirected
-from .dgl_dataset import LocalDataset
-from .utils import _get_dgl_url, loadtxt
+from .dgl_dataset import LocalDataset, get_dgl_url
+from .utils import loadtxt
 
 _Transform = Callable[[Graph], Any] | None
 _Folder = str | os.PathLike[str] | None
@@ -51,14 +51,8 @@ class TUDataset(LocalDataset):
         verbose: bool = False,
         transform: _Transform = None,
     ) -> None:
-        super().__init__(
-            name,
-            url=type(self)._url.format(name),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = type(self)._url.format(name)
+        super().__init__(name, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the files."""
@@ -90,7 +84,7 @@ class TUDataset(LocalDataset):
     def _whole_graph(self) -> Graph:
         """All graphs as one; remembers which nodes are whose."""
         names = [f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"]
-        self._folder = self._found([self.name], names, [f"{self.name}/{file}" for file in names])
+        self._folder = self._folder_with(names, [f"{self.name}/{file}" for file in names])
         if not (self._folder / names[0]).is_file():
             self._folder = self._folder / self.name
         edges, owner = (
@@ -131,8 +125,6 @@ class LegacyTUDataset(TUDataset):
         hidden_size: Number of ones, where nodes have neither attributes nor labels.
         max_allow_node: Leave out graphs with more nodes.
     """
-
-    _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
 
     def __init__(
         self,
@@ -216,20 +208,15 @@ class GINDataset(LocalDataset):
         self.graphs: list[Graph] = []
         self.glabel_dict: dict[int, int] = {}
         self.nlabel_dict: dict[int, int] = {}
-        super().__init__(
-            name,
-            url="https://raw.githubusercontent.com/weihua916/powerful-gnns/master/dataset.zip",
-            raw_dir=raw_dir,
-            hash_key=(name, self_loop, degree_as_nlabel),
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = "https://raw.githubusercontent.com/weihua916/powerful-gnns/master/dataset.zip"
+        hash_key = (name, self_loop, degree_as_nlabel)
+        super().__init__(name, url, raw_dir, hash_key, force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the file."""
         files = [f"{way}{self.name}.txt" for way in (f"dataset/{self.name}/", f"{self.name}/", "")]
-        folder = self._found(["GINDataset", self.name], *([file] for file in files))
+        sets, names = [[file] for file in files], ["GINDataset", self.name]
+        folder = self._folder_with(*sets, folder_names=names)
         path = next(folder / file for file in files if (folder / file).is_file())
         lines = iter(read_text_regular(path).splitlines())
         labels: list[int] = []
@@ -328,14 +315,8 @@ class PPIDataset(LocalDataset):
         if mode not in _PPI_GRAPHS:
             raise GraphValueError(f"mode must be one of {list(_PPI_GRAPHS)} (got {mode!r})")
         self.mode = mode
-        super().__init__(
-            "ppi",
-            url=_get_dgl_url("dataset/ppi.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/ppi.zip")
+        super().__init__("ppi", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the files."""
@@ -344,7 +325,7 @@ class PPIDataset(LocalDataset):
 
         ends = ("graph.json", "feats.npy", "labels.npy", "graph_id.npy")
         files = [f"{self.mode}_{end}" for end in ends]
-        folder = self._found([self.name], files)
+        folder = self._folder_with(files)
         stored = read_json_regular(folder / files[0])
         stored["edges"] = stored.get("links", stored.get("edges"))
         whole = json_graph.node_link_graph({**stored, "links": stored["edges"]})
@@ -407,18 +388,12 @@ class QM9Dataset(LocalDataset):
         transform: _Transform = None,
     ) -> None:
         self.label_keys, self.cutoff = label_keys, cutoff
-        super().__init__(
-            "qm9",
-            url=_get_dgl_url("dataset/qm9_eV.npz"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/qm9_eV.npz")
+        super().__init__("qm9", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the file."""
-        path = self._found([self.name], ["qm9_eV.npz"]) / "qm9_eV.npz"
+        path = self._folder_with(["qm9_eV.npz"]) / "qm9_eV.npz"
         stored = _arrays(path, ["N", "R", "Z", *self.label_keys])
         self.N, self.R, self.Z = (stored[name] for name in "NRZ")
         self.label = np.stack([stored[key] for key in self.label_keys], axis=1)
@@ -466,7 +441,7 @@ class QM9EdgeDataset(LocalDataset):
     """
 
     keys = "mu alpha homo lumo gap r2 zpve U0 U H G Cv U0_atom U_atom H_atom G_atom A B C".split()
-    map_dict = {key: place for place, key in enumerate(keys)}  # noqa: RUF012 (as DGL has it)
+    map_dict = {key: column for column, key in enumerate(keys)}  # noqa: RUF012 (as DGL has it)
 
     def __init__(
         self,
@@ -478,18 +453,12 @@ class QM9EdgeDataset(LocalDataset):
     ) -> None:
         self.label_keys = None if label_keys is None else [self.map_dict[k] for k in label_keys]
         self.num_labels = len(self.keys if label_keys is None else label_keys)
-        super().__init__(
-            "qm9Edge",
-            url=_get_dgl_url("dataset/qm9_edge.npz"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/qm9_edge.npz")
+        super().__init__("qm9Edge", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the file."""
-        self._path = self._found([self.name], ["qm9_edge.npz"]) / "qm9_edge.npz"
+        self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
         for name, values in _arrays(self._path, names).items():
             setattr(self, name, values)
@@ -578,19 +547,13 @@ class SSTDataset(LocalDataset):
             raise GraphValueError(f"mode must be train, dev, test or tiny (got {mode!r})")
         self.mode, self._vocab_file = mode, vocab_file
         self._glove_embed_file = glove_embed_file if mode == "train" else None
-        super().__init__(
-            "sst",
-            url=_get_dgl_url("dataset/sst.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/sst.zip")
+        super().__init__("sst", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
         """Read the files."""
         files = [f"{self.mode}.txt"] + ["vocab.txt"] * (self._vocab_file is None)
-        folder = self._found([self.name], files)
+        folder = self._folder_with(files)
         words = read_text_regular(self._vocab_file or folder / "vocab.txt").splitlines()
         self.vocab: OrderedDict[str, int] = OrderedDict()
         for word in words:
@@ -603,12 +566,14 @@ class SSTDataset(LocalDataset):
         """A vector for each word: of the file, or drawn by NumPy's generator."""
         if self._glove_embed_file is None or not os.path.exists(self._glove_embed_file):
             return None
-        known: dict[str, np.ndarray] = {}
+        vectors: dict[str, np.ndarray] = {}
         for line in read_text_regular(self._glove_embed_file).splitlines():
             word, *numbers = line.split(" ")
             if word.lower() in self.vocab:
-                known[word.lower()] = np.array([float(number) for number in numbers])
-        rows = [known.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab]
+                vectors[word.lower()] = np.array([float(number) for number in numbers])
+        rows = [
+            vectors.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab
+        ]
         return torch.from_numpy(np.stack(rows))
 
     def _tree(self, line: str) -> Graph:

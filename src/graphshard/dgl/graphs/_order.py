@@ -67,9 +67,9 @@ def reorder_graph(
         del made.ndata[NID]
     if edge_permute_algo == "custom":
         order = _permutation(g, config, "edges_perm", g.num_edges())
-        place = torch.empty_like(old_edges)
-        place[old_edges.long()] = made.edges("eid")
-        edges = place.index_select(0, order)
+        new_ids = torch.empty_like(old_edges)
+        new_ids[old_edges.long()] = made.edges("eid")
+        edges = new_ids.index_select(0, order)
     else:
         ends = made.edges()[0 if edge_permute_algo == "src" else 1]
         edges = torch.sort(ends, stable=True).indices.to(g.idtype)
@@ -78,6 +78,11 @@ def reorder_graph(
         new.ndata[NID] = nodes
         new.edata[EID] = old_edges.index_select(0, edges)
     return new
+
+
+def by_destination(g: Graph) -> Graph:
+    """As DGL stores its data sets: nodes by reverse Cuthill-McKee, edges by destination; no ids."""
+    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
 
 
 def _permutation(g: Graph, config: Mapping[str, Any], name: str, count: int) -> Tensor:
