@@ -13,9 +13,7 @@ from ..dataloading import MultiLayerNeighborSampler as MultiLayerNeighborSampler
 from ..dataloading import NodeDataLoader as NodeDataLoader
 from . import citation_graph as citation_graph
 from . import utils as utils
-from .adapter import AsGraphPredDataset as AsGraphPredDataset
-from .adapter import AsLinkPredDataset as AsLinkPredDataset
-from .adapter import AsNodePredDataset as AsNodePredDataset
+from .adapter import *  # noqa: F403
 from .citation_graph import CitationGraphDataset as CitationGraphDataset
 from .citation_graph import CiteseerGraphDataset as CiteseerGraphDataset
 from .citation_graph import CoraGraphDataset as CoraGraphDataset

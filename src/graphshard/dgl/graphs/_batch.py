@@ -17,6 +17,8 @@ from ...graph.message_passing import frames_of
 from ...graph.structure import ALL, EID, NID, is_all
 from ...ops import Adjacency
 
+__all__ = ["batch", "merge", "slice_batch", "unbatch"]
+
 
 def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     """One graph that holds several, one behind another: nodes and edges are numbered anew.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
+__all__ = ["bipartite_from_networkx", "bipartite_from_scipy", "block_to_graph"]
+
 
 def bipartite_from_scipy(
     sp_mat: scipy.sparse.spmatrix,

@@ -13,6 +13,19 @@ from ...errors import GraphValueError
 from ...graph.message_passing import LocalGraph
 from ...ops import gsddmm, gspmm
 
+__all__ = [
+    "copy_u",
+    "copy_v",
+    "edge_homophily",
+    "linkx_homophily",
+    "node_homophily",
+    "u_add_v",
+    "u_div_v",
+    "u_dot_v",
+    "u_mul_v",
+    "u_sub_v",
+]
+
 
 def _of_ends(op: str) -> Callable[..., Tensor]:
     def combine(g: LocalGraph, x_node: Tensor, y_node: Tensor, etype: Any = None) -> Tensor:
@@ -32,11 +45,8 @@ def _of_ends(op: str) -> Callable[..., Tensor]:
     return combine
 
 
-u_add_v = _of_ends("add")
-u_sub_v = _of_ends("sub")
-u_mul_v = _of_ends("mul")
-u_div_v = _of_ends("div")
-u_dot_v = _of_ends("dot")
+u_add_v, u_sub_v, u_mul_v = _of_ends("add"), _of_ends("sub"), _of_ends("mul")
+u_div_v, u_dot_v = _of_ends("div"), _of_ends("dot")
 
 
 def copy_u(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:

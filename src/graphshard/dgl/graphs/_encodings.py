@@ -19,6 +19,16 @@ from ...graph.convert import require, to_scipy
 from ._matrices import adj_external
 from ._products import check_one_relation
 
+__all__ = [
+    "double_radius_node_labeling",
+    "lap_pe",
+    "laplacian_lambda_max",
+    "laplacian_pe",
+    "random_walk_pe",
+    "shortest_dist",
+    "svd_pe",
+]
+
 
 def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     """Probabilities that a random walk is back where it began after 1, 2, ..., ``k`` steps.

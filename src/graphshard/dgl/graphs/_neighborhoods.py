@@ -14,6 +14,8 @@ from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
 from ...graph.transforms import check_plain
 
+__all__ = ["edge_type_subgraph", "khop_in_subgraph", "khop_out_subgraph", "node_type_subgraph"]
+
 
 def khop_in_subgraph(
     graph: Graph,

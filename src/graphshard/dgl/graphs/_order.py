@@ -17,6 +17,8 @@ from ...graph.structure import EID, NID, id_tensor
 from ._matrices import adj_external
 from ._products import check_one_relation
 
+__all__ = ["to_bfloat16", "to_double", "to_float", "to_half"]
+
 
 def reorder_graph(
     g: Graph,

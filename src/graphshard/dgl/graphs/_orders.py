@@ -18,6 +18,14 @@ from ...errors import GraphValueError
 from ...graph.message_passing import LocalGraph
 from ...graph.structure import id_tensor
 
+__all__ = [
+    "bfs_edges_generator",
+    "bfs_nodes_generator",
+    "dfs_edges_generator",
+    "dfs_labeled_edges_generator",
+    "topological_nodes_generator",
+]
+
 FORWARD, REVERSE, NONTREE = 0, 1, 2
 
 

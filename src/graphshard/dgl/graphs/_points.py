@@ -14,6 +14,8 @@ from ...errors import DGLWarning, GraphValueError
 from ...graph import Graph, graph, remove_edges
 from ...graph import neighbor_matching as neighbor_matching
 
+__all__ = ["knn_graph", "radius_graph", "segmented_knn_graph"]
+
 _DISTANCES = ("euclidean", "cosine")
 
 

@@ -21,6 +21,16 @@ from ._matrices import adj_external
 if TYPE_CHECKING:
     import scipy.sparse
 
+__all__ = [
+    "adj_product_graph",
+    "adj_sum_graph",
+    "khop_adj",
+    "khop_graph",
+    "line_graph",
+    "metapath_reachable_graph",
+    "norm_by_dst",
+]
+
 
 def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Graph:
     """The graph whose nodes are the edges of ``g``, joined where one ends as the other begins.

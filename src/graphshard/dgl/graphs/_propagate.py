@@ -9,6 +9,8 @@ from typing import Any
 from ...graph.message_passing import LocalGraph
 from ._orders import bfs_nodes_generator, dfs_labeled_edges_generator, topological_nodes_generator
 
+__all__ = ["prop_edges", "prop_edges_dfs", "prop_nodes", "prop_nodes_bfs", "prop_nodes_topo"]
+
 
 def prop_nodes(
     graph: LocalGraph,

@@ -11,6 +11,8 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph import Graph, graph, heterograph
 
+__all__ = ["rand_bipartite", "rand_graph", "seed"]
+
 
 def rand_graph(
     num_nodes: int,

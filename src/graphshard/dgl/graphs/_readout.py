@@ -16,6 +16,23 @@ from ...errors import GraphValueError
 from ...graph.message_passing import LocalGraph
 from ...ops import segment_reduce, segment_softmax
 
+__all__ = [
+    "broadcast_edges",
+    "broadcast_nodes",
+    "max_edges",
+    "max_nodes",
+    "mean_edges",
+    "mean_nodes",
+    "readout_edges",
+    "readout_nodes",
+    "softmax_edges",
+    "softmax_nodes",
+    "sum_edges",
+    "sum_nodes",
+    "topk_edges",
+    "topk_nodes",
+]
+
 _OPS = ("sum", "mean", "max", "min")
 
 
@@ -78,12 +95,9 @@ def _named(op: str, what: str) -> Callable[..., Tensor]:
     return made
 
 
-sum_nodes = _named("sum", "nodes")
-mean_nodes = _named("mean", "nodes")
-max_nodes = _named("max", "nodes")
-sum_edges = _named("sum", "edges")
-mean_edges = _named("mean", "edges")
-max_edges = _named("max", "edges")
+sum_nodes, sum_edges = _named("sum", "nodes"), _named("sum", "edges")
+mean_nodes, mean_edges = _named("mean", "nodes"), _named("mean", "edges")
+max_nodes, max_edges = _named("max", "nodes"), _named("max", "edges")
 
 
 def softmax_nodes(graph: LocalGraph, feat: str, *, ntype: str | None = None) -> Tensor:
@@ -182,15 +196,15 @@ def _first(
     longest = max(int(counts.max()) if size else 0, k)
     graph_of = torch.arange(size, device=value.device).repeat_interleave(counts)
     begin = (counts.cumsum(0) - counts).index_select(0, graph_of)
-    place = torch.arange(rows.shape[0], device=value.device) - begin
+    rank = torch.arange(rows.shape[0], device=value.device) - begin
     worst = float("-inf") if descending else float("inf")
     padded = rows.new_full((size, longest, rows.shape[1]), worst)
-    padded = padded.index_put((graph_of, place), rows)
+    padded = padded.index_put((graph_of, rank), rows)
     if sortby is None:
         order = padded.detach().argsort(1, descending=descending)[:, :k]
-        found = padded.gather(1, order)
+        values = padded.gather(1, order)
         chosen = order if value.dim() == 2 else order.squeeze(-1)
     else:
         chosen = padded.detach()[..., sortby].topk(k, -1, largest=descending).indices
-        found = padded.gather(1, chosen.unsqueeze(-1).expand(-1, -1, rows.shape[1]))
-    return found.masked_fill(found.isinf(), 0), chosen
+        values = padded.gather(1, chosen.unsqueeze(-1).expand(-1, -1, rows.shape[1]))
+    return values.masked_fill(values.isinf(), 0), chosen

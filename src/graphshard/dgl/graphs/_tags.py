@@ -10,6 +10,8 @@ from ...errors import GraphValueError
 from ...graph import Graph, edge_subgraph
 from ...graph.structure import EID
 
+__all__ = ["sort_csc_by_tag", "sort_csr_by_tag"]
+
 
 def sort_csr_by_tag(
     g: Graph, tag: Tensor, tag_offset_name: str = "_TAG_OFFSET", tag_type: str = "node"

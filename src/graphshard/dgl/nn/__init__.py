@@ -24,40 +24,13 @@ from ...nn import HeteroLinear as HeteroLinear
 from ...nn import RelGraphConv as RelGraphConv
 from ...nn import SAGEConv as SAGEConv
 from ...nn import TypedLinear as TypedLinear
-from ..graphs._points import knn_graph as knn_graph
-from ..graphs._points import radius_graph as radius_graph
-from ..graphs._points import segmented_knn_graph as segmented_knn_graph
-from .attention_convs import AGNNConv as AGNNConv
-from .attention_convs import DotGatConv as DotGatConv
-from .edge_convs import EdgeConv as EdgeConv
-from .edge_convs import GatedGraphConv as GatedGraphConv
-from .edge_convs import GINEConv as GINEConv
-from .edge_convs import GMMConv as GMMConv
-from .edge_convs import NNConv as NNConv
+from ..graphs._points import *  # noqa: F403
+from .attention_convs import *  # noqa: F403
+from .edge_convs import *  # noqa: F403
 from .explain import GNNExplainer as GNNExplainer
-from .propagation import APPNPConv as APPNPConv
-from .propagation import ChebConv as ChebConv
-from .propagation import EdgeWeightNorm as EdgeWeightNorm
-from .propagation import LabelPropagation as LabelPropagation
-from .propagation import SGConv as SGConv
-from .propagation import TAGConv as TAGConv
-from .small_modules import EdgePredictor as EdgePredictor
-from .small_modules import Identity as Identity
-from .small_modules import JumpingKnowledge as JumpingKnowledge
-from .small_modules import Sequential as Sequential
-from .small_modules import TransE as TransE
-from .small_modules import TransR as TransR
-from .small_modules import WeightBasis as WeightBasis
-from .whole_graphs import AvgPooling as AvgPooling
-from .whole_graphs import GlobalAttentionPooling as GlobalAttentionPooling
-from .whole_graphs import KNNGraph as KNNGraph
-from .whole_graphs import MaxPooling as MaxPooling
-from .whole_graphs import RadiusGraph as RadiusGraph
-from .whole_graphs import SegmentedKNNGraph as SegmentedKNNGraph
-from .whole_graphs import Set2Set as Set2Set
-from .whole_graphs import SortPooling as SortPooling
-from .whole_graphs import SumPooling as SumPooling
-from .whole_graphs import WeightAndSum as WeightAndSum
+from .propagation import *  # noqa: F403
+from .small_modules import *  # noqa: F403
+from .whole_graphs import *  # noqa: F403
 
 
 def layers_of_dgl(module: str) -> Callable[[str], Any]:

@@ -17,6 +17,8 @@ from ...nn.recompute import Projections
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ...ops import Attention
 
+__all__ = ["AGNNConv", "DotGatConv"]
+
 
 class AGNNConv(ZeroInDegreeCheck):
     r"""Propagation guided by cosine attention.

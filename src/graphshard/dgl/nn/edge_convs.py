@@ -17,6 +17,8 @@ from ...graph import EdgeBatch, MessagePassingGraph
 from ...nn.inputs import Features, Widths, split_features, split_widths
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 
+__all__ = ["EdgeConv", "GINEConv", "GMMConv", "GatedGraphConv", "NNConv"]
+
 _REDUCERS = {"sum": fn.sum, "mean": fn.mean, "max": fn.max}
 
 

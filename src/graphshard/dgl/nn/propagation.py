@@ -20,6 +20,8 @@ from ...ops import is_plain
 from ..base import dgl_warning
 from ..graphs._readout import broadcast_nodes
 
+__all__ = ["APPNPConv", "ChebConv", "EdgeWeightNorm", "LabelPropagation", "SGConv", "TAGConv"]
+
 NORMS = ("none", "both", "right")
 
 

@@ -11,6 +11,16 @@ from torch import Tensor, nn
 
 from ..base import dgl_warning
 
+__all__ = [
+    "EdgePredictor",
+    "Identity",
+    "JumpingKnowledge",
+    "Sequential",
+    "TransE",
+    "TransR",
+    "WeightBasis",
+]
+
 _MODES = ("cat", "max", "lstm")
 
 

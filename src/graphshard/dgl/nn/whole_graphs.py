@@ -13,6 +13,19 @@ from ...graph import Graph
 from ..graphs._points import knn_graph, radius_graph, segmented_knn_graph
 from ..graphs._readout import broadcast_nodes, readout_nodes, softmax_nodes, topk_nodes
 
+__all__ = [
+    "AvgPooling",
+    "GlobalAttentionPooling",
+    "KNNGraph",
+    "MaxPooling",
+    "RadiusGraph",
+    "SegmentedKNNGraph",
+    "Set2Set",
+    "SortPooling",
+    "SumPooling",
+    "WeightAndSum",
+]
+
 
 class _Readout(nn.Module):
     """One reduction over the nodes of each graph."""

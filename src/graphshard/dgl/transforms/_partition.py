@@ -18,6 +18,14 @@ from ...graph import EID, NID, Graph, graph
 from ...partition import UndirectedGraph
 from ...partition import metis_partition as assign_parts
 from ..graphs._order import reorder_graph as reorder_by_permutation
+from ..graphs._products import check_one_relation
+
+__all__ = [
+    "metis_partition",
+    "metis_partition_assignment",
+    "partition_graph_with_halo",
+    "reorder_graph",
+]
 
 _MODES: dict[str, Literal["kway", "recursive"]] = {"k-way": "kway", "recursive": "recursive"}
 
@@ -45,7 +53,7 @@ def metis_partition_assignment(
         ValueError: a typed graph, ids of another dtype, or an unknown ``mode``.
         MetisError: METIS is not there, or failed.
     """
-    _check_homogeneous(g, "metis_partition_assignment")
+    check_one_relation(g, "metis_partition_assignment")
     if g.idtype != torch.int64:
         raise GraphValueError(f"METIS takes graphs of int64 ids (got {g.idtype}); use g.long()")
     if mode not in _MODES:
@@ -91,7 +99,7 @@ def partition_graph_with_halo(
     Raises:
         ValueError: a typed graph, or a wrong number of parts.
     """
-    _check_homogeneous(g, "partition_graph_with_halo")
+    check_one_relation(g, "partition_graph_with_halo")
     part = torch.as_tensor(np.asarray(node_part)).long().to(g.device)
     if part.shape != (g.num_nodes(),):
         raise GraphValueError(
@@ -119,21 +127,21 @@ def partition_graph_with_halo(
 
 def _with_halo(g: Graph, src: Tensor, dst: Tensor, inner: Tensor, num_hops: int) -> Graph:
     """The graph of the inner nodes, in new ids; inner nodes and edges stand first."""
-    kept = inner[src] & inner[dst]
+    in_part = inner[src] & inner[dst]
     near = inner.clone()
     for _ in range(num_hops):
-        kept = near[dst]
-        near[src[kept]] = True
+        in_part = near[dst]
+        near[src[in_part]] = True
     if num_hops >= 1:
-        kept = kept | inner[src]
+        in_part = in_part | inner[src]
     near = torch.zeros_like(inner)
-    near[src[kept]] = near[dst[kept]] = True
+    near[src[in_part]] = near[dst[in_part]] = True
     nodes = torch.cat([inner.nonzero(), (near & ~inner).nonzero()]).squeeze(1)
-    inner_edges = kept & inner[dst]
-    edges = torch.cat([inner_edges.nonzero(), (kept & ~inner_edges).nonzero()]).squeeze(1)
-    place = torch.empty_like(inner, dtype=torch.int64)
-    place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    ends = (place[src[edges]], place[dst[edges]])
+    inner_edges = in_part & inner[dst]
+    edges = torch.cat([inner_edges.nonzero(), (in_part & ~inner_edges).nonzero()]).squeeze(1)
+    new_ids = torch.empty_like(inner, dtype=torch.int64)
+    new_ids[nodes] = torch.arange(len(nodes), device=nodes.device)
+    ends = (new_ids[src[edges]], new_ids[dst[edges]])
     sub = graph(ends, num_nodes=len(nodes), idtype=g.idtype, device=g.device)
     sub.ndata[NID], sub.edata[EID] = nodes.to(g.idtype), edges.to(g.idtype)
     sub.ndata["inner_node"] = inner[nodes].to(torch.int32)
@@ -167,7 +175,7 @@ def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
     Raises:
         ValueError: a typed graph, or ids that are not each of 0 to ``num_nodes - 1`` once.
     """
-    _check_homogeneous(g, "reorder_nodes")
+    check_one_relation(g, "reorder_nodes")
     new = torch.as_tensor(np.asarray(new_node_ids)).long().to(g.device)
     order = torch.sort(new)
     if not torch.equal(order.values, torch.arange(g.num_nodes(), device=g.device)):
@@ -202,11 +210,3 @@ def reorder_graph(
         node_permute_algo = "custom"
         config["nodes_perm"] = torch.sort(parts, stable=True).indices
     return reorder_by_permutation(g, node_permute_algo, edge_permute_algo, store_ids, config)
-
-
-def _check_homogeneous(g: Graph, name: str) -> None:
-    if not g.is_homogeneous:
-        raise GraphValueError(
-            f"{name} takes a graph with one node type and one relation (got "
-            f"{g.canonical_etypes}); use to_homogeneous"
-        )

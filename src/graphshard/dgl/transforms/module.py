@@ -8,7 +8,8 @@ sparse again, at the cost of dense matrices of ``num_nodes ** 2``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,34 @@ from ...errors import GraphValueError
 from ...graph import Graph, add_self_loop, heterograph, remove_self_loop, to_simple
 from ..graphs._encodings import lap_pe, random_walk_pe, svd_pe
 from ..graphs._products import khop_graph, line_graph, metapath_reachable_graph
+
+__all__ = [
+    "GDC",
+    "PPR",
+    "SVDPE",
+    "AddEdge",
+    "AddMetaPaths",
+    "AddReverse",
+    "AddSelfLoop",
+    "BaseTransform",
+    "Compose",
+    "DropEdge",
+    "DropNode",
+    "FeatMask",
+    "GCNNorm",
+    "HeatKernel",
+    "KHopGraph",
+    "LapPE",
+    "LaplacianPE",
+    "LineGraph",
+    "NodeShuffle",
+    "RandomWalkPE",
+    "RemoveSelfLoop",
+    "RowFeatNormalizer",
+    "SIGNDiffusion",
+    "ToLevi",
+    "ToSimple",
+]
 
 
 class BaseTransform:
@@ -32,6 +61,7 @@ class BaseTransform:
         return f"{type(self).__name__}()"
 
 
+@dataclass(repr=False, eq=False)
 class Compose(BaseTransform):
     """Several transforms, one after another.
 
@@ -42,8 +72,7 @@ class Compose(BaseTransform):
         4
     """
 
-    def __init__(self, transforms: Sequence[Callable[[Graph], Graph]]) -> None:
-        self.transforms = transforms
+    transforms: Sequence[Callable[[Graph], Graph]]
 
     def __call__(self, g: Graph) -> Graph:
         for transform in self.transforms:
@@ -72,22 +101,25 @@ def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> G
     return new
 
 
-def spaces_with(g: Graph, name: str, what: str) -> list[Any]:
-    """The feature dictionaries of the types that have a feature; ``what`` is nodes or edges.
+def named_fields(
+    g: Graph, node_names: Sequence[str] | None, edge_names: Sequence[str] | None
+) -> Iterator[tuple[Any, str]]:
+    """The feature dictionaries of all types that have a feature of these names, with the name.
 
     Raises:
         KeyError: no type has it.
     """
-    if what == "nodes":
-        spaces = [g.nodes[ntype].data for ntype in g.ntypes]
-    else:
-        spaces = [g.edges[etype].data for etype in g.canonical_etypes]
-    found = [fields for fields in spaces if name in fields]
-    if not found:
-        raise KeyError(f"no feature {name!r} on any type of {what}")
-    return found
+    nodes = [g.nodes[ntype].data for ntype in g.ntypes]
+    edges = [g.edges[etype].data for etype in g.canonical_etypes]
+    for what, spaces, names in (("nodes", nodes, node_names), ("edges", edges, edge_names)):
+        for name in names or ():
+            holders = [fields for fields in spaces if name in fields]
+            if not holders:
+                raise KeyError(f"no feature {name!r} on any type of {what}")
+            yield from ((fields, name) for fields in holders)
 
 
+@dataclass(repr=False, eq=False)
 class AddSelfLoop(BaseTransform):
     """A self loop for each node, in every relation from a node type to itself.
 
@@ -98,17 +130,10 @@ class AddSelfLoop(BaseTransform):
         fill_data: Values on new edges; see `graphshard.add_self_loop`.
     """
 
-    def __init__(
-        self,
-        allow_duplicate: bool = False,
-        new_etypes: bool = False,
-        edge_feat_names: Sequence[str] | None = None,
-        fill_data: float | str = 1.0,
-    ) -> None:
-        self.allow_duplicate = allow_duplicate
-        self.new_etypes = new_etypes
-        self.edge_feat_names = edge_feat_names
-        self.fill_data = fill_data
+    allow_duplicate: bool = False
+    new_etypes: bool = False
+    edge_feat_names: Sequence[str] | None = None
+    fill_data: float | str = 1.0
 
     def __call__(self, g: Graph) -> Graph:
         for etype in g.canonical_etypes:
@@ -132,6 +157,7 @@ class RemoveSelfLoop(BaseTransform):
         return g
 
 
+@dataclass(repr=False, eq=False)
 class AddReverse(BaseTransform):
     """The reverse of every edge: in its relation, or in a relation ``rev_...`` of its own.
 
@@ -143,9 +169,8 @@ class AddReverse(BaseTransform):
         sym_new_etype: Whether relations from a node type to itself get a new relation as well.
     """
 
-    def __init__(self, copy_edata: bool = False, sym_new_etype: bool = False) -> None:
-        self.copy_edata = copy_edata
-        self.sym_new_etype = sym_new_etype
+    copy_edata: bool = False
+    sym_new_etype: bool = False
 
     def __call__(self, g: Graph) -> Graph:
         edges: dict[Any, Any] = {}
@@ -170,6 +195,7 @@ class AddReverse(BaseTransform):
         return new
 
 
+@dataclass(repr=False, eq=False)
 class ToSimple(BaseTransform):
     """One edge for all parallel ones; see `graphshard.dgl.to_simple`.
 
@@ -177,35 +203,35 @@ class ToSimple(BaseTransform):
         return_counts: Edge feature that gets the number of edges joined.
     """
 
-    def __init__(self, return_counts: str = "count", aggregator: str = "arbitrary") -> None:
-        self.return_counts = return_counts
-        self.aggregator = aggregator
+    return_counts: str = "count"
+    aggregator: str = "arbitrary"
 
     def __call__(self, g: Graph) -> Graph:
         new: Graph = to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
         return new
 
 
+@dataclass(repr=False, eq=False)
 class LineGraph(BaseTransform):
     """The graph of the edges, with their features; see `graphshard.dgl.line_graph`."""
 
-    def __init__(self, backtracking: bool = True) -> None:
-        self.backtracking = backtracking
+    backtracking: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         return line_graph(g, self.backtracking, shared=True)
 
 
+@dataclass(repr=False, eq=False)
 class KHopGraph(BaseTransform):
     """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`."""
 
-    def __init__(self, k: int) -> None:
-        self.k = k
+    k: int
 
     def __call__(self, g: Graph) -> Graph:
         return khop_graph(g, self.k)
 
 
+@dataclass(repr=False, eq=False)
 class AddMetaPaths(BaseTransform):
     """A relation for every pair of nodes that a walk along some relations joins.
 
@@ -213,11 +239,8 @@ class AddMetaPaths(BaseTransform):
         metapaths: Name of the new relation -> the relations of its walk, as triples.
     """
 
-    def __init__(
-        self, metapaths: Mapping[str, Sequence[Any]], keep_orig_edges: bool = True
-    ) -> None:
-        self.metapaths = metapaths
-        self.keep_orig_edges = keep_orig_edges
+    metapaths: Mapping[str, Sequence[Any]]
+    keep_orig_edges: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         edges: dict[Any, Any] = {}
@@ -246,6 +269,7 @@ class ToLevi(BaseTransform):
         return new
 
 
+@dataclass(repr=False, eq=False)
 class RowFeatNormalizer(BaseTransform):
     """Features divided by the sum of their row, where that is above 1.
 
@@ -253,15 +277,13 @@ class RowFeatNormalizer(BaseTransform):
         subtract_min: Whether the least value of all is subtracted first.
     """
 
-    def __init__(
-        self,
-        subtract_min: bool = False,
-        node_feat_names: Sequence[str] | None = None,
-        edge_feat_names: Sequence[str] | None = None,
-    ) -> None:
-        self.subtract_min = subtract_min
-        self.node_feat_names = node_feat_names or []
-        self.edge_feat_names = edge_feat_names or []
+    subtract_min: bool = False
+    node_feat_names: Sequence[str] | None = None
+    edge_feat_names: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.node_feat_names = self.node_feat_names or []
+        self.edge_feat_names = self.edge_feat_names or []
 
     def row_normalize(self, feat: Tensor) -> Tensor:
         """The normalized rows."""
@@ -270,14 +292,12 @@ class RowFeatNormalizer(BaseTransform):
         return feat / feat.sum(-1, keepdim=True).clamp(min=1.0)
 
     def __call__(self, g: Graph) -> Graph:
-        chosen = [("nodes", name) for name in self.node_feat_names]
-        chosen += [("edges", name) for name in self.edge_feat_names]
-        for what, name in chosen:
-            for fields in spaces_with(g, name, what):
-                fields[name] = self.row_normalize(fields[name])
+        for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
+            fields[name] = self.row_normalize(fields[name])
         return g
 
 
+@dataclass(repr=False, eq=False)
 class RandomWalkPE(BaseTransform):
     """Return probabilities of random walks as a node feature; see `graphshard.dgl.random_walk_pe`.
 
@@ -285,16 +305,16 @@ class RandomWalkPE(BaseTransform):
         eweight_name: Edge feature with weights; None for equal ones.
     """
 
-    def __init__(self, k: int, feat_name: str = "PE", eweight_name: str | None = None) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.eweight_name = eweight_name
+    k: int
+    feat_name: str = "PE"
+    eweight_name: str | None = None
 
     def __call__(self, g: Graph) -> Graph:
         g.ndata[self.feat_name] = random_walk_pe(g, self.k, self.eweight_name).to(g.device)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class LapPE(BaseTransform):
     """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`.
 
@@ -302,17 +322,10 @@ class LapPE(BaseTransform):
         eigval_name: Node feature that gets the eigenvalues, the same for all nodes; None for none.
     """
 
-    def __init__(
-        self,
-        k: int,
-        feat_name: str = "PE",
-        eigval_name: str | None = None,
-        padding: bool = False,
-    ) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.eigval_name = eigval_name
-        self.padding = padding
+    k: int
+    feat_name: str = "PE"
+    eigval_name: str | None = None
+    padding: bool = False
 
     def __call__(self, g: Graph) -> Graph:
         vectors, values = lap_pe(g, self.k, self.padding, return_eigval=True)
@@ -326,26 +339,21 @@ class LapPE(BaseTransform):
 LaplacianPE = LapPE
 
 
+@dataclass(repr=False, eq=False)
 class SVDPE(BaseTransform):
     """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`."""
 
-    def __init__(
-        self,
-        k: int,
-        feat_name: str = "svd_pe",
-        padding: bool = False,
-        random_flip: bool = True,
-    ) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.padding = padding
-        self.random_flip = random_flip
+    k: int
+    feat_name: str = "svd_pe"
+    padding: bool = False
+    random_flip: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         g.ndata[self.feat_name] = svd_pe(g, self.k, self.padding, self.random_flip).to(g.device)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class GCNNorm(BaseTransform):
     """Symmetric normalization as edge weights, in relations from a node type to itself.
 
@@ -356,8 +364,7 @@ class GCNNorm(BaseTransform):
         eweight_name: Edge feature with the weights ``w``, 1 where there is none; gets the result.
     """
 
-    def __init__(self, eweight_name: str = "w") -> None:
-        self.eweight_name = eweight_name
+    eweight_name: str = "w"
 
     def __call__(self, g: Graph) -> Graph:
         for etype in g.canonical_etypes:
@@ -377,10 +384,11 @@ class GCNNorm(BaseTransform):
             scale = degrees.rsqrt()
             g.nodes[ntype].data["scale"] = scale.masked_fill(scale.isinf(), 0)
             g.apply_edges(fn.u_mul_v("scale", "scale", "scale"), etype=etype)
-            found: Tensor = g.edges[etype].data["scale"]
-            return found if weights is None else found * weights
+            scales: Tensor = g.edges[etype].data["scale"]
+            return scales if weights is None else scales * weights
 
 
+@dataclass(repr=False, eq=False)
 class SIGNDiffusion(BaseTransform):
     """Features of neighbours 1, 2, ..., ``k`` steps away, as node features.
 
@@ -397,45 +405,38 @@ class SIGNDiffusion(BaseTransform):
         ValueError: an unknown step.
     """
 
-    def __init__(
-        self,
-        k: int,
-        in_feat_name: str = "feat",
-        out_feat_name: str = "out_feat",
-        eweight_name: str | None = None,
-        diffuse_op: str = "raw",
-        alpha: float = 0.2,
-    ) -> None:
-        if diffuse_op not in ("raw", "rw", "gcn", "ppr"):
+    k: int
+    in_feat_name: str = "feat"
+    out_feat_name: str = "out_feat"
+    eweight_name: str | None = None
+    diffuse_op: str = "raw"
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.diffuse_op not in ("raw", "rw", "gcn", "ppr"):
             raise GraphValueError(
-                f"diffuse_op must be 'raw', 'rw', 'gcn' or 'ppr' (got {diffuse_op!r})"
+                f"diffuse_op must be 'raw', 'rw', 'gcn' or 'ppr' (got {self.diffuse_op!r})"
             )
-        self.k = k
-        self.in_feat_name = in_feat_name
-        self.out_feat_name = out_feat_name
-        self.eweight_name = eweight_name
-        self.diffuse_op = diffuse_op
-        self.alpha = alpha
 
     def __call__(self, g: Graph) -> Graph:
-        found = []
+        diffused = []
         with g.local_scope():
-            given = g.ndata[self.in_feat_name]
+            inputs = g.ndata[self.in_feat_name]
             message = self._message(g)
             total = None
             if self.diffuse_op == "rw" and message.rhs_field is not None:
                 g.update_all(fn.copy_e(message.rhs_field, "m"), fn.sum("m", "total"))
                 total = g.ndata["total"].reshape(-1, 1)
             mean = self.diffuse_op == "rw" and total is None
-            g.ndata["h"] = given
+            g.ndata["h"] = inputs
             for _ in range(self.k):
                 g.update_all(message, fn.mean("m", "h") if mean else fn.sum("m", "h"))
                 if total is not None:
                     g.ndata["h"] = g.ndata["h"] / total
                 if self.diffuse_op == "ppr":
-                    g.ndata["h"] = (1 - self.alpha) * g.ndata["h"] + self.alpha * given
-                found.append(g.ndata["h"])
-        for i, value in enumerate(found, 1):
+                    g.ndata["h"] = (1 - self.alpha) * g.ndata["h"] + self.alpha * inputs
+                diffused.append(g.ndata["h"])
+        for i, value in enumerate(diffused, 1):
             g.ndata[f"{self.out_feat_name}_{i}"] = value
         return g
 
@@ -464,10 +465,8 @@ def dense_weights(g: Graph, eweight_name: str) -> Tensor:
     return dense
 
 
-def _probability(p: float) -> float:
-    if not 0.0 <= p <= 1.0:
-        raise GraphValueError(f"p must be a probability, from 0 to 1 (got {p})")
-    return p
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[0], dtype=like.dtype, device=like.device)
 
 
 def _drawn(count: int, p: float, g: Graph) -> Tensor:
@@ -475,11 +474,19 @@ def _drawn(count: int, p: float, g: Graph) -> Tensor:
     return (torch.rand(count) < p).to(g.device)
 
 
-class DropNode(BaseTransform):
-    """Each node is dropped with a probability, with its edges."""
+@dataclass(repr=False, eq=False)
+class _AtRandom(BaseTransform):
+    """Base of those that drop or mask with a probability."""
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = _probability(p)
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p <= 1.0:
+            raise GraphValueError(f"p must be a probability, from 0 to 1 (got {self.p})")
+
+
+class DropNode(_AtRandom):
+    """Each node is dropped with a probability, with its edges."""
 
     def __call__(self, g: Graph) -> Graph:
         g = g.clone()
@@ -488,11 +495,8 @@ class DropNode(BaseTransform):
         return g
 
 
-class DropEdge(BaseTransform):
+class DropEdge(_AtRandom):
     """Each edge is dropped with a probability."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = _probability(p)
 
     def __call__(self, g: Graph) -> Graph:
         g = g.clone()
@@ -502,6 +506,7 @@ class DropEdge(BaseTransform):
         return g
 
 
+@dataclass(repr=False, eq=False)
 class AddEdge(BaseTransform):
     """Edges between nodes drawn at random are added to every relation; their features are 0.
 
@@ -509,8 +514,7 @@ class AddEdge(BaseTransform):
         ratio: How many per edge that there is.
     """
 
-    def __init__(self, ratio: float = 0.2) -> None:
-        self.ratio = ratio
+    ratio: float = 0.2
 
     def __call__(self, g: Graph) -> Graph:
         if not self.ratio:
@@ -539,29 +543,28 @@ class NodeShuffle(BaseTransform):
         return g
 
 
-class FeatMask(BaseTransform):
+@dataclass(repr=False, eq=False)
+class FeatMask(_AtRandom):
     """Columns of features are set to 0 with a probability, the same ones for all rows."""
 
-    def __init__(
-        self,
-        p: float = 0.5,
-        node_feat_names: Sequence[str] | None = None,
-        edge_feat_names: Sequence[str] | None = None,
-    ) -> None:
-        self.p = _probability(p)
-        self.node_feat_names = node_feat_names or []
-        self.edge_feat_names = edge_feat_names or []
+    node_feat_names: Sequence[str] | None = None
+    edge_feat_names: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.node_feat_names = self.node_feat_names or []
+        self.edge_feat_names = self.edge_feat_names or []
 
     def __call__(self, g: Graph) -> Graph:
-        chosen = [("nodes", name) for name in self.node_feat_names]
-        chosen += [("edges", name) for name in self.edge_feat_names]
-        for what, name in chosen if self.p else ():
-            for fields in spaces_with(g, name, what):
-                value = fields[name]
-                fields[name] = value.masked_fill(_drawn(value.shape[-1], self.p, g), 0)
+        if not self.p:
+            return g
+        for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
+            value = fields[name]
+            fields[name] = value.masked_fill(_drawn(value.shape[-1], self.p, g), 0)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class GDC(BaseTransform):
     """Generalized diffusion: ``sum over k of coefs[k] * A ** k``.
 
@@ -570,17 +573,10 @@ class GDC(BaseTransform):
         eps: Least weight that stays; None for what leaves ``avg_degree`` edges per node.
     """
 
-    def __init__(
-        self,
-        coefs: Sequence[float],
-        eweight_name: str = "w",
-        eps: float | None = None,
-        avg_degree: int = 5,
-    ) -> None:
-        self.coefs = coefs
-        self.eweight_name = eweight_name
-        self.eps = eps
-        self.avg_degree = avg_degree
+    coefs: Sequence[float]
+    eweight_name: str = "w"
+    eps: float | None = None
+    avg_degree: int = 5
 
     def __call__(self, g: Graph) -> Graph:
         weights = self._diffused(dense_weights(g, self.eweight_name))
@@ -591,7 +587,7 @@ class GDC(BaseTransform):
         return new
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        power = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
+        power = _identity(adjacency)
         total = self.coefs[0] * power
         for coefficient in self.coefs[1:]:
             power = power @ adjacency
@@ -622,8 +618,8 @@ class PPR(GDC):
         self.alpha = alpha
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        own = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
-        return self.alpha * torch.linalg.inv(own - (1 - self.alpha) * adjacency)
+        inner = _identity(adjacency) - (1 - self.alpha) * adjacency
+        return self.alpha * torch.linalg.inv(inner)
 
 
 class HeatKernel(GDC):
@@ -640,5 +636,4 @@ class HeatKernel(GDC):
         self.t = t
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        own = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
-        return torch.linalg.matrix_exp(self.t * (adjacency - own))
+        return torch.linalg.matrix_exp(self.t * (adjacency - _identity(adjacency)))
