@@ -16,13 +16,7 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
     """A layer's input as (source features, destination features).
 
     Args:
-        input_: A pair, which is returned as it is; a tensor; or type -> tensor.
         g: The graph. On a block the destinations are the first rows of the sources.
-
-    Example:
-        >>> import torch
-        >>> expand_as_pair(torch.ones(2))
-        (tensor([1., 1.]), tensor([1., 1.]))
     """
     if isinstance(input_, tuple):
         first, second = input_
@@ -39,11 +33,7 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
 
 
 def check_eq_shape(input_: Any) -> None:
-    """Raise unless source and destination rows have one shape.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Raise unless source and destination rows have one shape."""
     source, destination = expand_as_pair(input_)
     if source.shape[1:] != destination.shape[1:]:
         raise GraphValueError(
@@ -55,11 +45,7 @@ def check_eq_shape(input_: Any) -> None:
 def is_sorted_srcdst(
     src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None
 ) -> tuple[bool, bool]:
-    """Whether edges are sorted by source; and whether then also by destination within a source.
-
-    Args:
-        num_src: Accepted so that calls written for DGL run; has no effect.
-    """
+    """Whether edges are sorted by source; and whether then also by destination within a source."""
     by_source = bool((src[1:] >= src[:-1]).all())
     same = src[1:] == src[:-1]
     return by_source, by_source and bool((dst[1:] >= dst[:-1])[same].all())
@@ -67,9 +53,6 @@ def is_sorted_srcdst(
 
 def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Apply a function to every value of a dictionary, or to a value alone.
-
-    Args:
-        data: Type -> value, or one value.
 
     Example:
         >>> apply_each({"a": 1, "b": 2}, lambda x: x + 1)
@@ -107,20 +90,12 @@ class Filter:
 
 
 def shared_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A new tensor in memory that processes share; its values are arbitrary.
-
-    Args:
-        *shape: Its shape, as numbers or as one tuple.
-    """
+    """A new tensor in memory that processes share; its values are arbitrary."""
     return torch.empty(*shape, dtype=dtype).share_memory_()
 
 
 def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a tensor in the host's memory, on the device of their numbers.
-
-    Args:
-        tensor: ``[num_rows, ...]``, pinned where the numbers are on a GPU.
-    """
+    """Rows of a tensor in the host's memory, on the device of their numbers."""
     wanted = tensor.index_select(0, rows.to(tensor.device))
     return wanted.to(rows.device, non_blocking=tensor.is_pinned())
 

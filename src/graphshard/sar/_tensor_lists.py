@@ -88,17 +88,10 @@ def exchange_tensors(
             same on all ranks.
         recv_sizes: First dimension of what each rank sends here; None asks them first.
 
-    Returns:
-        New tensors, on the device of the first of ``tensors``.
-
     Raises:
         ValueError: Not one tensor for each rank, or tensors that differ in more than their first
             dimension; on every rank.
         RankError: Another rank failed, or did not answer in time.
-
-    Example:
-        >>> exchange_tensors([torch.tensor([1, 2])])
-        [tensor([1, 2])]
     """
     state = group_state(group)
     error = None

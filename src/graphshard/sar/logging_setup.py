@@ -26,7 +26,6 @@ def logging_setup(
 
     Args:
         _rank: This process's number; the lines count from 1, as SAR's do.
-        log_file: Write to this file, from its start, instead of standard error.
 
     Raises:
         ValueError: A level that ``logging`` does not know.

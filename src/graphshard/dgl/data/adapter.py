@@ -63,7 +63,6 @@ class AsNodePredDataset(_Adapter):
     """One graph with ``label``, ``train_mask``, ``val_mask`` and ``test_mask`` on its nodes.
 
     Args:
-        dataset: The data set; its first graph is taken. One of OGB brings labels and sets.
         split_ratio: Shares of the nodes to train, validate and test on, drawn by NumPy's
             generator; None takes the sets that the data set has.
 

@@ -56,10 +56,6 @@ class CitationGraphDataset(OneGraphDataset):
     Args:
         reverse_edge: Have both directions of every edge; of arrays, leave them as they are.
         reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: An unknown name, or a damaged file.
     """
 
     def __init__(

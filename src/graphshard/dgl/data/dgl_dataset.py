@@ -28,12 +28,9 @@ class DGLDataset:
     `save`. A subclass defines `process`, ``__getitem__`` and ``__len__``, and the others as needed.
 
     Args:
-        url: Where raw files can be had; for subclasses that download.
         raw_dir: Folder of raw files; by default ``DGL_DOWNLOAD_DIR`` of the environment, else
             ``~/.dgl``.
         save_dir: Folder for what is saved; by default ``raw_dir``.
-        hash_key: What tells data sets of one name apart.
-        transform: Called with each graph when it is asked for.
 
     Example:
         >>> from graphshard.graph import graph
@@ -162,7 +159,8 @@ class DGLBuiltinDataset(DGLDataset):
     """Base of data sets that DGL downloads; here their files must lie in ``raw_dir`` already.
 
     Raises:
-        FileNotFoundError: The files are not there.
+        FileNotFoundError: The files are not there; the error says what belongs where.
+        ValueError: A damaged file; for some, an unknown name or mode.
     """
 
     def __init__(
@@ -241,9 +239,6 @@ class RawOrSavedDataset(OneGraphDataset):
     """Base of those that are in raw files, or in the file that DGL has saved.
 
     A subclass has a name, ``_title``, and makes a graph of its raw files, which ``_raw`` names.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
     """
 
     _title = ""
@@ -304,11 +299,7 @@ def find_folder(
 
 
 def only_graph(idx: int) -> None:
-    """Raise unless the item asked for is the only one there is.
-
-    Raises:
-        DGLError: It is not.
-    """
+    """Raise unless the item asked for is the only one there is."""
     if idx != 0:
         raise DGLError(f"this data set has only one graph, number 0 (got {idx})")
 

@@ -243,12 +243,7 @@ class _Motifs(_GeneratedGraph):
 
 
 class BAShapeDataset(_Motifs):
-    """A Barabási-Albert graph on which houses of five nodes hang: roof, middle, ground and others.
-
-    Example:
-        >>> BAShapeDataset(20, 2, 3, seed=0)[0].num_nodes()
-        35
-    """
+    """A Barabási-Albert graph with houses of five nodes: roof, middle, ground and others."""
 
     num_classes = 4
 
@@ -374,11 +369,7 @@ class TreeCycleDataset(_Motifs):
 
 
 class TreeGridDataset(_Motifs):
-    """A binary tree on which grids hang.
-
-    Args:
-        grid_size: Number of nodes of a side of a grid.
-    """
+    """A binary tree on which grids hang."""
 
     def __init__(
         self,

@@ -33,10 +33,6 @@ class TUDataset(LocalDataset):
     ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``, ``NAME_edge_labels.txt`` and
     ``NAME_edge_attributes.txt``, which become ``ndata["node_labels"]``, ``ndata["node_attr"]``,
     ``edata["edge_labels"]`` and, as in DGL, ``edata["node_labels"]``.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
     _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
@@ -187,11 +183,6 @@ class GINDataset(LocalDataset):
     Args:
         name: ``MUTAG``, ``COLLAB``, ``IMDBBINARY``, ``IMDBMULTI``, ``NCI1``, ``PROTEINS``, ``PTC``,
             ``REDDITBINARY`` or ``REDDITMULTI5K``.
-        degree_as_nlabel: Take in-degrees as the labels of nodes.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
     def __init__(
@@ -296,10 +287,6 @@ class PPIDataset(LocalDataset):
 
     Args:
         mode: ``"train"`` (20 graphs), ``"valid"`` (2) or ``"test"`` (2).
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: Another mode.
     """
 
     num_labels = 121
@@ -368,14 +355,6 @@ class QM9Dataset(LocalDataset):
     Source: Klicpera, Groß and Günnemann, "Directional Message Passing for Molecular Graphs", ICLR
     2020, https://arxiv.org/abs/2003.03123. Read is ``qm9_eV.npz`` in ``raw_dir``. Nodes have ``R``
     (place) and ``Z`` (atomic number).
-
-    Args:
-        label_keys: Which numbers, such as ``["mu", "gap"]``.
-        cutoff: Largest distance of joined atoms.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: It has no such numbers.
     """
 
     def __init__(
@@ -432,12 +411,6 @@ class QM9EdgeDataset(LocalDataset):
     Source: Gilmer et al., "Neural Message Passing for Quantum Chemistry", ICML 2017,
     https://arxiv.org/abs/1704.01212. Read is ``qm9_edge.npz`` in ``raw_dir``. Nodes have ``pos``
     and ``attr``, edges ``edge_attr``.
-
-    Args:
-        label_keys: Which numbers; by default all.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
     """
 
     keys = "mu alpha homo lumo gap r2 zpve U0 U H G Cv U0_atom U_atom H_atom G_atom A B C".split()
@@ -520,13 +493,8 @@ class SSTDataset(LocalDataset):
     and unknown words), ``y`` (mood) and ``mask`` (1 for words).
 
     Args:
-        mode: ``"train"``, ``"dev"``, ``"test"`` or ``"tiny"``.
         glove_embed_file: Vectors of words, for ``pretrained_emb``; read for ``"train"`` only.
         vocab_file: Words, one a line; by default ``vocab.txt``.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: Another mode, or a line that is no tree.
     """
 
     PAD_WORD = -1

@@ -53,11 +53,7 @@ class DglNodePropPredDataset:
         return 1
 
     def __getitem__(self, index: int) -> tuple[Graph, Any]:
-        """The graph, and labels ``[num_nodes, num_tasks]``; node type to these, if it has several.
-
-        Raises:
-            IndexError: ``index`` is not 0.
-        """
+        """The graph, and labels ``[num_nodes, num_tasks]`` (by node type, if it has several)."""
         if index != 0:
             raise IndexError(f"the data set has one graph, number 0 (got {index})")
         data, target = self._data, self._data.target
@@ -98,10 +94,6 @@ class RedditDataset(RawOrSavedDataset):
     ``reddit_data.npz``, or DGL's ``dgl_graph.bin``, in ``raw_dir`` or in a folder in it that has
     the name that DGL gives it. Nothing is downloaded or saved. Nodes are numbered by reverse
     Cuthill-McKee and edges by destination, as in DGL.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A damaged file, or files that do not fit together.
     """
 
     _raw = ("{}_graph.npz", "reddit_data.npz")
@@ -151,10 +143,6 @@ class GNNBenchmarkDataset(RawOrSavedDataset):
     Source: Shchur, Mumme, Bojchevski and Günnemann, 2018, https://arxiv.org/abs/1811.05868. Read is
     the set's ``.npz`` file, or DGL's ``dgl_graph_v1.bin``. Edges go both ways. Nodes are numbered
     by reverse Cuthill-McKee and edges by destination, as in DGL.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
     _raw, _saved = ("{}.npz",), "dgl_graph_v1.bin"
@@ -225,9 +213,6 @@ class WikiCSDataset(RawOrSavedDataset):
     Source: Mernyei and Cangea, "Wiki-CS: A Wikipedia-Based Benchmark for Graph Neural Networks",
     2020, https://arxiv.org/abs/2007.02901. Read is ``data.json``, or DGL's ``dgl_graph.bin``.
     ``train_mask``, ``val_mask`` and ``stopping_mask`` are ``[num_nodes, 20]``.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
     """
 
     _title, _raw, num_classes = "wiki_cs", ("data.json",), 10
@@ -253,9 +238,6 @@ class GraphSAINTDataset(RawOrSavedDataset):
 
     Args:
         reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
     """
 
     _raw = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
@@ -312,10 +294,6 @@ class FraudDataset(OneGraphDataset):
     Source: Dou et al., "Enhancing Graph Neural Network-based Fraud Detectors against Camouflaged
     Fraudsters", CIKM 2020, https://arxiv.org/abs/2008.08692. Read is ``YelpChi.mat`` or
     ``Amazon.mat``; ``random_seed`` decides the sets.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: An unknown name, or shares that are more than 1.
     """
 
     file_urls: ClassVar[dict[str, str]] = {
@@ -394,13 +372,6 @@ class KnowledgeGraphDataset(OneGraphDataset):
     Read are ``entities.dict``, ``relations.dict``, ``train.txt``, ``valid.txt`` and ``test.txt``.
     Edge fields are ``etype``, and ``train_mask``, ``val_mask``, ``test_mask``, which reversed edges
     have too where ``train_edge_mask``, ``valid_edge_mask`` and ``test_edge_mask`` leave them out.
-
-    Args:
-        reverse: Have the reverse of each edge, as a relation of its own.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A triple of an unknown entity or relation.
     """
 
     _title = ""
@@ -455,11 +426,7 @@ class WN18Dataset(KnowledgeGraphDataset):
 
 
 def load_knowledge_graph(dataset: str) -> KnowledgeGraphDataset:
-    """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``.
-
-    Raises:
-        ValueError: Another name.
-    """
+    """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``."""
     for kind in (WN18Dataset, FB15kDataset, FB15k237Dataset):
         if kind._title == dataset:
             return kind()

@@ -61,13 +61,6 @@ class RDFGraphDataset(OneGraphDataset):
     saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt`` (N-Triples, or ``*.n3``
     that have a whole triple in each line) with ``trainingSet.tsv`` and ``testSet.tsv``. Nothing is
     downloaded or saved.
-
-    Args:
-        insert_reverse: Add ``rev-NAME`` for each relation.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A line is no triple, or a file is damaged.
     """
 
     _title: str
@@ -253,11 +246,7 @@ class MUTAGDataset(RDFGraphDataset):
     def typed(
         self, triple: tuple[Term, Term, Term], ends: tuple[Entity, Entity], relation: str
     ) -> tuple[Entity, Entity]:
-        """What a schema speaks of is of type SCHEMA; else an end without type has the relation's.
-
-        Raises:
-            ValueError: The source has no type.
-        """
+        """What a schema speaks of is of type SCHEMA; an end without type has the relation's."""
         subject, target = ends
         if not triple[1].text.startswith(self._prefix):
             target = target._replace(cls="SCHEMA")

@@ -179,9 +179,6 @@ def download(
         path: The file, or a folder that holds it; by default the working directory.
         overwrite: Accepted for DGL's scripts, as are the last three.
 
-    Returns:
-        The file.
-
     Raises:
         FileNotFoundError: It is not there; the error says what to get, and where it belongs.
         ValueError: It has another hash, or the name of the file cannot be told from the URL.
@@ -214,9 +211,6 @@ def extract_archive(
     file: str | os.PathLike[str], target_dir: str | os.PathLike[str], overwrite: bool = False
 ) -> None:
     """Unpack a ``.zip``, ``.tar``, ``.tar.gz``, ``.tgz`` or ``.gz`` file.
-
-    Args:
-        overwrite: Unpack also where the folder is there.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -298,7 +292,6 @@ def split_dataset(
     Args:
         frac_list: Share of each part, together 1; by default 0.8, 0.1 and 0.1. The last part has
             what remains.
-        random_state: Seed of that order; None takes one of NumPy's.
 
     Raises:
         ValueError: The shares are not together 1.
@@ -325,11 +318,7 @@ def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None =
     """Give the nodes of each graph ``train_mask``, ``val_mask`` and ``test_mask``, at random.
 
     Args:
-        dataset: The graphs, which are changed; NumPy's generator draws.
         ratio: Shares of the training and validation nodes, and a third; what remains is for tests.
-
-    Raises:
-        ValueError: Not three shares.
     """
     if len(ratio) != 3:
         raise GraphValueError(f"ratio must have three numbers (got {ratio!r})")
@@ -353,11 +342,7 @@ def idx2mask(idx: Any, len: int) -> np.ndarray:
 
 
 def generate_mask_tensor(mask: np.ndarray) -> Tensor:
-    """A bool tensor of an array.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """A bool tensor of an array."""
     if not isinstance(mask, np.ndarray):
         raise GraphTypeError(f"mask must be a NumPy array (got {type(mask).__name__})")
     return torch.from_numpy(mask.astype(bool))

@@ -70,12 +70,6 @@ class TypedItems:
 class NodeCollator(ItemCollator):
     """Makes batches of nodes.
 
-    Args:
-        nids: Ids of nodes, or type to ids.
-
-    Raises:
-        TypeError: Ids without a type on a graph of several.
-
     Example:
         >>> from graphshard.data import load_dataset
         >>> from graphshard.dgl.dataloading import NeighborSampler, NodeCollator
@@ -93,23 +87,12 @@ class NodeCollator(ItemCollator):
         self.nids, self.graph_sampler = nids, graph_sampler
 
     def collate(self, items: Any) -> Any:
-        """The batch of some items: ``(input_nodes, output_nodes, blocks)``.
-
-        Args:
-            items: Ids, or pairs of a type and an id.
-        """
+        """The batch of some items: ``(input_nodes, output_nodes, blocks)``."""
         return self.graph_sampler.sample(self.g, self.ids_of(items))
 
 
 class EdgeCollator(ItemCollator):
-    """Makes batches of edges.
-
-    Args:
-        eids: Ids of edges, or relation to ids.
-
-    Raises:
-        TypeError: Ids without a relation on a graph of several.
-    """
+    """Makes batches of edges."""
 
     def __init__(
         self,

@@ -61,7 +61,6 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
     """torch's loader over a data set of graphs, each batch of which is one batched graph.
 
     Args:
-        collate_fn: Makes a batch of items; by default `GraphCollator.collate`.
         use_ddp: Share the items among the ranks of the default process group; some come twice
             where they do not divide, as with torch's `DistributedSampler`.
 
@@ -94,11 +93,7 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, collate_fn=collate_fn, **kwargs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's order is next, where ``use_ddp`` is set.
-
-        Raises:
-            DGLError: ``use_ddp`` is not set.
-        """
+        """Which epoch's order is next, where ``use_ddp`` is set."""
         if not self.use_ddp:
             raise GraphValueError("set_epoch is for loaders with use_ddp=True")
         self.dist_sampler.set_epoch(epoch)

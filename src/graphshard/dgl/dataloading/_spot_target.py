@@ -21,9 +21,6 @@ class SpotTarget:
 
     Source: Zhu et al., "SpotTarget: Rethinking the Effect of Target Edges for Link Prediction in
     Graph Neural Networks", https://arxiv.org/abs/2306.00899.
-
-    Args:
-        degree_threshold: Edges are excluded if an end has fewer in-edges.
     """
 
     def __init__(

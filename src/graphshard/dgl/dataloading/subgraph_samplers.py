@@ -66,11 +66,7 @@ class SubgraphSampler(Sampler):
         self.output_device = output_device
 
     def induced(self, g: Graph, nodes: dict[str, Tensor]) -> Graph:
-        """The subgraph of some nodes, each of them once, with ids and without features.
-
-        Raises:
-            ValueError: Features are named that the graph does not have.
-        """
+        """The subgraph of some nodes, each of them once, with ids and without features."""
         named = self.prefetch_ndata, self.prefetch_edata
         check_named(lambda t: g.nodes[t].data, g.ntypes, named[0], "prefetch_ndata")
         check_named(lambda t: g.edges[t].data, g.canonical_etypes, named[1], "prefetch_edata")
@@ -139,7 +135,6 @@ class ShaDowKHopSampler(SubgraphSampler):
         Args:
             exclude_eids: Ids of edges that must neither be drawn nor be in the subgraph, or
                 relation to ids.
-            draw_seed: Which draw to make; by default one from torch's generator.
 
         Returns:
             ``(input_nodes, output_nodes, subgraph)``: the subgraph's nodes, which begin with the
@@ -274,9 +269,6 @@ class SAINTSampler(SubgraphSampler):
     def sample(self, g: Graph, indices: Any = None, draw_seed: DrawSeed | None = None) -> Graph:
         """A subgraph of ``g``.
 
-        Args:
-            indices: Without effect: what a loader iterates over only counts batches.
-
         Raises:
             DGLError: A graph of several types.
         """
@@ -400,9 +392,6 @@ class ClusterGCNSampler(SubgraphSampler):
 
     def sample(self, g: Graph, partition_ids: Any) -> Graph:
         """The graph of all nodes of some clusters.
-
-        Args:
-            partition_ids: Numbers of clusters, each once.
 
         Raises:
             DGLError: A cluster that is not there, or is given twice.

@@ -131,9 +131,6 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
         node_split: Number of nodes of each graph, where it differs from ``batch_num_nodes``; node
             type -> numbers, where there are several types.
 
-    Returns:
-        The graphs, in order.
-
     Raises:
         ValueError: numbers that do not add up, that are not as many for every type, or an edge
             between two graphs.
@@ -187,9 +184,6 @@ def _splits(given: Any, names: Sequence[Any], known: Any, total: Any, what: str)
 
 def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
     """One graph of a batch.
-
-    Args:
-        store_ids: Whether to store ids in ``g`` as ``ndata[NID]`` and ``edata[EID]``.
 
     Raises:
         ValueError: there is no such graph, or edges run between graphs.

@@ -30,15 +30,7 @@ def bipartite_from_scipy(
     idtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Graph:
-    """Graph of one relation, an edge for each stored entry of a matrix, rows as sources.
-
-    Args:
-        sp_mat: ``[num_src_nodes, num_dst_nodes]`` SciPy sparse matrix.
-        eweight_name: Edge feature that gets the entries; None for none.
-
-    Raises:
-        TypeError: no sparse matrix.
-    """
+    """Graph of one relation, an edge for each stored entry of a matrix, rows as sources."""
     if not hasattr(sp_mat, "tocoo"):
         raise GraphTypeError(f"sp_mat must be a SciPy sparse matrix (got {type(sp_mat).__name__})")
     matrix = sp_mat.tocoo()
@@ -69,7 +61,6 @@ def bipartite_from_networkx(
     Args:
         nx_graph: Directed graph. The node attribute ``bipartite`` is 0 for sources, 1 for
             destinations; each side is numbered in the sorted order of its labels.
-        u_attrs: Attributes of source nodes to stack into features.
         edge_id_attr_name: Edge attribute with the id of each edge; None takes NetworkX's order.
 
     Raises:
@@ -120,11 +111,7 @@ def bipartite_from_networkx(
 
 
 def block_to_graph(block: Block) -> Graph:
-    """The graph of a block: source types get the ending ``_src``, destination types ``_dst``.
-
-    Raises:
-        TypeError: no block.
-    """
+    """The graph of a block: source types get the ending ``_src``, destination types ``_dst``."""
     if not isinstance(block, Block):
         raise GraphTypeError(f"block_to_graph takes a block (got {type(block).__name__})")
     counts = {f"{ntype}_src": block.num_src_nodes(ntype) for ntype in block.srctypes}

@@ -60,11 +60,7 @@ def copy_v(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:
 
 
 def edge_homophily(graph: LocalGraph, y: Tensor) -> float:
-    """Share of the edges that join nodes of one class.
-
-    Args:
-        y: ``[num_nodes]`` classes.
-    """
+    """Share of the edges that join nodes of one class."""
     return float(_same_class(graph, y).mean())
 
 
@@ -72,9 +68,6 @@ def node_homophily(graph: LocalGraph, y: Tensor) -> float:
     """Share of a node's in-edges that come from its own class, averaged over the nodes.
 
     A node without in-edges counts as 0.
-
-    Args:
-        y: ``[num_nodes]`` classes.
     """
     shares = gspmm(graph.adjacency(), "copy_rhs", "mean", None, _same_class(graph, y))
     return float(shares.mean())
@@ -84,9 +77,6 @@ def linkx_homophily(graph: LocalGraph, y: Tensor) -> float:
     """How much more often than by chance edges come from a node's own class, averaged over classes.
 
     From "Large Scale Learning on Non-Homophilous Graphs" (https://arxiv.org/abs/2110.14446).
-
-    Args:
-        y: ``[num_nodes]`` classes, from 0; at least two.
 
     Raises:
         ValueError: fewer than two classes.

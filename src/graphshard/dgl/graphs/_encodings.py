@@ -36,9 +36,6 @@ def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     From "Graph Neural Networks with Learnable Structural and Positional Representations"
     (https://arxiv.org/abs/2110.07875).
 
-    Args:
-        eweight_name: Edge feature with the weights that steps are drawn by; None for equal ones.
-
     Returns:
         float32 ``[num_nodes, k]``.
     """
@@ -98,9 +95,6 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     From "Global Self-Attention as a Replacement for Graph Convolution"
     (https://arxiv.org/abs/2108.03348).
 
-    Args:
-        random_flip: Whether to draw the sign of each row at random.
-
     Returns:
         float32 ``[num_nodes, 2 * k]``.
 
@@ -125,11 +119,7 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
 
 
 def laplacian_lambda_max(g: Graph) -> list[float]:
-    """Largest eigenvalue of the normalized Laplacian, for each graph of a batch.
-
-    Args:
-        g: Graph with one node type and one relation, with both directions of each edge.
-    """
+    """Largest eigenvalue of the normalized Laplacian, for each graph of a batch."""
     from ._batch import unbatch
 
     check_one_relation(g, "laplacian_lambda_max")

@@ -32,9 +32,6 @@ def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
 def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Tensor:
     """The edges of a relation as a sparse tensor.
 
-    Args:
-        eweight_name: Edge feature with the values; None for 1.
-
     Returns:
         ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source; edges by id.
     """
@@ -61,9 +58,6 @@ def adj_external(
         transpose: Whether rows are destinations; by default they are sources.
         scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
             their own, in each row by edge id; None for a torch COO tensor.
-
-    Raises:
-        ValueError: another format.
     """
     if scipy_fmt is None:
         matrix = adj(g, etype).to(ctx)

@@ -131,9 +131,6 @@ def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any =
 
     Features are shared as by `node_type_subgraph`.
 
-    Args:
-        etypes: The relations, in the order that the result reports.
-
     Raises:
         ValueError: an unknown relation, or none.
     """

@@ -34,12 +34,6 @@ def bfs_nodes_generator(
 ) -> tuple[Tensor, ...]:
     """Nodes by their distance from some nodes.
 
-    Args:
-        reverse: Whether to walk edges from their destination to their source.
-
-    Returns:
-        Per distance from 0, the ids of the nodes.
-
     Example:
         >>> from graphshard.graph import graph
         >>> bfs_nodes_generator(graph(([0, 0, 1], [1, 2, 3])), 0)
@@ -113,9 +107,6 @@ def dfs_edges_generator(
 
     Args:
         source: The first nodes; searches from several run side by side, each on its own.
-
-    Returns:
-        Per step, an edge of each search that goes on.
     """
     found = _depth_first(graph, source, reverse, False, False)
     return tuple(edges for edges, _ in found)

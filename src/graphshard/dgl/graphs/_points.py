@@ -151,9 +151,6 @@ def radius_graph(
 ) -> Any:
     """The graph that joins points at most ``r`` apart.
 
-    Args:
-        x: ``[num_points, dim]``.
-
     Returns:
         The graph; with ``get_distances`` a pair of it and ``[num_edges, 1]``.
 

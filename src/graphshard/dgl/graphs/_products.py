@@ -163,9 +163,6 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
 def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
     """The graph of the sum of weighted adjacency matrices, differentiable in the weights.
 
-    Args:
-        weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
-
     Raises:
         ValueError: no graph, several relations, or graphs that differ in them.
         KeyError: a graph lacks the weights.

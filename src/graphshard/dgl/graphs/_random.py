@@ -24,10 +24,6 @@ def rand_graph(
 
     Raises:
         ValueError: more edges than pairs.
-
-    Example:
-        >>> rand_graph(10, 30).num_edges()
-        30
     """
     ends = _pairs(num_nodes, num_nodes, num_edges)
     return graph(ends, num_nodes=num_nodes, idtype=idtype, device=device)
@@ -79,9 +75,6 @@ def choice(
         a: ``[num_rows, ...]``, or how many numbers there are.
         size: How many to draw, or the shape of what is drawn.
         prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
-
-    Returns:
-        The rows, or int64 numbers, in the order they were drawn.
 
     Raises:
         ValueError: more draws than rows of a weight above 0, without replacement.

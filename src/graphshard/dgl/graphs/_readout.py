@@ -116,9 +116,6 @@ def broadcast_nodes(graph: LocalGraph, graph_feat: Tensor, *, ntype: str | None 
     Args:
         graph_feat: ``[batch_size, ...]``; for a single graph ``[...]`` will do.
 
-    Returns:
-        ``[num_nodes, ...]``.
-
     Raises:
         ValueError: another number of rows.
     """

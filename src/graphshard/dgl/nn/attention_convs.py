@@ -29,23 +29,12 @@ class AGNNConv(ZeroInDegreeCheck):
     .. math::
         h'_i = \sum_{j \in N(i)} \mathrm{softmax}_{j \in N(i)}\big(\beta \cos(h_j, h_i)\big) h_j
 
-    Args:
-        learn_beta: Learn :math:`\beta`; otherwise it is a buffer.
-
     Shape:
         ``feat`` ``[num_nodes, *, dim]``, or a pair ``[num_src, *, dim]``, ``[num_dst, *, dim]``;
         output ``[num_dst, *, dim]``.
 
     Raises:
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import AGNNConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> AGNNConv()(g, torch.ones(3, 4)).shape
-        torch.Size([3, 4])
     """
 
     beta: Tensor
@@ -107,14 +96,6 @@ class DotGatConv(AttentionConv):
 
     Raises:
         ValueError: Nodes without in-edges; one tensor where a pair is needed.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import DotGatConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> DotGatConv(4, 2, num_heads=3)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 3, 2])
     """
 
     def __init__(
@@ -130,11 +111,7 @@ class DotGatConv(AttentionConv):
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
     ) -> Any:
-        """Apply the layer; see the class for shapes.
-
-        Returns:
-            The output, or (output, attention) with ``get_attention``.
-        """
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         projections = Projections(graph)
         source, destination, _ = self._projected(graph, feat, projections, lambda rows: rows)

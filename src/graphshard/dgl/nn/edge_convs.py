@@ -44,12 +44,6 @@ class EdgeConv(ZeroInDegreeCheck):
 
     Raises:
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> EdgeConv(4, 2)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -106,13 +100,6 @@ class GatedGraphConv(nn.Module):
 
     Raises:
         ValueError: ``out_feats`` is less than ``in_feats``; a type that the layer does not have.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> layer = GatedGraphConv(4, 5, n_steps=2, n_etypes=3)
-        >>> layer(g, torch.ones(3, 4), torch.tensor([0, 2, 1])).shape
-        torch.Size([3, 5])
     """
 
     def __init__(
@@ -147,11 +134,7 @@ class GatedGraphConv(nn.Module):
 def gated_graph_conv(
     layer: Any, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
 ) -> Tensor:
-    """What `GatedGraphConv` computes, also for DGL's layer of that name.
-
-    Raises:
-        ValueError: A type that the layer does not have.
-    """
+    """What `GatedGraphConv` computes, also for DGL's layer of that name."""
     num_types = layer._n_etypes
     if etypes is None:
         etypes = torch.zeros(graph.num_edges(), dtype=torch.int64, device=feat.device)
@@ -186,19 +169,9 @@ class GINEConv(nn.Module):
     .. math::
         h'_i = f\Big((1 + \epsilon) h_i + \sum_{j \in N(i)} \mathrm{ReLU}(h_j + e_{ji})\Big)
 
-    Args:
-        apply_func: :math:`f`; None for the identity.
-        learn_eps: Learn :math:`\epsilon`; otherwise it is a buffer.
-
     Shape:
         ``node_feat`` ``[num_nodes, dim]``, or a pair; ``edge_feat`` ``[num_edges, dim]``; output
         ``[num_dst, dim]`` after :math:`f`.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> GINEConv(nn.Linear(4, 2))(g, torch.ones(3, 4), torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     eps: Tensor
@@ -253,12 +226,6 @@ class GMMConv(ZeroInDegreeCheck):
     Raises:
         KeyError: An unknown aggregator.
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> GMMConv(4, 2, dim=3, n_kernels=5)(g, torch.ones(3, 4), torch.ones(3, 3)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -330,12 +297,6 @@ class NNConv(nn.Module):
 
     Raises:
         KeyError: An unknown aggregator.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> NNConv(4, 2, nn.Linear(3, 8))(g, torch.ones(3, 4), torch.ones(3, 3)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(

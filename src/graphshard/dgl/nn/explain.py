@@ -24,7 +24,6 @@ class GNNExplainer(nn.Module):
     Args:
         model: Called as ``model(graph=graph, feat=feat, **kwargs)``, and with ``eweight=``
             ``[num_edges]``; gives logits.
-        num_hops: How far a node's prediction depends on others.
         alpha1: Weight of the sum of the edges' mask.
         alpha2: Weight of the entropy of the edges' mask.
         beta1: Weight of the mean of the features' mask.
@@ -55,7 +54,6 @@ class GNNExplainer(nn.Module):
         """Explain the prediction for a node.
 
         Args:
-            feat: ``[num_nodes, dim]``.
             **kwargs: For the model; of tensors with a row for each node or edge, it gets those of
                 the subgraph.
 
@@ -73,14 +71,7 @@ class GNNExplainer(nn.Module):
         return place, near, *self._masks(near, feat[nodes], place, kwargs)
 
     def explain_graph(self, graph: Graph, feat: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Explain the prediction for a graph.
-
-        Args:
-            feat: ``[num_nodes, dim]``.
-
-        Returns:
-            Masks between 0 and 1, of ``[dim]`` and of the edges.
-        """
+        """Explain the prediction for a graph."""
         return self._masks(graph, feat, torch.tensor([0], device=feat.device), kwargs)
 
     def _masks(

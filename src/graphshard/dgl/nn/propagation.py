@@ -123,14 +123,6 @@ class APPNPConv(nn.Module):
 
     Raises:
         ValueError: The edge weights are not positive, or not one per edge.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import APPNPConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> APPNPConv(k=3, alpha=0.5)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 4])
     """
 
     def __init__(self, k: int, alpha: float, edge_drop: float = 0.0) -> None:
@@ -188,7 +180,6 @@ class SGConv(ZeroInDegreeCheck):
     Args:
         cached: Keep the propagated features of the first call and use them in all later ones: for
             one graph whose input never changes. Later inputs and edge weights are not read.
-        norm: Applied to the propagated features, before the linear layer.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
@@ -196,14 +187,6 @@ class SGConv(ZeroInDegreeCheck):
 
     Raises:
         ValueError: Nodes without in-edges; edge weights not positive, or not one per edge.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import SGConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> SGConv(4, 2, k=2)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -282,11 +265,6 @@ class TAGConv(nn.Module):
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
         ``[num_nodes, out_feats]``.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> TAGConv(4, 2)(graph(([0, 1, 2], [1, 2, 0])), torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -342,11 +320,6 @@ class ChebConv(nn.Module):
         ``feat`` ``[num_nodes, in_feats]``; ``lambda_max`` a list or tensor of one number for each
         graph of a batch, with 2 and a warning where it is not given; output
         ``[num_nodes, out_feats]``. A sharded graph is one graph.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> ChebConv(4, 2, k=3)(graph(([0, 1], [1, 0])), torch.ones(2, 4), [2.0]).shape
-        torch.Size([2, 2])
     """
 
     def __init__(

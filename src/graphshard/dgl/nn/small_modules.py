@@ -28,13 +28,6 @@ class Sequential(nn.Sequential):
     """Layers one after another, on one graph or on a graph each.
 
     What a layer returns, a tuple or one value, is what the next one gets after its graph.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> from graphshard.nn import GraphConv
-        >>> stack = Sequential(GraphConv(4, 8), GraphConv(8, 2))
-        >>> stack(graph(([0, 1], [1, 0])), torch.ones(2, 4)).shape
-        torch.Size([2, 2])
     """
 
     def forward(self, graph: Any, *feats: Any) -> Any:
@@ -105,17 +98,6 @@ class EdgePredictor(nn.Module):
 
     .. math:: \text{dot}: h_u \cdot h_v \quad \text{cos}: \frac{h_u \cdot h_v}{|h_u||h_v|}
         \quad \text{ele}: h_u \odot h_v \quad \text{cat}: h_u \| h_v
-
-    Args:
-        in_feats: Width of a node's row, if the result goes through a linear layer.
-
-    Raises:
-        ValueError: an unknown ``op``.
-
-    Example:
-        >>> EdgePredictor("dot")(torch.ones(2, 3), torch.ones(2, 3))
-        tensor([[3.],
-                [3.]])
     """
 
     def __init__(
@@ -207,10 +189,6 @@ class WeightBasis(nn.Module):
 
     From `Modeling Relational Data with Graph Convolutional Networks
     <https://arxiv.org/abs/1703.06103>`_: :math:`W_o = \sum_b c_{ob} V_b`.
-
-    Example:
-        >>> WeightBasis((4, 2), num_bases=2, num_outputs=5)().shape
-        torch.Size([5, 4, 2])
     """
 
     def __init__(self, shape: Sequence[int], num_bases: int, num_outputs: int) -> None:

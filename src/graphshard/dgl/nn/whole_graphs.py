@@ -182,13 +182,7 @@ class WeightAndSum(nn.Module):
 
 
 class KNNGraph(nn.Module):
-    """`graphshard.dgl.knn_graph` with a fixed number of neighbours.
-
-    Example:
-        >>> import torch
-        >>> KNNGraph(2)(torch.rand(5, 3)).num_edges()
-        10
-    """
+    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
 
     def __init__(self, k: int) -> None:
         super().__init__()

@@ -31,23 +31,14 @@ from ...sampling.sampler import DrawSeed, LayerFanout
 
 
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:
-    """Ids in the graph's idtype, from a tensor, an array, a list or one number.
-
-    Raises:
-        DGLError: They are no integers, or out of range.
-    """
+    """Ids in the graph's idtype, from a tensor, an array, a list or one number."""
     found = as_integers(ids, what)
     check_ids(found, count, "an id", what)
     return found.to(device=g.device, dtype=g.idtype)
 
 
 def nodes_by_type(g: Graph, nodes: Any) -> dict[str, Tensor]:
-    """Nodes by type, of the types that are given.
-
-    Raises:
-        DGLError: Ids without a type on a graph of several, an unknown type, or ids that are none.
-        ValueError: An empty dictionary.
-    """
+    """Nodes by type, of the types that are given."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
             raise GraphTypeError(
@@ -78,11 +69,7 @@ def edges_by_relation(g: Graph, edges: Any, what: str) -> dict[CanonicalEType, T
 
 
 def number_by_relation(g: Graph, number: Any, what: str) -> dict[CanonicalEType, int]:
-    """A number per relation, at least -1, which means all.
-
-    Raises:
-        DGLError: Another number, or a dictionary that leaves a relation out.
-    """
+    """A number per relation, at least -1, which means all."""
     given = number
     if not isinstance(number, Mapping):
         given = dict.fromkeys(g.canonical_etypes, number)
@@ -103,25 +90,15 @@ def number_by_relation(g: Graph, number: Any, what: str) -> dict[CanonicalEType,
 
 
 def options_for(edge_dir: str, replace: bool = False) -> DrawOptions:
-    """How to draw.
-
-    Raises:
-        DGLError: An unknown direction.
-    """
+    """How to draw."""
     return DrawOptions(replace=bool(replace), edge_dir=checked_dir(edge_dir))
 
 
 def checked_dir(edge_dir: str) -> EdgeDir:
-    """A direction, ``"in"`` or ``"out"``.
-
-    Raises:
-        DGLError: It is none.
-    """
-    if edge_dir == "in":
-        return "in"
-    if edge_dir == "out":
-        return "out"
-    raise GraphValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+    """A direction: ``in`` or ``out``."""
+    if edge_dir not in ("in", "out"):
+        raise GraphValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+    return "in" if edge_dir == "in" else "out"
 
 
 def frontier_of(
@@ -135,7 +112,6 @@ def frontier_of(
 
     Args:
         eids: Relation to ids of edges; none of the relations that are left out.
-        copy_edata: Whether it has the features of edges, and their ids as ``edata[EID]``.
     """
     found: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
     for ntype in g.ntypes if copy_ndata else ():
@@ -280,11 +256,7 @@ def drawn_edges(
 
 
 def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str | Tensor | None]:
-    """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing.
-
-    Raises:
-        DGLError: No relation has the feature, or the numbers are no weights.
-    """
+    """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing."""
     found: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
     if isinstance(prob, str):
         for etype in g.canonical_etypes:
@@ -303,11 +275,7 @@ def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str
 
 
 def checked_weights_of(g: Graph, etype: CanonicalEType, values: Any) -> Tensor:
-    """Weights of the edges of a relation by id, as float32 or float64.
-
-    Raises:
-        DGLError: They are no weights, or another number of them.
-    """
+    """Weights of the edges of a relation by id, as float32 or float64."""
     weights = torch.as_tensor(values, device=g.device)
     if weights.shape[:1] != (g.num_edges(etype),):
         raise GraphValueError(
@@ -341,10 +309,6 @@ def sample_etype_neighbors(
         etype_offset: ``[num_types + 1]``, the first edge id of each type, and the number of edges.
         fanout: ``[num_types]``, edges of each type for a node, -1 for all.
         prob: Weights of the edges of each type, None for equal ones; or the name of a feature.
-        etype_sorted: Accepted for DGL's scripts: edges of a node are found by type in any case.
-
-    Returns:
-        A graph of the same nodes, with the edges that were drawn, type by type.
 
     Raises:
         DGLError: Several relations, offsets that do not fit, or as for `sample_neighbors`.
@@ -429,9 +393,6 @@ def sample_neighbors_biased(
         tag_offset_name: Node feature ``[num_nodes, num_tags + 1]``, where the edges of each tag
             begin among those of the node.
 
-    Returns:
-        A graph of the same nodes, with the edges that were drawn, grouped by node.
-
     Raises:
         DGLError: Several relations, or offsets or numbers that do not fit.
     """
@@ -494,8 +455,6 @@ def select_topk(
 
     Args:
         k: Edges for a node, -1 for all; or relation to that, for all.
-        weight: Name of an edge feature ``[num_edges]``, which every relation has.
-        nodes: Ids, or type to ids; by default all.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were chosen, grouped by node.

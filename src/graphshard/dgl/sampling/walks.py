@@ -109,7 +109,6 @@ def walks_along(
 
     Args:
         at: ``[n]``, where walks begin, of its idtype.
-        options: How steps along each relation are drawn, from `step_options`.
         stops: ``[length]``, the probability that a walk ends before each step.
     """
     traces = torch.full((len(at), len(path) + 1), -1, dtype=g.idtype, device=g.device)
@@ -165,22 +164,14 @@ def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def start_nodes(g: Graph, nodes: Any, ntype: str) -> Tensor:
-    """Ids of nodes of a type, in the graph's idtype.
-
-    Raises:
-        DGLError: They are no integers, or out of range.
-    """
+    """Ids of nodes of a type, in the graph's idtype."""
     ids = as_integers(nodes, "nodes")
     check_ids(ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
     return ids.to(device=g.device, dtype=g.idtype)
 
 
 def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptions:
-    """How a step along a relation is drawn: by a feature of its edges, if they have it.
-
-    Raises:
-        DGLError: The feature does not have one number per edge.
-    """
+    """How a step along a relation is drawn: by a feature of its edges, if they have it."""
     if prob is None or prob not in g.edges[etype].data:
         return ONE_OUT_EDGE
     if g.edges[etype].data[prob].dim() != 1:
@@ -202,9 +193,6 @@ def one_step(
 
     Returns:
         Which walks have moved, bool ``[n]``; where these are, and the edges they took.
-
-    Raises:
-        DGLError: The feature holds no weights.
     """
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
@@ -279,11 +267,9 @@ def node2vec_random_walk(
     """Walk from each node, each step depending on the one before.
 
     Args:
-        nodes: ``[n]`` ids of the nodes where walks begin.
         p: The greater, the less likely a walk goes back at once.
         q: The greater, the more likely it stays near; a node x is near the last one, u, if there
             is an edge from x to u.
-        prob: Name of an edge feature ``[num_edges]`` with weights.
 
     Returns:
         ``traces``, or ``(traces, eids)``: ids of nodes ``[n, walk_length + 1]`` and of edges
@@ -444,9 +430,6 @@ class RandomWalkNeighborSampler:
         Returns:
             A graph of all nodes of that type, with an edge from each neighbour that was found to
             the node it was found from, those visited most first.
-
-        Raises:
-            DGLError: Ids that are none, or out of range.
         """
         seeds = start_nodes(self.G, seed_nodes, self.ntype)
         paths, _ = random_walk(
@@ -487,9 +470,6 @@ class RandomWalkNeighborSampler:
 
 class PinSAGESampler(RandomWalkNeighborSampler):
     """Neighbours of one type in a graph of two, by walks to the other type and back.
-
-    Args:
-        G: A graph of this process, with a relation from each of the two types to the other.
 
     Raises:
         DGLError: There is no such relation.

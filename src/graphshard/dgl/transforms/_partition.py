@@ -43,11 +43,7 @@ def metis_partition_assignment(
     Args:
         balance_ntypes: ``[num_nodes]`` kinds of nodes; every part gets its share of each.
         balance_edges: Whether in-edges are balanced as well, those of each kind apart.
-        mode: ``"k-way"`` or ``"recursive"``.
         objtype: ``"cut"``: few edges between parts. ``"vol"``: few rows to exchange.
-
-    Returns:
-        ``[num_nodes]`` int64.
 
     Raises:
         ValueError: a typed graph, ids of another dtype, or an unknown ``mode``.
@@ -87,7 +83,6 @@ def partition_graph_with_halo(
     ``extra_cached_hops - 1`` times.
 
     Args:
-        node_part: ``[num_nodes]`` part of each node.
         reshuffle: Whether nodes and edges are numbered anew, nodes part after part, edges by
             destination.
 

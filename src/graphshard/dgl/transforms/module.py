@@ -88,7 +88,6 @@ def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> G
     """A graph with the nodes of ``g`` and their features, and other relations.
 
     Args:
-        edges: Relation -> (sources, destinations).
         copy_edata: Whether to carry over the edge features of relations that ``g`` has too.
     """
     counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
@@ -104,11 +103,7 @@ def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> G
 def named_fields(
     g: Graph, node_names: Sequence[str] | None, edge_names: Sequence[str] | None
 ) -> Iterator[tuple[Any, str]]:
-    """The feature dictionaries of all types that have a feature of these names, with the name.
-
-    Raises:
-        KeyError: no type has it.
-    """
+    """The feature dictionaries of all types that have a feature of these names, with the name."""
     nodes = [g.nodes[ntype].data for ntype in g.ntypes]
     edges = [g.edges[etype].data for etype in g.canonical_etypes]
     for what, spaces, names in (("nodes", nodes, node_names), ("edges", edges, edge_names)):
@@ -126,7 +121,6 @@ class AddSelfLoop(BaseTransform):
     Args:
         allow_duplicate: Whether loops that are there stay as well.
         new_etypes: Whether to add a relation ``(T, 'self', T)`` of loops for every node type too.
-        edge_feat_names: Edge features that ``fill_data`` is for; None for all.
         fill_data: Values on new edges; see `graphshard.add_self_loop`.
     """
 
@@ -197,11 +191,7 @@ class AddReverse(BaseTransform):
 
 @dataclass(repr=False, eq=False)
 class ToSimple(BaseTransform):
-    """One edge for all parallel ones; see `graphshard.dgl.to_simple`.
-
-    Args:
-        return_counts: Edge feature that gets the number of edges joined.
-    """
+    """One edge for all parallel ones; see `graphshard.dgl.to_simple`."""
 
     return_counts: str = "count"
     aggregator: str = "arbitrary"
@@ -271,11 +261,7 @@ class ToLevi(BaseTransform):
 
 @dataclass(repr=False, eq=False)
 class RowFeatNormalizer(BaseTransform):
-    """Features divided by the sum of their row, where that is above 1.
-
-    Args:
-        subtract_min: Whether the least value of all is subtracted first.
-    """
+    """Features divided by the sum of their row, where that is above 1."""
 
     subtract_min: bool = False
     node_feat_names: Sequence[str] | None = None
@@ -299,11 +285,7 @@ class RowFeatNormalizer(BaseTransform):
 
 @dataclass(repr=False, eq=False)
 class RandomWalkPE(BaseTransform):
-    """Return probabilities of random walks as a node feature; see `graphshard.dgl.random_walk_pe`.
-
-    Args:
-        eweight_name: Edge feature with weights; None for equal ones.
-    """
+    """Return probabilities of walks as a node feature; see `graphshard.dgl.random_walk_pe`."""
 
     k: int
     feat_name: str = "PE"
@@ -396,13 +378,8 @@ class SIGNDiffusion(BaseTransform):
     Feature ``out_feat_name_i`` is the input after ``i`` steps.
 
     Args:
-        in_feat_name: The input, ``[num_nodes, dim]``.
         diffuse_op: A step: ``"raw"`` sums; ``"rw"`` takes the (weighted) mean; ``"gcn"`` sums with
             the weights of `GCNNorm`; ``"ppr"`` does, and mixes with the input.
-        alpha: Share of the input in ``"ppr"``.
-
-    Raises:
-        ValueError: an unknown step.
     """
 
     k: int
@@ -508,11 +485,7 @@ class DropEdge(_AtRandom):
 
 @dataclass(repr=False, eq=False)
 class AddEdge(BaseTransform):
-    """Edges between nodes drawn at random are added to every relation; their features are 0.
-
-    Args:
-        ratio: How many per edge that there is.
-    """
+    """Edges between nodes drawn at random are added to every relation; their features are 0."""
 
     ratio: float = 0.2
 
