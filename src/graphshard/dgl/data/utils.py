@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.data import Subset
 
 from ..._base.files import (
     open_regular,
@@ -101,13 +102,13 @@ def load_info(path: str | os.PathLike[str]) -> dict[str, Any]:
             size = int.from_bytes(file.read(8), "little")  # of a safetensors file's header
         if 8 + size <= os.path.getsize(path):
             with safe_open(os.fspath(path), "pt") as stored:
-                found = parse_json((stored.metadata() or {}).get(_MARK, ""))
+                content = parse_json((stored.metadata() or {}).get(_MARK, ""))
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         else:
-            found = read_json_regular(path)
-        if not isinstance(found, dict):
+            content = read_json_regular(path)
+        if not isinstance(content, dict):
             raise ValueError("it holds no dictionary")
-        return {key: _read(value, tensors) for key, value in found.items()}
+        return {key: _read(value, tensors) for key, value in content.items()}
     except (ValueError, KeyError, IndexError, TypeError, SafetensorError) as error:
         raise GraphValueError(
             f"{os.fspath(path)} is not what save_info writes ({error}); DGL's are pickles, which "
@@ -266,27 +267,12 @@ def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> 
     return np.loadtxt(text.splitlines(), delimiter=delimiter, dtype=dtype, ndmin=2)
 
 
-class Subset:
-    """Some items of a data set."""
-
-    def __init__(self, dataset: Any, indices: Any) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __getitem__(self, item: int) -> Any:
-        """The item of that place among the indices."""
-        return self.dataset[self.indices[item]]
-
-    def __len__(self) -> int:
-        """Number of items."""
-        return len(self.indices)
-
-
 def split_dataset(
     dataset: Any,
     frac_list: Sequence[float] | None = None,
     shuffle: bool = False,
     random_state: int | None = None,
-) -> list[Subset]:
+) -> list[Subset[Any]]:
     """Split a data set into parts.
 
     Args:

@@ -42,21 +42,8 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         >>> both.edges(), both.batch_num_nodes()
         ((tensor([0, 2, 3]), tensor([1, 4, 4])), tensor([2, 3]))
     """
-    given = list(graphs)
-    if not given:
-        raise GraphValueError("batch needs at least one graph (got none)")
+    given = _alike(graphs, "batch", "graphs of a batch")
     some = given[0]
-    for g in given:
-        if not isinstance(g, Graph):
-            raise GraphTypeError(
-                f"batch takes graphs (got {type(g).__name__}); of a block, block_to_graph makes one"
-            )
-        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
-            if getattr(g, what) != getattr(some, what):
-                raise GraphValueError(
-                    f"graphs of a batch must have the same {what} (got {getattr(some, what)} and "
-                    f"{getattr(g, what)})"
-                )
     schema = some._schema
     sizes = [[[frame.num_rows for frame in side] for side in frames_of(g)] for g in given]
     starts = [  # per side and type, where each graph begins
@@ -90,6 +77,26 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     return new
 
 
+def _alike(graphs: Iterable[Graph], caller: str, which: str) -> list[Graph]:
+    """Graphs as a list: at least one, and all of the same types, id type and device."""
+    given = list(graphs)
+    if not given:
+        raise GraphValueError(f"{caller} needs at least one graph (got none)")
+    for g in given:
+        if not isinstance(g, Graph):
+            raise GraphTypeError(
+                f"{caller} takes graphs (got {type(g).__name__}); of a block, block_to_graph makes "
+                "one"
+            )
+        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
+            expected, value = getattr(given[0], what), getattr(g, what)
+            if value != expected:
+                raise GraphValueError(
+                    f"{which} must have the same {what} (got {expected} and {value})"
+                )
+    return given
+
+
 def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Frame]:
     """One frame per type, of the frames that each graph has for it."""
     joined = []
@@ -99,15 +106,15 @@ def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Fra
         new = Frame(total, some.device, some.what, some.default_view)
         new.initializers = some.initializers
         filled = [frame for frame in frames if frame.num_rows > 0] or list(frames)
-        wanted = list(filled[0]) if is_all(names) else list(names or ())
+        carried = list(filled[0]) if is_all(names) else list(names or ())
         for frame in filled:
             schemes = frame.schemes
-            if is_all(names) and set(schemes) != set(wanted):
+            if is_all(names) and set(schemes) != set(carried):
                 raise GraphValueError(
-                    f"graphs of a batch must have the same features on {some.what} (got {wanted} "
+                    f"graphs of a batch must have the same features on {some.what} (got {carried} "
                     f"and {sorted(schemes)}); name those to carry over in ndata and edata"
                 )
-            for name in wanted:
+            for name in carried:
                 if name not in schemes:
                     raise GraphValueError(
                         f"every graph of a batch must have the feature {name!r} on {some.what} "
@@ -118,7 +125,7 @@ def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Fra
                         f"feature {name!r} on {some.what} must have one row shape and dtype in all "
                         f"graphs of a batch (got {filled[0].schemes[name]} and {schemes[name]})"
                     )
-        for name in wanted:
+        for name in carried:
             new[name] = torch.cat([frame[name] for frame in filled])
         joined.append(new)
     return joined
@@ -159,9 +166,11 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
     return made
 
 
-def _splits(given: Any, names: Sequence[Any], known: Any, total: Any, what: str) -> dict[Any, Any]:
+def _splits(
+    given: Any, names: Sequence[Any], in_batch: Any, total: Any, what: str
+) -> dict[Any, Any]:
     if given is None:
-        given = {name: known(name) for name in names}
+        given = {name: in_batch(name) for name in names}
     elif not isinstance(given, Mapping):
         if len(names) != 1:
             raise GraphTypeError(
@@ -248,17 +257,8 @@ def merge(graphs: Sequence[Graph]) -> Graph:
     Raises:
         ValueError: no graph, or graphs that differ in types, id type or device.
     """
-    given = list(graphs)
-    if not given:
-        raise GraphValueError("merge needs at least one graph (got none)")
+    given = _alike(graphs, "merge", "graphs to merge")
     some = given[0]
-    for g in given:
-        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
-            if getattr(g, what) != getattr(some, what):
-                raise GraphValueError(
-                    f"graphs to merge must have the same {what} (got {getattr(some, what)} and "
-                    f"{getattr(g, what)})"
-                )
     counts = {ntype: max(g.num_nodes(ntype) for g in given) for ntype in some.ntypes}
     relations = {}
     for index, etype in enumerate(some.canonical_etypes):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -45,10 +45,8 @@ class EdgeWeightNorm(nn.Module):
             positive with norm ``both``.
 
     Example:
-        >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import EdgeWeightNorm
-        >>> g = graph((torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])))
+        >>> g = graph(([0, 1, 1], [1, 0, 1]))
         >>> EdgeWeightNorm("right")(g, torch.tensor([1.0, 2.0, 3.0]))
         tensor([0.2500, 1.0000, 0.7500])
     """
@@ -220,32 +218,15 @@ class SGConv(ZeroInDegreeCheck):
         self._check_in_degrees(graph)
         propagated = self._cached_h
         if propagated is None:
-            propagated = self._propagate(graph, feat, edge_weight)
+            propagated = feat
+            for rows in _propagated(graph, feat, edge_weight, self._k):
+                propagated = rows
             if self.norm is not None:
                 propagated = self.norm(propagated)
             if self._cached:
                 self._cached_h = propagated
         result: Tensor = self.fc(propagated)
         return result
-
-    def _propagate(
-        self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None
-    ) -> Tensor:
-        """``k`` normalised sums over the neighbours."""
-        with graph.local_scope():
-            scale = None
-            if edge_weight is None:
-                scale = degree_scale(graph.in_degrees(), -0.5, feat)
-            else:
-                edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
-            message = neighbour_message(graph, edge_weight, feat.dim())
-            for _ in range(self._k):
-                graph.srcdata["h"] = feat if scale is None else feat * scale
-                graph.update_all(message, fn.sum("m", "out"))
-                feat = graph.dstdata.pop("out")
-                if scale is not None:
-                    feat = feat * scale
-        return feat
 
     def extra_repr(self) -> str:
         return f"k={self._k}, cached={self._cached}"
@@ -288,21 +269,29 @@ class TAGConv(nn.Module):
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
-        with graph.local_scope():
-            scale = None
-            if edge_weight is None:
-                scale = degree_scale(graph.in_degrees(), -0.5, feat)
-            else:
-                edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
-            message = neighbour_message(graph, edge_weight, feat.dim())
-            powers = [feat]
-            for _ in range(self._k):
-                graph.srcdata["h"] = powers[-1] if scale is None else powers[-1] * scale
-                graph.update_all(message, fn.sum("m", "out"))
-                result = graph.dstdata.pop("out")
-                powers.append(result if scale is None else result * scale)
-            out: Tensor = self.lin(torch.cat(powers, dim=-1))
-            return out if self._activation is None else self._activation(out)
+        powers = [feat, *_propagated(graph, feat, edge_weight, self._k)]
+        out: Tensor = self.lin(torch.cat(powers, dim=-1))
+        return out if self._activation is None else self._activation(out)
+
+
+def _propagated(
+    graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None, k: int
+) -> Iterator[Tensor]:
+    """The features after 1, 2, ..., ``k`` normalised sums over the neighbours."""
+    with graph.local_scope():
+        scale = None
+        if edge_weight is None:
+            scale = degree_scale(graph.in_degrees(), -0.5, feat)
+        else:
+            edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
+        message = neighbour_message(graph, edge_weight, feat.dim())
+        for _ in range(k):
+            graph.srcdata["h"] = feat if scale is None else feat * scale
+            graph.update_all(message, fn.sum("m", "out"))
+            feat = graph.dstdata.pop("out")
+            if scale is not None:
+                feat = feat * scale
+            yield feat
 
 
 class ChebConv(nn.Module):

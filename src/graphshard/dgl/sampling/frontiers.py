@@ -32,9 +32,9 @@ from ...sampling.sampler import DrawSeed, LayerFanout
 
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:
     """Ids in the graph's idtype, from a tensor, an array, a list or one number."""
-    found = as_integers(ids, what)
-    check_ids(found, count, "an id", what)
-    return found.to(device=g.device, dtype=g.idtype)
+    tensor = as_integers(ids, what)
+    check_ids(tensor, count, "an id", what)
+    return tensor.to(device=g.device, dtype=g.idtype)
 
 
 def nodes_by_type(g: Graph, nodes: Any) -> dict[str, Tensor]:
@@ -73,20 +73,20 @@ def number_by_relation(g: Graph, number: Any, what: str) -> dict[CanonicalEType,
     given = number
     if not isinstance(number, Mapping):
         given = dict.fromkeys(g.canonical_etypes, number)
-    found = {}
-    for etype, one in given.items():
-        if isinstance(one, bool) or not hasattr(one, "__index__") or int(one) < -1:
+    numbers = {}
+    for etype, count in given.items():
+        if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < -1:
             raise GraphValueError(
-                f"{what} must be an integer of at least -1, which means all (got {one!r})"
+                f"{what} must be an integer of at least -1, which means all (got {count!r})"
             )
-        found[g.to_canonical_etype(etype)] = int(one)
-    missing = [etype for etype in g.canonical_etypes if etype not in found]
+        numbers[g.to_canonical_etype(etype)] = int(count)
+    missing = [etype for etype in g.canonical_etypes if etype not in numbers]
     if missing:
         raise GraphValueError(
             f"a dictionary for {what} must name every relation (missing {missing}); give 0 for "
             "those that shall have no edges"
         )
-    return found
+    return numbers
 
 
 def options_for(edge_dir: str, replace: bool = False) -> DrawOptions:
@@ -113,15 +113,15 @@ def frontier_of(
     Args:
         eids: Relation to ids of edges; none of the relations that are left out.
     """
-    found: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
+    frontier: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
     for ntype in g.ntypes if copy_ndata else ():
-        found.nodes[ntype].data.update(g.nodes[ntype].data)
+        frontier.nodes[ntype].data.update(g.nodes[ntype].data)
     for etype in g.canonical_etypes:
         if copy_edata:
-            set_lazy(g.edges[etype].data, found.edges[etype].data, EID)
+            set_lazy(g.edges[etype].data, frontier.edges[etype].data, EID)
         else:
-            found.edges[etype].data.clear()
-    return found if output_device is None else found.to(output_device)
+            frontier.edges[etype].data.clear()
+    return frontier if output_device is None else frontier.to(output_device)
 
 
 EdgeWeights: TypeAlias = str | Tensor | Mapping[EType, Tensor] | None
@@ -245,23 +245,32 @@ def drawn_edges(
         given = weights[etype]
         how = with_changes(options, weights=given) if isinstance(given, str) else options
         by_id = given if isinstance(given, Tensor) else None
-        try:
-            found = store.draw(request, how, excluded, by_id)
-        except ValueError as error:
-            raise GraphValueError(str(error)) from None
-        eids = found.eids
-        assert eids is not None
-        drawn[etype] = eids if isinstance(eids, Tensor) else eids.gather()
+        drawn[etype] = _drawn_ids(store, request, how, excluded, by_id)
     return drawn
+
+
+def _drawn_ids(
+    store: LocalGraphStore,
+    request: NeighborRequest,
+    options: DrawOptions,
+    excluded: dict[CanonicalEType, Tensor],
+    weights: Tensor | None,
+) -> Tensor:
+    try:
+        eids = store.draw(request, options, excluded, weights).eids
+    except ValueError as error:
+        raise GraphValueError(str(error)) from None
+    assert eids is not None
+    return eids if isinstance(eids, Tensor) else eids.gather()
 
 
 def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str | Tensor | None]:
     """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing."""
-    found: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
+    weights: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
     if isinstance(prob, str):
         for etype in g.canonical_etypes:
-            found[etype] = prob if prob in g.edges[etype].data else None
-        if not any(found.values()):
+            weights[etype] = prob if prob in g.edges[etype].data else None
+        if not any(weights.values()):
             raise GraphValueError(
                 f"no relation has an edge feature {prob!r} to draw by; set "
                 f"g.edata[{prob!r}] to one number per edge"
@@ -270,8 +279,8 @@ def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str
         given = prob if isinstance(prob, Mapping) else {None: prob}
         for name, values in given.items():
             etype = g.to_canonical_etype(name)
-            found[etype] = checked_weights_of(g, etype, values)
-    return found
+            weights[etype] = checked_weights_of(g, etype, values)
+    return weights
 
 
 def checked_weights_of(g: Graph, etype: CanonicalEType, values: Any) -> Tensor:
@@ -335,7 +344,7 @@ def sample_etype_neighbors(
     by_id = _weights(g, bounds, prob)
     near = nodes_by_type(g, nodes)
     options, draw_seed = options_for(edge_dir, replace), DrawSeed.fresh()
-    found = []
+    per_type = [torch.empty(0, dtype=g.idtype, device=g.device)]
     for number, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
         weights = torch.zeros_like(by_id)
         weights[first:stop] = by_id[first:stop]
@@ -343,9 +352,8 @@ def sample_etype_neighbors(
         seed = DrawSeed(draw_seed.key(0, number))
         if count != 0 and stop > first:
             drawn = drawn_edges(g, near, count, {etype: weights}, options, None, seed)
-            found.append(drawn[etype])
-    none = torch.empty(0, dtype=g.idtype, device=g.device)
-    eids = torch.cat([none, *found])
+            per_type.append(drawn[etype])
+    eids = torch.cat(per_type)
     return frontier_of(g, {etype: eids}, copy_ndata, copy_edata, output_device)
 
 
@@ -432,9 +440,7 @@ def sample_neighbors_biased(
     at = etype[2] if edge_dir == "in" else etype[0]
     near = nodes_by_type(g, nodes if isinstance(nodes, dict) else {at: nodes})[at]
     request = NeighborRequest(etype, near, int(fanout), DrawSeed.fresh().key(0, 0))
-    found = store.draw(request, options, {}, weights).eids
-    assert found is not None
-    drawn = found if isinstance(found, Tensor) else found.gather()
+    drawn = _drawn_ids(store, request, options, {}, weights)
     return frontier_of(g, {etype: drawn}, copy_ndata, copy_edata, output_device)
 
 
@@ -511,10 +517,25 @@ def _largest(
         eids, degrees = g.out_edges(nodes, "eid", etype), g.out_degrees(nodes, etype)
     degrees = torch.as_tensor(degrees, device=eids.device).reshape(-1).long()
     rows = torch.arange(len(nodes), device=eids.device).repeat_interleave(degrees)
-    order = torch.sort(weights.index_select(0, eids), descending=not ascending, stable=True).indices
-    order = order[torch.sort(rows[order], stable=True).indices]
-    if k >= 0:
-        first = degrees.cumsum(0) - degrees
-        rank = torch.arange(len(eids), device=eids.device) - first.repeat_interleave(degrees)
-        order = order[rank < k]
+    values = weights.index_select(0, eids)
+    order = first_of_rows(rows, values, degrees, k, descending=not ascending)
     return eids[order]
+
+
+def first_of_rows(rows: Tensor, values: Tensor, sizes: Tensor, k: int, descending: bool) -> Tensor:
+    """Places of the first ``k`` values of each row, row by row; all of them where ``k`` is -1.
+
+    Of equal values the first place goes first.
+
+    Args:
+        rows: ``[num_values]`` row of each value, ascending.
+        values: ``[num_values]``.
+        sizes: int64 ``[num_rows]``, how many values each row has.
+    """
+    order = torch.sort(values, descending=descending, stable=True).indices
+    order = order[torch.sort(rows[order], stable=True).indices]
+    if k < 0:
+        return order
+    first = sizes.cumsum(0) - sizes
+    rank = torch.arange(len(order), device=order.device) - first.repeat_interleave(sizes)
+    return order[rank < k]

@@ -16,9 +16,9 @@ PinSAGE: Ying et al., "Graph Convolutional Neural Networks for Web-Scale Recomme
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,9 +31,13 @@ from ...ops import draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
 from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborRequest, graph_store_of
 from ...sampling.sampler import DrawSeed
+from .frontiers import first_of_rows
 
 ONE_OUT_EDGE = DrawOptions(replace=True, edge_dir="out")
 """What a step draws."""
+
+_Moves: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Which walks have moved, bool ``[n]``; where these are, and the edges they took."""
 
 _STOPS = -4
 """In the place of a layer's index in `DrawSeed.key`, besides those of loaders."""
@@ -111,18 +115,39 @@ def walks_along(
         at: ``[n]``, where walks begin, of its idtype.
         stops: ``[length]``, the probability that a walk ends before each step.
     """
-    traces = torch.full((len(at), len(path) + 1), -1, dtype=g.idtype, device=g.device)
-    eids = torch.full((len(at), len(path)), -1, dtype=g.idtype, device=g.device)
+
+    def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
+        etype = path[step]
+        return one_step(g, etype, walks, at, options[etype], draw_seed.key(step, 0))
+
+    return _walk(g, at, len(path), take, stops, draw_seed)
+
+
+def _walk(
+    g: Graph,
+    at: Tensor,
+    length: int,
+    take: Callable[[int, Tensor, Tensor, Tensor | None], _Moves],
+    stops: Tensor | None,
+    draw_seed: DrawSeed,
+) -> tuple[Tensor, Tensor]:
+    """Nodes and edges of walks, by a step of all walks after another.
+
+    ``take`` gets the number of the step, which walks go on, where they are, and where they were.
+    """
+    traces = torch.full((len(at), length + 1), -1, dtype=g.idtype, device=g.device)
+    eids = torch.full((len(at), length), -1, dtype=g.idtype, device=g.device)
     traces[:, 0] = at
     walks = torch.arange(len(at), device=g.device)
-    for step, etype in enumerate(path):
+    for step in range(length):
         if stops is not None:
             key = key_state(draw_seed.key(_STOPS, step), _DOMAIN)
             goes_on = unit(word(states(key, walks), 0)) >= stops[step]
             walks, at = walks[goes_on], at[goes_on]
         if len(walks) == 0:
             break
-        moved, at, along = one_step(g, etype, walks, at, options[etype], draw_seed.key(step, 0))
+        before = traces[walks, step - 1] if step else None
+        moved, at, along = take(step, walks, at, before)
         walks = walks[moved]
         traces[walks, step + 1] = at
         eids[walks, step] = along
@@ -184,15 +209,12 @@ def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptio
 
 def one_step(
     g: Graph, etype: CanonicalEType, walks: Tensor, at: Tensor, options: DrawOptions, key: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Moves:
     """Draw an out-edge for each walk.
 
     Args:
         walks: int64 ``[n]``, the number of each walk, which names its draw.
         key: 64 bits that name the step.
-
-    Returns:
-        Which walks have moved, bool ``[n]``; where these are, and the edges they took.
     """
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
@@ -297,29 +319,18 @@ def node2vec_random_walk(
     if prob is not None and prob not in g.edata:
         raise GraphValueError(f"the graph has no edge feature {prob!r} to walk by")
     at = start_nodes(g, nodes, g.ntypes[0])
-    traces = torch.full((len(at), walk_length + 1), -1, dtype=g.idtype, device=g.device)
-    eids = torch.full((len(at), walk_length), -1, dtype=g.idtype, device=g.device)
-    traces[:, 0] = at
-    walks, draw_seed, options = (
-        torch.arange(len(at), device=g.device),
-        DrawSeed.fresh(),
-        step_options(g, etype, prob),
-    )
-    for step in range(walk_length):
-        if len(walks) == 0:
-            break
+    draw_seed, options = DrawSeed.fresh(), step_options(g, etype, prob)
+
+    def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
         key = draw_seed.key(step, 0)
-        if step == 0:
-            moved, at, along = one_step(g, etype, walks, at, options, key)
-        else:
-            store = graph_store_of(g)
-            assert isinstance(store, LocalGraphStore)
-            weights = store.placed_weights(etype, options)
-            before = traces[walks, step - 1]
-            moved, at, along = _biased_step(g, etype, walks, at, before, weights, p, q, key)
-        walks = walks[moved]
-        traces[walks, step + 1] = at
-        eids[walks, step] = along
+        if before is None:
+            return one_step(g, etype, walks, at, options, key)
+        store = graph_store_of(g)
+        assert isinstance(store, LocalGraphStore)
+        weights = store.placed_weights(etype, options)
+        return _biased_step(g, etype, walks, at, before, weights, p, q, key)
+
+    traces, eids = _walk(g, at, walk_length, take, None, draw_seed)
     return (traces, eids) if return_eids else traces
 
 
@@ -390,8 +401,8 @@ class RandomWalkNeighborSampler:
     Example:
         >>> from graphshard.graph import graph
         >>> sampler = RandomWalkNeighborSampler(graph(([0, 1, 2], [1, 2, 0])), 2, 0.0, 3, 2)
-        >>> found = sampler(torch.tensor([0]))
-        >>> found.edges(), found.edata["weights"]
+        >>> near = sampler(torch.tensor([0]))
+        >>> near.edges(), near.edata["weights"]
         ((tensor([1, 2]), tensor([0, 0])), tensor([3, 3]))
     """
 
@@ -441,30 +452,26 @@ class RandomWalkNeighborSampler:
         visited = paths[:, self.metapath_hops :: self.metapath_hops].reshape(-1)
         num_visits = self.num_random_walks * self.num_traversals
         src, dst, counts = self._most_visited(visited, seeds, num_visits)
-        found: Graph = heterograph(
+        neighbors: Graph = heterograph(
             {(self.ntype, "_E", self.ntype): (src, dst)},
             {self.ntype: self.G.num_nodes(self.ntype)},
         )
-        found.edata[self.weight_column] = counts
-        return found
+        neighbors.edata[self.weight_column] = counts
+        return neighbors
 
     def _most_visited(
         self, visited: Tensor, seeds: Tensor, num_visits: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of equally many visits the smaller id goes first."""
-        place = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
+        seed_rows = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
         is_there = visited >= 0
         num_nodes = self.G.num_nodes(self.ntype)
         codes, counts = torch.unique(
-            place[is_there] * num_nodes + visited[is_there].long(), return_counts=True
+            seed_rows[is_there] * num_nodes + visited[is_there].long(), return_counts=True
         )
         row, node = codes // max(num_nodes, 1), codes % max(num_nodes, 1)
-        order = torch.sort(counts, descending=True, stable=True).indices
-        order = order[torch.sort(row[order], stable=True).indices]
         sizes = torch.bincount(row, minlength=len(seeds))
-        first = sizes.cumsum(0) - sizes
-        rank = torch.arange(len(order), device=seeds.device) - first.repeat_interleave(sizes)
-        order = order[rank < self.num_neighbors]
+        order = first_of_rows(row, counts, sizes, max(self.num_neighbors, 0), descending=True)
         return node[order].to(seeds.dtype), seeds[row[order]], counts[order]
 
 
