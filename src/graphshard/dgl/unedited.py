@@ -116,8 +116,8 @@ def _our_name(name: str) -> str:
 
 def _not_here(alias: str, name: str) -> str:
     """What is said of a name that a module lacks; a package's table ``INSTEAD`` says more."""
-    top, _, place = alias.partition(".")
-    instead = vars(sys.modules[PACKAGES[top]]).get("INSTEAD", {}).get(place)
+    top, _, module_path = alias.partition(".")
+    instead = vars(sys.modules[PACKAGES[top]]).get("INSTEAD", {}).get(module_path)
     text = f"{alias}.{name} is not here; see {_GUIDES[top]}"
     return text if instead is None else f"{text}. {instead}"
 
@@ -147,8 +147,8 @@ def _name_what_is_missing(module: ModuleType, alias: str) -> None:
         text = f"module {alias!r} has no attribute {name!r}"
         if not name.startswith("__"):
             reason = _not_here(alias, name)
-            known = f"{module.__name__}.{name}" in sys.modules
-            if _runs_from_import(sys._getframe(1)) and not known:
+            is_module = f"{module.__name__}.{name}" in sys.modules
+            if _runs_from_import(sys._getframe(1)) and not is_module:
                 # An AttributeError would become an ImportError without this text.
                 text = f"cannot import name {name!r} from {alias!r}: {reason}"
                 raise ImportError(text, name=alias, path=names.get("__file__"))

@@ -96,8 +96,8 @@ def shared_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """Rows of a tensor in the host's memory, on the device of their numbers."""
-    wanted = tensor.index_select(0, rows.to(tensor.device))
-    return wanted.to(rows.device, non_blocking=tensor.is_pinned())
+    gathered = tensor.index_select(0, rows.to(tensor.device))
+    return gathered.to(rows.device, non_blocking=tensor.is_pinned())
 
 
 def use_libxsmm(flag: bool) -> None:

@@ -391,12 +391,12 @@ class QM9Dataset(LocalDataset):
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         """A molecule and its numbers."""
         atoms = slice(self.N_cumsum[idx], self.N_cumsum[idx + 1])
-        places = self.R[atoms]
-        distance = np.linalg.norm(places[:, None] - places[None], axis=-1)
-        near = (distance <= self.cutoff) & ~np.eye(len(places), dtype=bool)
+        positions = self.R[atoms]
+        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+        near = (distance <= self.cutoff) & ~np.eye(len(positions), dtype=bool)
         src, dst = torch.from_numpy(near).nonzero().int().T  # DGL's ids are int32 here
-        g = to_bidirected(graph((src, dst), num_nodes=len(places)))
-        g.ndata["R"] = torch.from_numpy(places).float()
+        g = to_bidirected(graph((src, dst), num_nodes=len(positions)))
+        g.ndata["R"] = torch.from_numpy(positions).float()
         g.ndata["Z"] = torch.from_numpy(self.Z[atoms]).long()
         return self._transformed(g), torch.from_numpy(self.label[idx]).float()
 

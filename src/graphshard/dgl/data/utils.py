@@ -296,7 +296,8 @@ def split_dataset(
         order = np.random.RandomState(random_state).permutation(len(dataset))
     stops = sizes.cumsum()
     return [
-        Subset(dataset, order[stop - size : stop]) for stop, size in zip(stops, sizes, strict=True)
+        Subset(dataset, order[stop - size : stop].tolist())
+        for stop, size in zip(stops, sizes, strict=True)
     ]
 
 

@@ -57,13 +57,13 @@ class TypedItems:
     def __len__(self) -> int:
         return sum(len(ids) for ids in self._ids.values())
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
-        if not 0 <= place < len(self):
-            raise IndexError(f"an item must be in [0, {len(self)}) (got {place})")
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"an item must be in [0, {len(self)}) (got {index})")
         for kind, ids in self._ids.items():
-            if place < len(ids):
-                return kind, int(ids[place])
-            place -= len(ids)
+            if index < len(ids):
+                return kind, int(ids[index])
+            index -= len(ids)
         raise AssertionError
 
 

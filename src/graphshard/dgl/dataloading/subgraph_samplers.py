@@ -162,8 +162,8 @@ def _repeated(subgraph: Graph, drawn: dict[str, Tensor], distinct: dict[str, Ten
     """A subgraph of distinct nodes with a node for each time that one was drawn."""
     rows, first = {}, {}
     for ntype, ids in drawn.items():
-        ascending, places = torch.sort(distinct[ntype])
-        rows[ntype] = places[torch.searchsorted(ascending, ids)]
+        ascending, order = torch.sort(distinct[ntype])
+        rows[ntype] = order[torch.searchsorted(ascending, ids)]
         at = torch.arange(len(ids), device=ids.device)
         none = torch.full_like(distinct[ntype], len(ids), dtype=torch.int64)
         first[ntype] = none.scatter_reduce(0, rows[ntype], at, "amin").to(ids.dtype)
@@ -191,13 +191,11 @@ def _repeated(subgraph: Graph, drawn: dict[str, Tensor], distinct: dict[str, Ten
 
 def _without(subgraph: Graph, excluded: dict[CanonicalEType, Tensor]) -> Graph:
     """A subgraph without edges of some ids of the graph that it is from."""
-    places = {
-        etype: torch.isin(subgraph.edges[etype].data[EID], ids).nonzero().squeeze(1)
-        for etype, ids in excluded.items()
-    }
-    if not any(len(eids) for eids in places.values()):
-        return subgraph
-    return remove_edges(subgraph, {e: eids.to(subgraph.idtype) for e, eids in places.items()})
+    eids = {}
+    for etype, ids in excluded.items():
+        is_excluded = torch.isin(subgraph.edges[etype].data[EID], ids)
+        eids[etype] = is_excluded.nonzero().squeeze(1).to(subgraph.idtype)
+    return remove_edges(subgraph, eids) if any(map(len, eids.values())) else subgraph
 
 
 # In the place of a layer's index in `DrawSeed.key`.
@@ -296,8 +294,8 @@ class SAINTSampler(SubgraphSampler):
         if sums.numel() == 0:
             return sums.long()
         drawn = torch.rand(self._numbers[0], generator=generator, dtype=torch.float64)
-        places = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
-        return places.clamp_(max=len(sums) - 1)
+        indices = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
+        return indices.clamp_(max=len(sums) - 1)
 
 
 def _node_weights(g: Graph) -> Tensor:

@@ -44,9 +44,9 @@ class IdMap:
 
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Number of the type, and id within it, of each id."""
-        place = torch.searchsorted(self._starts, ids, right=True) - 1
+        row = torch.searchsorted(self._starts, ids, right=True) - 1
         # a type without ids in a part starts where the next one does
-        return place % self.num_types, ids - self._starts[place] + self._first[place]
+        return row % self.num_types, ids - self._starts[row] + self._first[row]
 
 
 __all__ = [

@@ -154,16 +154,16 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
             f"node_split and edge_split must have one number per graph for every type (got "
             f"{sorted(lengths)} numbers)"
         )
-    made = []
+    parts = []
     first_node = dict.fromkeys(nodes, 0)
     first_edge = dict.fromkeys(edges, 0)
     for index in range(lengths.pop()):
         num_nodes = {ntype: sizes[index] for ntype, sizes in nodes.items()}
         num_edges = {etype: sizes[index] for etype, sizes in edges.items()}
-        made.append(_part(g, first_node, num_nodes, first_edge, num_edges))
+        parts.append(_part(g, first_node, num_nodes, first_edge, num_edges))
         first_node = {ntype: first_node[ntype] + count for ntype, count in num_nodes.items()}
         first_edge = {etype: first_edge[etype] + count for etype, count in num_edges.items()}
-    return made
+    return parts
 
 
 def _splits(

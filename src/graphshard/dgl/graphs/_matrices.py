@@ -65,8 +65,8 @@ def adj_external(
     if scipy_fmt not in ("coo", "csr"):
         raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
     if scipy_fmt == "coo":
-        found = to_scipy(g, None, etype)
-        return found.transpose() if transpose else found
+        matrix = to_scipy(g, None, etype)
+        return matrix.transpose() if transpose else matrix
     relation = g.adjacency(etype)
     sparse = require("scipy.sparse", "scipy", "adj_external")
     indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
@@ -96,10 +96,10 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     if typestr in ("in", "out"):
         rows = torch.stack([dst if typestr == "in" else src, edges])
         size = relation.num_dst if typestr == "in" else relation.num_src
-        made = torch.sparse_coo_tensor(
+        matrix = torch.sparse_coo_tensor(
             rows, ones, (size, relation.num_edges), check_invariants=False
         )
-        return made.to(ctx)
+        return matrix.to(ctx)
     if typestr != "both":
         raise GraphValueError(f"typestr must be 'in', 'out' or 'both' (got {typestr!r})")
     source, _, destination = g.to_canonical_etype(etype)

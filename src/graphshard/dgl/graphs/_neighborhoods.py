@@ -83,7 +83,7 @@ def _within_hops(
         ntype: id_tensor(ids, f"nodes of type {ntype!r}", g.idtype, g.device)
         for ntype, ids in given.items()
     }
-    found = {ntype: [ids] for ntype, ids in seeds.items()}
+    reached_ids = {ntype: [ids] for ntype, ids in seeds.items()}
     frontier = seeds
     for _ in range(k):
         reached: dict[str, list[Tensor]] = {}
@@ -96,17 +96,17 @@ def _within_hops(
             reached.setdefault(far, []).append(ends)
         frontier = {ntype: torch.unique(torch.cat(ends)) for ntype, ends in reached.items()}
         for ntype, ids in frontier.items():
-            found.setdefault(ntype, []).append(ids)
-    kept, places = {}, {}
-    for ntype, parts in found.items():
-        kept[ntype], places[ntype] = torch.unique(torch.cat(parts), return_inverse=True)
+            reached_ids.setdefault(ntype, []).append(ids)
+    node_ids, new_ids = {}, {}
+    for ntype, parts in reached_ids.items():
+        node_ids[ntype], new_ids[ntype] = torch.unique(torch.cat(parts), return_inverse=True)
     sub = node_subgraph(
-        g, kept, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
+        g, node_ids, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
     )
     if not relabel_nodes:
         return sub
     where = {
-        ntype: places[ntype][: ids.shape[0]].to(g.idtype).to(sub.device)
+        ntype: new_ids[ntype][: ids.shape[0]].to(g.idtype).to(sub.device)
         for ntype, ids in seeds.items()
     }
     return sub, where if typed else where[g.ntypes[0]]
@@ -121,9 +121,9 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
         ValueError: an unknown type, or no relation is left.
     """
     check_plain(graph, "node_type_subgraph")
-    wanted = {graph.ntypes[graph.get_ntype_id(ntype)] for ntype in ntypes}
-    etypes = [e for e in graph.canonical_etypes if {e[0], e[2]} <= wanted]
-    return _of_types(graph, wanted, etypes).to(output_device)
+    chosen = {graph.ntypes[graph.get_ntype_id(ntype)] for ntype in ntypes}
+    etypes = [e for e in graph.canonical_etypes if {e[0], e[2]} <= chosen]
+    return _of_types(graph, chosen, etypes).to(output_device)
 
 
 def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any = None) -> Graph:
@@ -136,8 +136,8 @@ def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any =
     """
     check_plain(graph, "edge_type_subgraph")
     chosen = list(dict.fromkeys(graph.to_canonical_etype(etype) for etype in etypes))
-    wanted = {ntype for source, _, destination in chosen for ntype in (source, destination)}
-    return _of_types(graph, wanted, chosen).to(output_device)
+    ntypes = {ntype for source, _, destination in chosen for ntype in (source, destination)}
+    return _of_types(graph, ntypes, chosen).to(output_device)
 
 
 def _of_types(g: Graph, ntypes: set[str], etypes: list[Any]) -> Graph:

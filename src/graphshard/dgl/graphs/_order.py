@@ -56,7 +56,7 @@ def reorder_graph(
             f"edge_permute_algo must be 'src', 'dst' or 'custom' (got {edge_permute_algo!r})"
         )
     config = permute_config or {}
-    nodes, old_edges, made = g.nodes(), g.edges("eid"), g.local_var()
+    nodes, old_edges, new = g.nodes(), g.edges("eid"), g.local_var()
     if node_permute_algo is not None:
         if node_permute_algo == "rcmk":
             csgraph = require("scipy.sparse.csgraph", "scipy", "reorder_graph")
@@ -64,18 +64,18 @@ def reorder_graph(
             nodes = torch.from_numpy(order.astype(np.int64)).to(g.device, g.idtype)
         else:
             nodes = _permutation(g, config, "nodes_perm", g.num_nodes())
-        made = node_subgraph(g, nodes)
-        old_edges = made.edata.pop(EID)
-        del made.ndata[NID]
+        new = node_subgraph(g, nodes)
+        old_edges = new.edata.pop(EID)
+        del new.ndata[NID]
     if edge_permute_algo == "custom":
         order = _permutation(g, config, "edges_perm", g.num_edges())
         new_ids = torch.empty_like(old_edges)
-        new_ids[old_edges.long()] = made.edges("eid")
+        new_ids[old_edges.long()] = new.edges("eid")
         edges = new_ids.index_select(0, order)
     else:
-        ends = made.edges()[0 if edge_permute_algo == "src" else 1]
+        ends = new.edges()[0 if edge_permute_algo == "src" else 1]
         edges = torch.sort(ends, stable=True).indices.to(g.idtype)
-    new = edge_subgraph(made, edges, relabel_nodes=False, store_ids=False)
+    new = edge_subgraph(new, edges, relabel_nodes=False, store_ids=False)
     if store_ids:
         new.ndata[NID] = nodes
         new.edata[EID] = old_edges.index_select(0, edges)

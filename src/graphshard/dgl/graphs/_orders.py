@@ -108,8 +108,8 @@ def dfs_edges_generator(
     Args:
         source: The first nodes; searches from several run side by side, each on its own.
     """
-    found = _depth_first(graph, source, reverse, False, False)
-    return tuple(edges for edges, _ in found)
+    steps = _depth_first(graph, source, reverse, False, False)
+    return tuple(edges for edges, _ in steps)
 
 
 def dfs_labeled_edges_generator(
@@ -130,9 +130,9 @@ def dfs_labeled_edges_generator(
         Per step the edges; and, with ``return_labels``, per step their labels: 0 for an edge that
         the search goes forward on, 1 and 2 as above.
     """
-    found = _depth_first(graph, source, reverse, has_reverse_edge, has_nontree_edge)
-    edges = tuple(each for each, _ in found)
-    return (edges, tuple(labels for _, labels in found)) if return_labels else (edges,)
+    steps = _depth_first(graph, source, reverse, has_reverse_edge, has_nontree_edge)
+    edges = tuple(each for each, _ in steps)
+    return (edges, tuple(labels for _, labels in steps)) if return_labels else (edges,)
 
 
 def _depth_first(

@@ -43,10 +43,10 @@ def knn_graph(
     if x.numel() == 0:
         raise GraphValueError("there must be at least one point (got none)")
     sizes = [x.shape[1]] * x.shape[0] if x.dim() == 3 else [x.shape[0]]
-    made = _nearest(x.reshape(-1, x.shape[-1]), k, sizes, dist, exclude_self)
+    new = _nearest(x.reshape(-1, x.shape[-1]), k, sizes, dist, exclude_self)
     if x.dim() != 3:
-        made._batch_nodes = made._batch_edges = None
-    return made
+        new._batch_nodes = new._batch_edges = None
+    return new
 
 
 def segmented_knn_graph(
@@ -163,10 +163,10 @@ def radius_graph(
         raise GraphValueError("there must be at least one point (got none)")
     far = torch.cdist(x, x, p=p, compute_mode=compute_mode)
     ends = (far <= r).nonzero(as_tuple=True)
-    made = graph(ends, num_nodes=x.shape[0], device=x.device)
+    new = graph(ends, num_nodes=x.shape[0], device=x.device)
     if not self_loop:
         loops = (ends[0] == ends[1]).nonzero().squeeze(1)
-        made = remove_edges(made, loops)
+        new = remove_edges(new, loops)
     if not get_distances:
-        return made
-    return made, far[made.edges()].unsqueeze(-1)
+        return new
+    return new, far[new.edges()].unsqueeze(-1)

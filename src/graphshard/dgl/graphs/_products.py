@@ -54,10 +54,10 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
     count = g.out_degrees(dst)
     first = torch.arange(g.num_edges(), dtype=g.idtype, device=g.device).repeat_interleave(count)
     second = g.out_edges(dst, "eid")
-    kept = first != second
+    is_edge = first != second
     if not backtracking:
-        kept &= dst[second.long()] != src[first.long()]
-    first, second = first[kept], second[kept]
+        is_edge &= dst[second.long()] != src[first.long()]
+    first, second = first[is_edge], second[is_edge]
     new = graph((first, second), num_nodes=g.num_edges(), idtype=g.idtype, device=g.device)
     if shared:
         new.ndata.update(g.edata)
@@ -89,10 +89,10 @@ def _walks(g: Graph, k: int, name: str) -> scipy.sparse.csr_matrix:
     if k < 0:
         raise GraphValueError(f"k of {name} must not be negative (got {k})")
     sparse = require("scipy.sparse", "scipy", name)
-    one = adj_external(g, scipy_fmt="csr").astype(np.int64)
+    step = adj_external(g, scipy_fmt="csr").astype(np.int64)
     walks = sparse.identity(g.num_nodes(), dtype=np.int64, format="csr")
     for _ in range(k):
-        walks = walks @ one
+        walks = walks @ step
     return walks.tocsr()
 
 
@@ -169,10 +169,10 @@ def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
     """
     if not graphs:
         raise GraphValueError("adj_sum_graph needs at least one graph (got none)")
-    found = _one_each("adj_sum_graph", *graphs)
+    relations = _one_each("adj_sum_graph", *graphs)
     shapes = {
         (g.adjacency().num_src, g.adjacency().num_dst, *etypes)
-        for g, etypes in zip(graphs, found, strict=True)
+        for g, etypes in zip(graphs, relations, strict=True)
     }
     if len(shapes) > 1:
         raise GraphValueError(f"graphs to add must have one relation and size (got {shapes})")
@@ -195,8 +195,8 @@ def _summed(
     keys: Tensor, values: Tensor, width: int, idtype: torch.dtype
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Ends of the distinct keys ``source * width + destination``, and the sum at each."""
-    distinct, place = torch.unique(keys, return_inverse=True)
-    total = values.new_zeros((distinct.shape[0], *values.shape[1:])).index_add(0, place, values)
+    distinct, row = torch.unique(keys, return_inverse=True)
+    total = values.new_zeros((distinct.shape[0], *values.shape[1:])).index_add(0, row, values)
     return ((distinct // width).to(idtype), (distinct % width).to(idtype)), total
 
 

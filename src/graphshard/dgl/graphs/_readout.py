@@ -89,10 +89,10 @@ def _named(op: str, what: str) -> Callable[..., Tensor]:
     ) -> Tensor:
         return readout_edges(graph, feat, weight, op=op, etype=etype)
 
-    made: Callable[..., Tensor] = over_nodes if what == "nodes" else over_edges
-    made.__name__ = made.__qualname__ = f"{op}_{what}"
-    made.__doc__ = f"`readout_{what}` with ``op={op!r}``."
-    return made
+    reduce: Callable[..., Tensor] = over_nodes if what == "nodes" else over_edges
+    reduce.__name__ = reduce.__qualname__ = f"{op}_{what}"
+    reduce.__doc__ = f"`readout_{what}` with ``op={op!r}``."
+    return reduce
 
 
 sum_nodes, sum_edges = _named("sum", "nodes"), _named("sum", "edges")

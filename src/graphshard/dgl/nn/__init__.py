@@ -42,9 +42,9 @@ def layers_of_dgl(module: str) -> Callable[[str], Any]:
                 from dgl.nn import pytorch as layers
             except (ImportError, OSError):
                 layers = None
-            found = getattr(layers, name, None)
-            if isinstance(found, type) and issubclass(found, torch.nn.Module):
-                return found
+            layer = getattr(layers, name, None)
+            if isinstance(layer, type) and issubclass(layer, torch.nn.Module):
+                return layer
         raise AttributeError(
             f"module {module!r} has no attribute {name!r}; layers that DGL alone has are there "
             "where DGL is installed"

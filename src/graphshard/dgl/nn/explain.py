@@ -61,14 +61,14 @@ class GNNExplainer(nn.Module):
             The node's id in the subgraph, the subgraph of ``num_hops`` hops, and masks between 0
             and 1 of ``[dim]`` and of the subgraph's edges.
         """
-        near, place = khop_in_subgraph(graph, node_id, self.num_hops)
+        near, center = khop_in_subgraph(graph, node_id, self.num_hops)
         nodes, edges = near.ndata[NID].long(), near.edata[EID].long()
         for name, value in kwargs.items():
             if isinstance(value, Tensor) and value.dim() and len(value) == graph.num_nodes():
                 kwargs[name] = value[nodes]
             elif isinstance(value, Tensor) and value.dim() and len(value) == graph.num_edges():
                 kwargs[name] = value[edges]
-        return place, near, *self._masks(near, feat[nodes], place, kwargs)
+        return center, near, *self._masks(near, feat[nodes], center, kwargs)
 
     def explain_graph(self, graph: Graph, feat: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Explain the prediction for a graph."""

@@ -387,8 +387,8 @@ class LabelPropagation(nn.Module):
     Example:
         >>> from graphshard.graph import graph
         >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> known = torch.tensor([True, True, False])
-        >>> LabelPropagation(2, 0.5)(g, torch.tensor([0, 1, 0]), known).argmax(1)
+        >>> mask = torch.tensor([True, True, False])
+        >>> LabelPropagation(2, 0.5)(g, torch.tensor([0, 1, 0]), mask).argmax(1)
         tensor([0, 1, 1])
     """
 

@@ -109,15 +109,15 @@ def partition_graph_with_halo(
         new_nodes[old_nodes] = torch.arange(len(part), device=g.device)
         old_edges = torch.sort(new_nodes[dst], stable=True).indices
         src, dst, part = new_nodes[src][old_edges], new_nodes[dst][old_edges], part[old_nodes]
-    made = {}
+    parts = {}
     for number in range(int(part.max()) + 1 if len(part) else 0):
         sub = _with_halo(g, src, dst, part == number, extra_cached_hops)
         sub.ndata["part_id"] = part[sub.ndata[NID].long()]
         if old_nodes is not None and old_edges is not None:
             sub.ndata["orig_id"] = old_nodes[sub.ndata[NID].long()].to(g.idtype)
             sub.edata["orig_id"] = old_edges[sub.edata[EID].long()].to(g.idtype)
-        made[number] = sub
-    return made, old_nodes, old_edges
+        parts[number] = sub
+    return parts, old_nodes, old_edges
 
 
 def _with_halo(g: Graph, src: Tensor, dst: Tensor, inner: Tensor, num_hops: int) -> Graph:
@@ -177,9 +177,9 @@ def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
         raise GraphValueError(f"new ids must be each of 0 to {g.num_nodes() - 1} once")
     src, dst = g.edges(order="eid")
     ends = (new[src.long()], new[dst.long()])
-    made = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
-    made.ndata["orig_id"] = order.indices.to(g.idtype)
-    return made
+    new_graph = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
+    new_graph.ndata["orig_id"] = order.indices.to(g.idtype)
+    return new_graph
 
 
 def reorder_graph(
