@@ -126,7 +126,6 @@ class AsNodePredDataset(_Adapter):
         )
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         info = self._read_info()
         if info["target_ntype"] != self.target_ntype:
             raise GraphValueError(f"{self._info_file} is of nodes of another type")
@@ -138,17 +137,14 @@ class AsNodePredDataset(_Adapter):
         self._set_split_index()
 
     def save(self) -> None:
-        """Keep the graph with its sets."""
         self._graph_file.parent.mkdir(parents=True, exist_ok=True)
         save_graphs(str(self._graph_file), [self.g])
         self._write_info(target_ntype=self.target_ntype, num_classes=self.num_classes)
 
     def __getitem__(self, idx: int) -> Graph:
-        """The graph."""
         return self.g
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
 
@@ -215,7 +211,6 @@ class AsLinkPredDataset(_Adapter):
         self.val_edges, self.test_edges = (_edges_of_ogb(split[name]) for name in ("valid", "test"))
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         self._read_info()
         (self.train_graph,), stored = load_graphs(str(self._graph_file))
         self.g = self.train_graph
@@ -228,7 +223,6 @@ class AsLinkPredDataset(_Adapter):
         )
 
     def save(self) -> None:
-        """Keep the sets of edges."""
         self._graph_file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {
             f"{name}_{sign}_{side}": torch.as_tensor(values)
@@ -249,7 +243,6 @@ class AsLinkPredDataset(_Adapter):
         return self.g
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
 
@@ -323,7 +316,6 @@ class AsGraphPredDataset(_Adapter):
         self.num_tasks = getattr(self.dataset, "num_tasks", 1)
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         info = self._read_info()
         self.num_tasks, self.num_classes = info["num_tasks"], info["num_classes"]
         names = [f"{name}_idx" for name in _SETS]
@@ -331,7 +323,6 @@ class AsGraphPredDataset(_Adapter):
         self.train_idx, self.val_idx, self.test_idx = (torch.from_numpy(split[n]) for n in names)
 
     def save(self) -> None:
-        """Keep the sets."""
         self._write_info(num_tasks=self.num_tasks, num_classes=self.num_classes)
         sets = {f"{name}_idx": getattr(self, f"{name}_idx").numpy() for name in _SETS}
         np.savez(self._split_file, **sets)
@@ -353,9 +344,7 @@ class AsGraphPredDataset(_Adapter):
         return int(fields["feat"].shape[-1]) if "feat" in fields else None
 
     def __getitem__(self, idx: int) -> Any:
-        """A graph and its label."""
         return self.dataset[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.dataset)

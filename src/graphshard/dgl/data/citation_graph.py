@@ -76,7 +76,6 @@ class CitationGraphDataset(OneGraphDataset):
         super().__init__(_FOLDERS[self._title], None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         titles = sorted({self._title, self.name})
         planetoid = [[f"ind.{title}.{part}" for part in _PARTS] for title in titles]
         saved = [] if self._force_reload or not self._reverse_edge else [[self._saved_name]]
@@ -113,12 +112,10 @@ class CitationGraphDataset(OneGraphDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of fields."""
         return self._num_classes
 
     @property
     def num_labels(self) -> int:
-        """As ``num_classes``."""
         return self._num_classes
 
     @property

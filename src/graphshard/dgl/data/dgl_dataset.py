@@ -88,7 +88,6 @@ class DGLDataset:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__(self, idx)")
 
     def __len__(self) -> int:
-        """Number of items."""
         raise NotImplementedError(f"{type(self).__name__} must define __len__(self)")
 
     def _load(self) -> None:
@@ -226,12 +225,10 @@ class OneGraphDataset(LocalDataset):
     _g: Graph
 
     def __getitem__(self, idx: int) -> Any:
-        """The graph."""
         only_graph(idx)
         return self._transformed(self._g)
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
 
@@ -256,7 +253,6 @@ class RawOrSavedDataset(OneGraphDataset):
         super().__init__(self._title, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         raw = [file.format(self.name) for file in self._raw]
         folder = self._folder_with(raw, *([] if self._force_reload else [[self._saved]]))
         if all((folder / file).is_file() for file in raw):

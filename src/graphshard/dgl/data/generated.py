@@ -33,12 +33,10 @@ class _GeneratedGraph(DGLDataset):
     num_classes = 2
 
     def __getitem__(self, idx: int) -> Any:
-        """The graph."""
         only_graph(idx)
         return self._transformed(self._g)
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
 
@@ -93,7 +91,6 @@ class MiniGCDataset(DGLDataset):
         )
 
     def process(self) -> None:
-        """Make the graphs."""
         rng = np.random.RandomState(self.seed)
         labels = [kind for kind in range(7) for _ in range(self.num_graphs // 8)]
         labels += [7] * (self.num_graphs - len(labels))
@@ -107,15 +104,12 @@ class MiniGCDataset(DGLDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of kinds."""
         return 8
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A graph and its kind."""
         return self._transformed(self.graphs[idx]), self.labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -182,7 +176,6 @@ class KarateClubDataset(_GeneratedGraph):
         super().__init__(name="karate_club", transform=transform)
 
     def process(self) -> None:
-        """Make the graph."""
         met = [[int(member) for member in row.split()] for row in _MET.split("/")]
         both = [(i, j) for i, others in enumerate(met) for j in others]
         both = sorted(both + [(j, i) for i, j in both])
@@ -265,7 +258,6 @@ class BAShapeDataset(_Motifs):
         super().__init__("BA-SHAPES", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         import networkx
 
         n = self.num_base_nodes
@@ -303,7 +295,6 @@ class BACommunityDataset(_Motifs):
         super().__init__("BA-COMMUNITY", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         if self.seed is not None:
             random.seed(self.seed)
             np.random.seed(self.seed)
@@ -352,7 +343,6 @@ class TreeCycleDataset(_Motifs):
         super().__init__("TREE-CYCLES", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         if self.seed is not None:
             np.random.seed(self.seed)
         edges, n = _binary_tree(self.tree_height)
@@ -388,7 +378,6 @@ class TreeGridDataset(_Motifs):
         super().__init__("TREE-GRIDS", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         import networkx
 
         if self.seed is not None:
@@ -455,7 +444,6 @@ class SBMMixtureDataset(DGLDataset):
         )
 
     def process(self) -> None:
-        """Make the graphs."""
         pairs = self._pq
         if isinstance(pairs, str):
             pairs = [self._appendix_c() for _ in range(self._n_graphs)]
@@ -492,7 +480,6 @@ class SBMMixtureDataset(DGLDataset):
         return g, lg, g.in_degrees().float(), lg.in_degrees().float(), g.edges()[0]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self._graphs)
 
     def collate_fn(self, x: Any) -> tuple[Graph, Graph, np.ndarray, np.ndarray, np.ndarray]:

@@ -51,7 +51,6 @@ class TUDataset(LocalDataset):
         super().__init__(name, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
@@ -96,11 +95,9 @@ class TUDataset(LocalDataset):
         return str(self._folder / f"{self.name}_{category}.txt")
 
     def __getitem__(self, idx: int) -> tuple[Any, Any]:
-        """A graph and its label."""
         return self._transformed(self.graph_lists[idx]), self.graph_labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graph_lists)
 
     def statistics(self) -> tuple[int, int | None, int]:
@@ -137,7 +134,6 @@ class LegacyTUDataset(TUDataset):
         super().__init__(name, raw_dir, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
@@ -204,7 +200,6 @@ class GINDataset(LocalDataset):
         super().__init__(name, url, raw_dir, hash_key, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         files = [f"{way}{self.name}.txt" for way in (f"dataset/{self.name}/", f"{self.name}/", "")]
         sets, names = [[file] for file in files], ["GINDataset", self.name]
         folder = self._folder_with(*sets, folder_names=names)
@@ -266,15 +261,12 @@ class GINDataset(LocalDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of graphs."""
         return self.gclasses
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A graph and its label."""
         return self._transformed(self.graphs[idx]), self.labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -306,7 +298,6 @@ class PPIDataset(LocalDataset):
         super().__init__("ppi", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         import networkx
         from networkx.readwrite import json_graph
 
@@ -333,7 +324,6 @@ class PPIDataset(LocalDataset):
         return self._transformed(self.graphs[item])
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -371,7 +361,6 @@ class QM9Dataset(LocalDataset):
         super().__init__("qm9", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         path = self._folder_with(["qm9_eV.npz"]) / "qm9_eV.npz"
         stored = _arrays(path, ["N", "R", "Z", *self.label_keys])
         self.N, self.R, self.Z = (stored[name] for name in "NRZ")
@@ -380,16 +369,13 @@ class QM9Dataset(LocalDataset):
 
     @property
     def num_labels(self) -> int:
-        """Number of numbers to predict."""
         return int(self.label.shape[1])
 
     @property
     def num_tasks(self) -> int:
-        """As ``num_labels``."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A molecule and its numbers."""
         atoms = slice(self.N_cumsum[idx], self.N_cumsum[idx + 1])
         positions = self.R[atoms]
         distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
@@ -401,7 +387,6 @@ class QM9Dataset(LocalDataset):
         return self._transformed(g), torch.from_numpy(self.label[idx]).float()
 
     def __len__(self) -> int:
-        """Number of molecules."""
         return int(self.label.shape[0])
 
 
@@ -430,7 +415,6 @@ class QM9EdgeDataset(LocalDataset):
         super().__init__("qm9Edge", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
         for name, values in _arrays(self._path, names).items():
@@ -449,16 +433,13 @@ class QM9EdgeDataset(LocalDataset):
 
     @property
     def npz_path(self) -> str:
-        """The file."""
         return str(self._path)
 
     @property
     def num_tasks(self) -> int:
-        """Number of numbers to predict."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A molecule and its numbers."""
         atoms = slice(self.n_cumsum[idx], self.n_cumsum[idx + 1])
         bonds = slice(self.ne_cumsum[idx], self.ne_cumsum[idx + 1])
         ends = (torch.from_numpy(side[bonds].astype(np.int64)) for side in (self.src, self.dst))
@@ -472,7 +453,6 @@ class QM9EdgeDataset(LocalDataset):
         return self._transformed(g), label
 
     def __len__(self) -> int:
-        """Number of molecules."""
         return len(self.n_node)
 
 
@@ -519,7 +499,6 @@ class SSTDataset(LocalDataset):
         super().__init__("sst", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         files = [f"{self.mode}.txt"] + ["vocab.txt"] * (self._vocab_file is None)
         folder = self._folder_with(files)
         words = read_text_regular(self._vocab_file or folder / "vocab.txt").splitlines()
@@ -577,13 +556,10 @@ class SSTDataset(LocalDataset):
 
     @property
     def vocab_size(self) -> int:
-        """Number of words."""
         return len(self.vocab)
 
     def __getitem__(self, idx: int) -> Any:
-        """A tree."""
         return self._transformed(self.trees[idx])
 
     def __len__(self) -> int:
-        """Number of trees."""
         return len(self.trees)

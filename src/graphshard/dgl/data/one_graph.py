@@ -49,7 +49,6 @@ class DglNodePropPredDataset:
         return len(self._data.graph.ntypes) > 1
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
     def __getitem__(self, index: int) -> tuple[Graph, Any]:
@@ -332,7 +331,6 @@ class FraudDataset(OneGraphDataset):
         super().__init__(name, url, raw_dir, hash_key, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         from scipy.io import loadmat
 
         file, ntype = self.file_names[self.name], self.node_name[self.name]
@@ -391,7 +389,6 @@ class KnowledgeGraphDataset(OneGraphDataset):
         super().__init__(self._title, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         files = ["entities.dict", "relations.dict", "train.txt", "valid.txt", "test.txt"]
         inside = [f"{self.name}/{file}" for file in files]
         folder = self._folder_with(files, inside)

@@ -79,7 +79,6 @@ class RDFGraphDataset(OneGraphDataset):
         super().__init__(self._title, None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         saved = f"{self.name}_dgl_graph.bin"
         usual = self._insert_reverse and not self._force_reload
         file_sets = [[saved], _SPLITS] if usual else [_SPLITS]
@@ -110,7 +109,6 @@ class RDFGraphDataset(OneGraphDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:

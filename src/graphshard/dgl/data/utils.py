@@ -294,11 +294,8 @@ def split_dataset(
     order = np.arange(len(dataset))
     if shuffle:
         order = np.random.RandomState(random_state).permutation(len(dataset))
-    stops = sizes.cumsum()
-    return [
-        Subset(dataset, order[stop - size : stop].tolist())
-        for stop, size in zip(stops, sizes, strict=True)
-    ]
+    parts: Any = np.split(order, sizes.cumsum()[:-1])
+    return [Subset(dataset, part) for part in parts]
 
 
 def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None = None) -> None:

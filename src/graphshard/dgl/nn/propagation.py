@@ -132,7 +132,6 @@ class APPNPConv(nn.Module):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Apply the layer; see the class for shapes."""
         drop = self.edge_drop
         drops = not is_plain(drop, nn.Dropout) or (drop.training and drop.p > 0)
         with graph.local_scope():
@@ -214,7 +213,6 @@ class SGConv(ZeroInDegreeCheck):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         propagated = self._cached_h
         if propagated is None:
@@ -268,7 +266,6 @@ class TAGConv(nn.Module):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Apply the layer; see the class for shapes."""
         powers = [feat, *_propagated(graph, feat, edge_weight, self._k)]
         out: Tensor = self.lin(torch.cat(powers, dim=-1))
         return out if self._activation is None else self._activation(out)
@@ -329,7 +326,6 @@ class ChebConv(nn.Module):
         feat: Tensor,
         lambda_max: Sequence[float] | Tensor | None = None,
     ) -> Tensor:
-        """Apply the layer; see the class for shapes."""
         if lambda_max is None:
             dgl_warning(
                 "lambda_max is not provided, so 2 is used; laplacian_lambda_max(graph) computes it"

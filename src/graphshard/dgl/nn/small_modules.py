@@ -74,7 +74,6 @@ class JumpingKnowledge(nn.Module):
             self.att = nn.Linear(2 * width, 1)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
         if self.mode == "lstm":
             self.lstm.reset_parameters()
             self.att.reset_parameters()
@@ -117,7 +116,6 @@ class EdgePredictor(nn.Module):
             self.linear = nn.Linear(width, out_feats, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
         if self.linear is not None:
             self.linear.reset_parameters()
 
@@ -147,7 +145,6 @@ class TransE(nn.Module):
         self.p = p
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
         self.rel_emb.reset_parameters()
 
     def forward(self, h_head: Tensor, h_tail: Tensor, rels: Tensor) -> Tensor:
@@ -173,7 +170,6 @@ class TransR(nn.Module):
         self.rfeats, self.nfeats, self.p = rfeats, nfeats, p
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
         self.rel_emb.reset_parameters()
         self.rel_project.reset_parameters()
 
@@ -214,5 +210,4 @@ class Identity(nn.Module):
     """Its input; one argument and no parameters, where `torch.nn.Identity` takes any."""
 
     def forward(self, x: Any) -> Any:
-        """The argument."""
         return x
