@@ -138,10 +138,6 @@ def patch_dgl() -> DglPatch:
 
     Returns:
         For ``with``: DGL is as it was again after it. `unpatch_dgl` does the same at any time.
-
-    Example:
-        >>> with patch_dgl():
-        ...     pass  # dgl.nn.GATConv(8, 8, 2)(graph, features)
     """
     if any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         return DglPatch(is_first=False)

@@ -12,6 +12,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
+_ATTENTION_CONVS = "AGNNConv DotGatConv GATConv GATv2Conv"
+_CONVS = (
+    "APPNPConv ChebConv EdgeConv GINConv GINEConv GMMConv GatedGraphConv NNConv RelGraphConv "
+    "SAGEConv SGConv TAGConv"
+)
+
 # DGL's module: where its names are here, and the names (all of them, where none is named); of
 # several origins, after semicolons.
 MODULES = {
@@ -102,32 +108,18 @@ MODULES = {
     "nn.pytorch.hetero": "nn HeteroEmbedding HeteroGraphConv HeteroLinear",
     "nn.pytorch.linear": "nn TypedLinear",
     "nn.pytorch.softmax": "nn edge_softmax",
-    "nn.pytorch.conv": "nn AGNNConv APPNPConv ChebConv DotGatConv EdgeConv EdgeWeightNorm GATConv "
-    "GATv2Conv GINConv GINEConv GMMConv GatedGraphConv GraphConv NNConv RelGraphConv SAGEConv "
-    "SGConv TAGConv",
+    "nn.pytorch.conv": f"nn EdgeWeightNorm GraphConv {_ATTENTION_CONVS} {_CONVS}",
     "nn.pytorch.factory": "nn KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
     "radius_graph segmented_knn_graph",
     "nn.pytorch.link": "nn EdgePredictor TransE TransR",
     "nn.pytorch.utils": "nn Identity JumpingKnowledge LabelPropagation Sequential WeightBasis",
     "nn.pytorch.explain": "nn GNNExplainer",
-    "nn.pytorch.conv.agnnconv": "nn AGNNConv edge_softmax",
-    "nn.pytorch.conv.appnpconv": "nn APPNPConv",
-    "nn.pytorch.conv.chebconv": "nn ChebConv",
-    "nn.pytorch.conv.dotgatconv": "nn DotGatConv edge_softmax",
-    "nn.pytorch.conv.edgeconv": "nn EdgeConv",
-    "nn.pytorch.conv.gatconv": "nn GATConv edge_softmax",
-    "nn.pytorch.conv.gatv2conv": "nn GATv2Conv edge_softmax",
-    "nn.pytorch.conv.gatedgraphconv": "nn GatedGraphConv",
-    "nn.pytorch.conv.ginconv": "nn GINConv",
-    "nn.pytorch.conv.gineconv": "nn GINEConv",
-    "nn.pytorch.conv.gmmconv": "nn GMMConv",
     "nn.pytorch.conv.graphconv": "nn EdgeWeightNorm GraphConv",
-    "nn.pytorch.conv.nnconv": "nn NNConv",
-    "nn.pytorch.conv.relgraphconv": "nn RelGraphConv",
-    "nn.pytorch.conv.sageconv": "nn SAGEConv",
-    "nn.pytorch.conv.sgconv": "nn SGConv",
-    "nn.pytorch.conv.tagconv": "nn TAGConv",
 }
+for _name in _CONVS.split():
+    MODULES[f"nn.pytorch.conv.{_name.lower()}"] = f"nn {_name}"
+for _name in _ATTENTION_CONVS.split():
+    MODULES[f"nn.pytorch.conv.{_name.lower()}"] = f"nn {_name} edge_softmax"
 
 
 class FunctionModule(ModuleType):

@@ -52,12 +52,7 @@ def is_sorted_srcdst(
 
 
 def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply a function to every value of a dictionary, or to a value alone.
-
-    Example:
-        >>> apply_each({"a": 1, "b": 2}, lambda x: x + 1)
-        {'a': 2, 'b': 3}
-    """
+    """Apply a function to every value of a dictionary, or to a value alone."""
     if isinstance(data, Mapping):
         return {key: fn(value, *args, **kwargs) for key, value in data.items()}
     return fn(data, *args, **kwargs)

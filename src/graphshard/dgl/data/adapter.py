@@ -66,9 +66,6 @@ class AsNodePredDataset(_Adapter):
         split_ratio: Shares of the nodes to train, validate and test on, drawn by NumPy's
             generator; None takes the sets that the data set has.
 
-    Raises:
-        ValueError: There are no labels, or no sets and no shares.
-
     Example:
         >>> import tempfile
         >>> from graphshard.dgl.data import KarateClubDataset
@@ -158,9 +155,6 @@ class AsLinkPredDataset(_Adapter):
         split_ratio: Shares of the edges, drawn by NumPy's generator; None takes the edges of an OGB
             data set.
         neg_ratio: Number of edges that there are not, for each that there is.
-
-    Raises:
-        ValueError: No shares, and no data set of OGB.
     """
 
     def __init__(
@@ -275,9 +269,6 @@ class AsGraphPredDataset(_Adapter):
     Args:
         split_ratio: Shares of the graphs, drawn by NumPy's generator; None takes the sets of an OGB
             data set, or the masks ``train_mask``, ``val_mask`` and ``test_mask``.
-
-    Raises:
-        DGLError: No shares, and the data set has no sets.
     """
 
     train_idx: Tensor

@@ -156,37 +156,9 @@ class PubmedGraphDataset(_OneOfThem):
     _of = "pubmed"
 
 
-def load_cora(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`CoraGraphDataset`, as DGL's older scripts ask for it."""
-    return CoraGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
-
-
-def load_citeseer(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`CiteseerGraphDataset`, as DGL's older scripts ask for it."""
-    return CiteseerGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
-
-
-def load_pubmed(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`PubmedGraphDataset`, as DGL's older scripts ask for it."""
-    return PubmedGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
+# As DGL's older scripts ask for them.
+load_cora, load_citeseer = CoraGraphDataset, CiteseerGraphDataset
+load_pubmed = PubmedGraphDataset
 
 
 def _from_arrays(source: str | Path, reverse_edge: bool) -> Graph:

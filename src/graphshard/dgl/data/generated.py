@@ -51,14 +51,6 @@ class MiniGCDataset(DGLDataset):
         max_num_v: One more than the most. Hypercubes, grids and ladders have the next lower
             number of nodes that they can have.
         seed: Decides the sizes; None takes one of NumPy's.
-
-    Raises:
-        DGLError: Fewer than 6 nodes, or no number between the two.
-
-    Example:
-        >>> dataset = MiniGCDataset(16, 10, 20)
-        >>> dataset.labels[:4], dataset[0][0].num_nodes() >= 10
-        (tensor([0, 0, 1, 1]), True)
     """
 
     def __init__(
@@ -165,11 +157,6 @@ class KarateClubDataset(_GeneratedGraph):
     Source: Zachary, "An information flow model for conflict and fission in small groups", Journal
     of Anthropological Research 33, 1977. Edges are there in both directions; ``ndata["label"]``
     is 1 for the officer's half.
-
-    Example:
-        >>> g = KarateClubDataset()[0]
-        >>> g.num_nodes(), g.num_edges(), g.ndata["label"].sum()
-        (34, 156, tensor(17))
     """
 
     def __init__(self, transform: Callable[[Graph], Any] | None = None) -> None:
@@ -201,9 +188,6 @@ class _Motifs(_GeneratedGraph):
     Source: Ying et al., "GNNExplainer: Generating Explanations for Graph Neural Networks", NeurIPS
     2019, https://arxiv.org/abs/1903.03894. Nodes have ``feat`` and ``label``, and are numbered by
     reverse Cuthill-McKee. ``perturb_ratio`` is how many random edges come for each other edge.
-
-    Raises:
-        ValueError: ``perturb_ratio`` is more than there is room for.
     """
 
     def __init__(self, name: str, seed: int | None, transform: Any, verbose: bool) -> None:
@@ -412,9 +396,6 @@ class SBMMixtureDataset(DGLDataset):
             probability ``p / n_nodes`` and ``q / n_nodes``. ``"Appendix_C"`` draws them.
         rng: A ``numpy.random.RandomState``; where there is none, as in DGL, a new one for each
             graph, which nothing repeats.
-
-    Raises:
-        ValueError: ``n_communities`` does not divide ``n_nodes``; not as many pairs as graphs.
     """
 
     def __init__(

@@ -417,19 +417,13 @@ class QM9EdgeDataset(LocalDataset):
     def process(self) -> None:
         self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
-        for name, values in _arrays(self._path, names).items():
-            setattr(self, name, values)
+        arrays = _arrays(self._path, names)
+        self.n_node, self.n_edge = arrays["n_node"], arrays["n_edge"]
+        self.node_attr, self.node_pos = arrays["node_attr"], arrays["node_pos"]
+        self.edge_attr, self.src, self.dst = arrays["edge_attr"], arrays["src"], arrays["dst"]
+        self.targets = arrays["targets"]
         self.n_cumsum = np.concatenate([[0], np.cumsum(self.n_node)])
         self.ne_cumsum = np.concatenate([[0], np.cumsum(self.n_edge)])
-
-    n_node: np.ndarray
-    n_edge: np.ndarray
-    node_attr: np.ndarray
-    node_pos: np.ndarray
-    edge_attr: np.ndarray
-    src: np.ndarray
-    dst: np.ndarray
-    targets: np.ndarray
 
     @property
     def npz_path(self) -> str:

@@ -278,13 +278,6 @@ def split_dataset(
     Args:
         frac_list: Share of each part, together 1; by default 0.8, 0.1 and 0.1. The last part has
             what remains.
-
-    Raises:
-        ValueError: The shares are not together 1.
-
-    Example:
-        >>> [len(part) for part in split_dataset(range(10), [0.5, 0.3, 0.2])]
-        [5, 3, 2]
     """
     shares = np.asarray([0.8, 0.1, 0.1] if frac_list is None else frac_list, dtype=float)
     if not np.allclose(shares.sum(), 1.0):

@@ -25,10 +25,6 @@ class GraphCollator:
         Args:
             items: Graphs, tensors, arrays, numbers or strings, or tuples, lists or dictionaries of
                 those, all built alike.
-
-        Raises:
-            TypeError: An item is something else.
-            ValueError: Items of several lengths.
         """
         first = items[0]
         if isinstance(first, Graph):

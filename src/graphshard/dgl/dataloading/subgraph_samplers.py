@@ -137,10 +137,6 @@ class ShaDowKHopSampler(SubgraphSampler):
         Returns:
             ``(input_nodes, output_nodes, subgraph)``: the subgraph's nodes, which begin with the
             seeds; the seeds; and the subgraph.
-
-        Raises:
-            TypeError: Ids without a type on a graph of several types.
-            ValueError: Ids that are out of range.
         """
         store = graph_store_of(g)
         seeds = by_type(store, seed_nodes, "seed_nodes")
@@ -216,9 +212,6 @@ class SAINTSampler(SubgraphSampler):
         budget: How many nodes or edges are drawn, with replacement; for walks a pair, how many and
             how long.
 
-    Raises:
-        DGLError: Another mode, or a budget that does not fit it.
-
     Example:
         >>> from graphshard.data import load_dataset
         >>> sampler = SAINTSampler("walk", (20, 4))
@@ -251,11 +244,7 @@ class SAINTSampler(SubgraphSampler):
         self._last_sums: tuple[weakref.ref[Graph], Tensor] | None = None
 
     def sample(self, g: Graph, indices: Any = None, draw_seed: DrawSeed | None = None) -> Graph:
-        """A subgraph of ``g``.
-
-        Raises:
-            DGLError: A graph of several types.
-        """
+        """A subgraph of ``g``."""
         if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
             raise GraphValueError(
                 f"SAINTSampler takes a graph of one relation (got {g.canonical_etypes}); make one "
@@ -375,11 +364,7 @@ class ClusterGCNSampler(SubgraphSampler):
         self.partition_node_ids = clusters["partition_node_ids"]
 
     def sample(self, g: Graph, partition_ids: Any) -> Graph:
-        """The graph of all nodes of some clusters.
-
-        Raises:
-            DGLError: A cluster that is not there, or is given twice.
-        """
+        """The graph of all nodes of some clusters."""
         numbers = torch.as_tensor(partition_ids).reshape(-1).tolist()
         offset = self.partition_offset.tolist()
         if any(not 0 <= number < len(offset) - 1 for number in numbers):

@@ -192,11 +192,7 @@ def _splits(
 
 
 def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
-    """One graph of a batch.
-
-    Raises:
-        ValueError: there is no such graph, or edges run between graphs.
-    """
+    """One graph of a batch."""
     if not 0 <= gid < g.batch_size:
         raise GraphValueError(f"gid must be in [0, {g.batch_size}) (got {gid})")
     nodes = {ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes}
@@ -253,9 +249,6 @@ def merge(graphs: Sequence[Graph]) -> Graph:
 
     Features come along; of nodes, those of the later graph that has the node count. Where a graph
     lacks a feature its rows get initial values.
-
-    Raises:
-        ValueError: no graph, or graphs that differ in types, id type or device.
     """
     given = _alike(graphs, "merge", "graphs to merge")
     some = given[0]

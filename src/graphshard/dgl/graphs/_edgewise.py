@@ -14,17 +14,9 @@ from ...graph.message_passing import LocalGraph
 from ...ops import gsddmm, gspmm
 
 __all__ = [
-    "copy_u",
-    "copy_v",
-    "edge_homophily",
-    "linkx_homophily",
-    "node_homophily",
-    "u_add_v",
-    "u_div_v",
-    "u_dot_v",
-    "u_mul_v",
-    "u_sub_v",
-]
+    "copy_u", "copy_v", "edge_homophily", "linkx_homophily", "node_homophily", "u_add_v",
+    "u_div_v", "u_dot_v", "u_mul_v", "u_sub_v",
+]  # fmt: skip
 
 
 def _of_ends(op: str) -> Callable[..., Tensor]:
@@ -77,9 +69,6 @@ def linkx_homophily(graph: LocalGraph, y: Tensor) -> float:
     """How much more often than by chance edges come from a node's own class, averaged over classes.
 
     From "Large Scale Learning on Non-Homophilous Graphs" (https://arxiv.org/abs/2110.14446).
-
-    Raises:
-        ValueError: fewer than two classes.
     """
     same = gspmm(graph.adjacency(), "copy_rhs", "sum", None, _same_class(graph, y))
     num_classes = int(y.max()) + 1

@@ -20,14 +20,9 @@ from ._matrices import adj_external
 from ._products import check_one_relation
 
 __all__ = [
-    "double_radius_node_labeling",
-    "lap_pe",
-    "laplacian_lambda_max",
-    "laplacian_pe",
-    "random_walk_pe",
-    "shortest_dist",
-    "svd_pe",
-]
+    "double_radius_node_labeling", "lap_pe", "laplacian_lambda_max", "laplacian_pe",
+    "random_walk_pe", "shortest_dist", "svd_pe",
+]  # fmt: skip
 
 
 def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
@@ -97,9 +92,6 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
 
     Returns:
         float32 ``[num_nodes, 2 * k]``.
-
-    Raises:
-        ValueError: fewer nodes than ``k`` without ``padding``.
     """
     check_one_relation(g, "svd_pe")
     count = g.num_nodes()

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
-    """The graph of the types: a node per node type, an edge per relation, with its name as key.
-
-    Raises:
-        ImportError: NetworkX is not installed.
-    """
+    """The graph of the types: a node per node type, an edge per relation, with its name as key."""
     out = require("networkx", "networkx", "metagraph").MultiDiGraph()
     for source, name, destination in g.canonical_etypes:
         out.add_edge(source, destination, key=name)
@@ -85,9 +81,6 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
 
     Returns:
         Sparse ``[num_nodes, num_edges]``.
-
-    Raises:
-        ValueError: an unknown ``typestr``, or ``"both"`` for a relation between two node types.
     """
     relation = g.adjacency(etype)
     src, dst = (end.long() for end in relation.coo())

@@ -37,9 +37,6 @@ def khop_in_subgraph(
         The subgraph; with ``relabel_nodes`` a pair of it and the ids in it of ``nodes``, in the
         form of ``nodes``.
 
-    Raises:
-        ValueError: an unknown type, an id out of range, or a negative ``k``.
-
     Example:
         >>> from graphshard.graph import graph
         >>> sub, where = khop_in_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2], 1)
@@ -116,9 +113,6 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
     """The graph of some node types, and of all relations between them.
 
     Features are shared: what is set on one graph is seen on the other.
-
-    Raises:
-        ValueError: an unknown type, or no relation is left.
     """
     check_plain(graph, "node_type_subgraph")
     chosen = {graph.ntypes[graph.get_ntype_id(ntype)] for ntype in ntypes}
@@ -130,9 +124,6 @@ def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any =
     """The graph of some relations, and of the node types that they join.
 
     Features are shared as by `node_type_subgraph`.
-
-    Raises:
-        ValueError: an unknown relation, or none.
     """
     check_plain(graph, "edge_type_subgraph")
     chosen = list(dict.fromkeys(graph.to_canonical_etype(etype) for etype in etypes))

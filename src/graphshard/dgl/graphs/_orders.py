@@ -32,13 +32,7 @@ FORWARD, REVERSE, NONTREE = 0, 1, 2
 def bfs_nodes_generator(
     graph: LocalGraph, source: Any, reverse: bool = False
 ) -> tuple[Tensor, ...]:
-    """Nodes by their distance from some nodes.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> bfs_nodes_generator(graph(([0, 0, 1], [1, 2, 3])), 0)
-        (tensor([0]), tensor([1, 2]), tensor([3]))
-    """
+    """Nodes by their distance from some nodes."""
     return tuple(nodes for nodes, _ in _breadth_first(graph, source, reverse))
 
 

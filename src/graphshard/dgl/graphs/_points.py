@@ -36,9 +36,6 @@ def knn_graph(
     Returns:
         A graph with a node per point, a batch of graphs where there are several sets. In-edges of
         a node come by its place, nearest first.
-
-    Raises:
-        ValueError: ``k`` below 1, no point, or an unknown distance.
     """
     if x.numel() == 0:
         raise GraphValueError("there must be at least one point (got none)")
@@ -62,9 +59,6 @@ def segmented_knn_graph(
     Args:
         x: ``[num_points, dim]``, all sets.
         k: Number of neighbours; all sets take fewer where one has fewer points.
-
-    Raises:
-        ValueError: as for `knn_graph`; or numbers that do not add up to the points.
     """
     sizes = [int(size) for size in segs]
     if sum(sizes) != x.shape[0]:
@@ -115,13 +109,6 @@ def farthest_point_sampler(pos: Tensor, npoints: int, start_idx: int | None = No
 
     Returns:
         ``[num_sets, npoints]`` int64, in the order they were chosen.
-
-    Raises:
-        ValueError: ``start_idx`` is no point, or more points are wanted than there are.
-
-    Example:
-        >>> farthest_point_sampler(torch.tensor([[[0.0], [1.0], [5.0]]]), 2, start_idx=0)
-        tensor([[0, 2]])
     """
     num_sets, num_points, _ = pos.shape
     if start_idx is not None and not 0 <= start_idx < num_points:
@@ -153,9 +140,6 @@ def radius_graph(
 
     Returns:
         The graph; with ``get_distances`` a pair of it and ``[num_edges, 1]``.
-
-    Raises:
-        ValueError: a radius that is not positive, or no point.
     """
     if r <= 0:
         raise GraphValueError(f"r must be positive (got {r})")

@@ -22,14 +22,9 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 __all__ = [
-    "adj_product_graph",
-    "adj_sum_graph",
-    "khop_adj",
-    "khop_graph",
-    "line_graph",
-    "metapath_reachable_graph",
-    "norm_by_dst",
-]
+    "adj_product_graph", "adj_sum_graph", "khop_adj", "khop_graph", "line_graph",
+    "metapath_reachable_graph", "norm_by_dst",
+]  # fmt: skip
 
 
 def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Graph:
@@ -41,13 +36,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
     Args:
         backtracking: Whether an edge is joined to edges that go straight back.
         shared: Whether edge features of ``g`` become node features.
-
-    Raises:
-        ValueError: the graph is typed or a block.
-
-    Example:
-        >>> line_graph(graph(([0, 1], [1, 2]))).edges()
-        (tensor([0]), tensor([1]))
     """
     check_one_relation(g, "line_graph")
     src, dst = g.edges()
@@ -134,10 +122,6 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
         A: Graph of one relation, without parallel edges.
         B: Graph of one relation from the destination type of A, without parallel edges.
         weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
-
-    Raises:
-        ValueError: several relations, or types or counts that do not meet.
-        KeyError: a graph lacks the weights.
     """
     (first,), (second,) = _one_each("adj_product_graph", A, B)
     if first[2] != second[0] or A.num_dst_nodes(first[2]) != B.num_src_nodes(second[0]):
@@ -161,12 +145,7 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
 
 
 def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
-    """The graph of the sum of weighted adjacency matrices, differentiable in the weights.
-
-    Raises:
-        ValueError: no graph, several relations, or graphs that differ in them.
-        KeyError: a graph lacks the weights.
-    """
+    """The graph of the sum of weighted adjacency matrices, differentiable in the weights."""
     if not graphs:
         raise GraphValueError("adj_sum_graph needs at least one graph (got none)")
     relations = _one_each("adj_sum_graph", *graphs)

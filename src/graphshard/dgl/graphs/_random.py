@@ -20,11 +20,7 @@ def rand_graph(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Graph:
-    """A graph whose edges are drawn from all pairs of nodes, without replacement.
-
-    Raises:
-        ValueError: more edges than pairs.
-    """
+    """A graph whose edges are drawn from all pairs of nodes, without replacement."""
     ends = _pairs(num_nodes, num_nodes, num_edges)
     return graph(ends, num_nodes=num_nodes, idtype=idtype, device=device)
 
@@ -39,11 +35,7 @@ def rand_bipartite(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Graph:
-    """A graph of one relation between two node types, with edges drawn without replacement.
-
-    Raises:
-        ValueError: more edges than pairs.
-    """
+    """A graph of one relation between two node types, with edges drawn without replacement."""
     ends = _pairs(num_src_nodes, num_dst_nodes, num_edges)
     counts = {utype: num_src_nodes, vtype: num_dst_nodes}
     return heterograph({(utype, etype, vtype): ends}, counts, idtype, device)
@@ -75,13 +67,6 @@ def choice(
         a: ``[num_rows, ...]``, or how many numbers there are.
         size: How many to draw, or the shape of what is drawn.
         prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
-
-    Raises:
-        ValueError: more draws than rows of a weight above 0, without replacement.
-
-    Example:
-        >>> sorted(choice(3, 3, replace=False).tolist())
-        [0, 1, 2]
     """
     population = a.shape[0] if isinstance(a, Tensor) else int(a)
     shape = (size,) if isinstance(size, int) else tuple(size)

@@ -17,21 +17,10 @@ from ...graph.message_passing import LocalGraph
 from ...ops import segment_reduce, segment_softmax
 
 __all__ = [
-    "broadcast_edges",
-    "broadcast_nodes",
-    "max_edges",
-    "max_nodes",
-    "mean_edges",
-    "mean_nodes",
-    "readout_edges",
-    "readout_nodes",
-    "softmax_edges",
-    "softmax_nodes",
-    "sum_edges",
-    "sum_nodes",
-    "topk_edges",
-    "topk_nodes",
-]
+    "broadcast_edges", "broadcast_nodes", "max_edges", "max_nodes", "mean_edges", "mean_nodes",
+    "readout_edges", "readout_nodes", "softmax_edges", "softmax_nodes", "sum_edges", "sum_nodes",
+    "topk_edges", "topk_nodes",
+]  # fmt: skip
 
 _OPS = ("sum", "mean", "max", "min")
 
@@ -54,10 +43,6 @@ def readout_nodes(
 
     Returns:
         ``[batch_size, ...]``; 0 for graphs without nodes of the type.
-
-    Raises:
-        KeyError: there is no such feature.
-        ValueError: unknown ``op``, or the type must be given.
     """
     return _reduced(graph.nodes[ntype].data, graph.batch_num_nodes(ntype), feat, weight, op)
 
@@ -115,9 +100,6 @@ def broadcast_nodes(graph: LocalGraph, graph_feat: Tensor, *, ntype: str | None 
 
     Args:
         graph_feat: ``[batch_size, ...]``; for a single graph ``[...]`` will do.
-
-    Raises:
-        ValueError: another number of rows.
     """
     return _spread(graph.batch_num_nodes(ntype), graph_feat)
 
@@ -157,9 +139,6 @@ def topk_nodes(
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,
         ``[batch_size, k]``, or ``[batch_size, k, dim]`` without ``sortby``, without meaning there.
-
-    Raises:
-        ValueError: a feature of more than two dimensions, or a negative ``k``.
     """
     counts = graph.batch_num_nodes(ntype)
     return _first(graph.nodes[ntype].data[feat], counts, feat, k, descending, sortby)

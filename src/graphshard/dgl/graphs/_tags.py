@@ -25,15 +25,6 @@ def sort_csr_by_tag(
         tag: Numbers from 0 up: ``[num_dst_nodes]`` of destinations, or ``[num_edges]``.
         tag_offset_name: Source feature for ``[num_src_nodes, num_tags + 1]``: where the edges of
             each tag begin among a node's out-edges.
-
-    Raises:
-        ValueError: several relations, an unknown ``tag_type``, or a wrong number of tags.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = sort_csr_by_tag(graph(([0, 0], [1, 2])), torch.tensor([0, 1, 0]))
-        >>> g.edges(), g.ndata["_TAG_OFFSET"][0]
-        ((tensor([0, 0]), tensor([2, 1])), tensor([0, 1, 2]))
     """
     new, offsets = _sorted(g, tag, tag_type, 0)
     new.srcdata[tag_offset_name] = offsets

@@ -50,6 +50,7 @@ class AGNNConv(ZeroInDegreeCheck):
             self.register_buffer("beta", beta)
 
     def forward(self, graph: MessagePassingGraph, feat: Features) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         source, destination = split_features(graph, feat)
         unit_src, unit_dst = (F.normalize(rows, dim=-1) for rows in (source, destination))
@@ -110,6 +111,7 @@ class DotGatConv(AttentionConv):
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
     ) -> Any:
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         projections = Projections(graph)
         source, destination, _ = self._projected(graph, feat, projections, lambda rows: rows)

@@ -61,6 +61,7 @@ class EdgeConv(ZeroInDegreeCheck):
             self.bn = nn.BatchNorm1d(out_feat)
 
     def forward(self, g: MessagePassingGraph, feat: Features) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(g)
         with g.local_scope():
             source, destination = split_features(g, feat)
@@ -126,6 +127,7 @@ class GatedGraphConv(nn.Module):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
     ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         return gated_graph_conv(self, graph, feat, etypes)
 
 
@@ -193,6 +195,7 @@ class GINEConv(nn.Module):
         return {"m": nn.functional.relu(edges.src["hn"] + edges.data["he"])}
 
     def forward(self, graph: MessagePassingGraph, node_feat: Features, edge_feat: Tensor) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         with graph.local_scope():
             source, destination = split_features(graph, node_feat)
             graph.srcdata["hn"], graph.edata["he"] = source, edge_feat
@@ -259,6 +262,7 @@ class GMMConv(ZeroInDegreeCheck):
             nn.init.zeros_(self.bias)
 
     def forward(self, graph: MessagePassingGraph, feat: Features, pseudo: Tensor) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         with graph.local_scope():
             source, destination = split_features(graph, feat)
@@ -322,6 +326,7 @@ class NNConv(nn.Module):
             nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
 
     def forward(self, graph: MessagePassingGraph, feat: Features, efeat: Tensor) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         with graph.local_scope():
             source, destination = split_features(graph, feat)
             graph.srcdata["h"] = source.unsqueeze(-1)

@@ -118,9 +118,6 @@ class APPNPConv(nn.Module):
 
     Shape:
         ``feat`` ``[num_nodes, *]``; ``edge_weight`` ``[num_edges]``; output ``[num_nodes, *]``.
-
-    Raises:
-        ValueError: The edge weights are not positive, or not one per edge.
     """
 
     def __init__(self, k: int, alpha: float, edge_drop: float = 0.0) -> None:
@@ -132,6 +129,7 @@ class APPNPConv(nn.Module):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         drop = self.edge_drop
         drops = not is_plain(drop, nn.Dropout) or (drop.training and drop.p > 0)
         with graph.local_scope():
@@ -213,6 +211,7 @@ class SGConv(ZeroInDegreeCheck):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         propagated = self._cached_h
         if propagated is None:
@@ -266,6 +265,7 @@ class TAGConv(nn.Module):
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         powers = [feat, *_propagated(graph, feat, edge_weight, self._k)]
         out: Tensor = self.lin(torch.cat(powers, dim=-1))
         return out if self._activation is None else self._activation(out)
@@ -326,6 +326,7 @@ class ChebConv(nn.Module):
         feat: Tensor,
         lambda_max: Sequence[float] | Tensor | None = None,
     ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
         if lambda_max is None:
             dgl_warning(
                 "lambda_max is not provided, so 2 is used; laplacian_lambda_max(graph) computes it"
@@ -376,9 +377,6 @@ class LabelPropagation(nn.Module):
         ``labels`` ``[num_nodes]`` or ``[num_nodes, 1]`` classes, or ``[num_nodes, num_classes]``
         ones and zeros; ``mask`` the known nodes, as a mask or ids of this process; output
         ``[num_nodes, num_classes]`` float32. On a sharded graph classes are counted over all ranks.
-
-    Raises:
-        ValueError: An unknown ``norm_type``; ``reset`` without a mask.
 
     Example:
         >>> from graphshard.graph import graph

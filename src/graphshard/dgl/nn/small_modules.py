@@ -12,14 +12,9 @@ from torch import Tensor, nn
 from ..base import dgl_warning
 
 __all__ = [
-    "EdgePredictor",
-    "Identity",
-    "JumpingKnowledge",
-    "Sequential",
-    "TransE",
-    "TransR",
+    "EdgePredictor", "Identity", "JumpingKnowledge", "Sequential", "TransE", "TransR",
     "WeightBasis",
-]
+]  # fmt: skip
 
 _MODES = ("cat", "max", "lstm")
 
@@ -52,9 +47,6 @@ class JumpingKnowledge(nn.Module):
     Args:
         mode: ``"cat"`` puts them side by side, ``"max"`` takes the largest of each column, and
             ``"lstm"`` weighs them per node, by a bidirectional LSTM over the layers.
-
-    Raises:
-        ValueError: an unknown ``mode``, or ``"lstm"`` without its numbers.
     """
 
     def __init__(
@@ -74,6 +66,7 @@ class JumpingKnowledge(nn.Module):
             self.att = nn.Linear(2 * width, 1)
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         if self.mode == "lstm":
             self.lstm.reset_parameters()
             self.att.reset_parameters()
@@ -116,6 +109,7 @@ class EdgePredictor(nn.Module):
             self.linear = nn.Linear(width, out_feats, bias=bias)
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         if self.linear is not None:
             self.linear.reset_parameters()
 
@@ -145,6 +139,7 @@ class TransE(nn.Module):
         self.p = p
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         self.rel_emb.reset_parameters()
 
     def forward(self, h_head: Tensor, h_tail: Tensor, rels: Tensor) -> Tensor:
@@ -170,6 +165,7 @@ class TransR(nn.Module):
         self.rfeats, self.nfeats, self.p = rfeats, nfeats, p
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         self.rel_emb.reset_parameters()
         self.rel_project.reset_parameters()
 
@@ -210,4 +206,5 @@ class Identity(nn.Module):
     """Its input; one argument and no parameters, where `torch.nn.Identity` takes any."""
 
     def forward(self, x: Any) -> Any:
+        """The argument."""
         return x

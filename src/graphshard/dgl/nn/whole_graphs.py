@@ -14,17 +14,9 @@ from ..graphs._points import knn_graph, radius_graph, segmented_knn_graph
 from ..graphs._readout import broadcast_nodes, readout_nodes, softmax_nodes, topk_nodes
 
 __all__ = [
-    "AvgPooling",
-    "GlobalAttentionPooling",
-    "KNNGraph",
-    "MaxPooling",
-    "RadiusGraph",
-    "SegmentedKNNGraph",
-    "Set2Set",
-    "SortPooling",
-    "SumPooling",
-    "WeightAndSum",
-]
+    "AvgPooling", "GlobalAttentionPooling", "KNNGraph", "MaxPooling", "RadiusGraph",
+    "SegmentedKNNGraph", "Set2Set", "SortPooling", "SumPooling", "WeightAndSum",
+]  # fmt: skip
 
 
 class _Readout(nn.Module):
@@ -40,16 +32,7 @@ class _Readout(nn.Module):
 
 
 class SumPooling(_Readout):
-    """The sum of the rows of each graph.
-
-    Example:
-        >>> from graphshard.dgl import batch
-        >>> from graphshard.graph import graph
-        >>> both = batch([graph(([0], [1])), graph(([0, 1], [2, 2]))])
-        >>> SumPooling()(both, torch.ones(5, 1))
-        tensor([[2.],
-                [3.]])
-    """
+    """The sum of the rows of each graph."""
 
     op = "sum"
 
@@ -107,9 +90,6 @@ class GlobalAttentionPooling(nn.Module):
         """Take ``[num_nodes, dim]`` to ``[batch_size, dim]``.
 
         With ``get_attention`` the weights, ``[num_nodes, 1]``, come as well.
-
-        Raises:
-            ValueError: the gate gives something else than one value per node.
         """
         with graph.local_scope():
             gate = self.gate_nn(feat)

@@ -318,9 +318,6 @@ def sample_etype_neighbors(
         etype_offset: ``[num_types + 1]``, the first edge id of each type, and the number of edges.
         fanout: ``[num_types]``, edges of each type for a node, -1 for all.
         prob: Weights of the edges of each type, None for equal ones; or the name of a feature.
-
-    Raises:
-        DGLError: Several relations, offsets that do not fit, or as for `sample_neighbors`.
     """
     if len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -400,9 +397,6 @@ def sample_neighbors_biased(
         bias: ``[num_tags]``, 0 or more: what the edges of a tag are drawn in proportion to.
         tag_offset_name: Node feature ``[num_nodes, num_tags + 1]``, where the edges of each tag
             begin among those of the node.
-
-    Raises:
-        DGLError: Several relations, or offsets or numbers that do not fit.
     """
     if len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -464,16 +458,6 @@ def select_topk(
 
     Returns:
         A graph of the same nodes and relations, with the edges that were chosen, grouped by node.
-
-    Raises:
-        DGLError: A relation lacks the weights, unknown types, or ids out of range.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [3, 3, 3]))
-        >>> g.edata["w"] = torch.tensor([0.5, 2.0, 1.0])
-        >>> select_topk(g, 2, "w").edges()
-        (tensor([1, 2]), tensor([3, 3]))
     """
     side = checked_dir(edge_dir)
     if nodes is None:

@@ -164,13 +164,6 @@ def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     Returns:
         ``(nodes, their types, lengths, offsets)``: nodes and types of all walks together, how many
         each walk has and where they begin, int64 ``[n]``.
-
-    Raises:
-        DGLError: They are no tensors, or their shapes do not fit together.
-
-    Example:
-        >>> pack_traces(torch.tensor([[0, 1, -1], [2, 0, 1]]), torch.tensor([0, 0, 0]))[2:]
-        (tensor([2, 3]), tensor([0, 2]))
     """
     if not isinstance(traces, Tensor) or not isinstance(types, Tensor):
         raise GraphTypeError(
@@ -296,16 +289,6 @@ def node2vec_random_walk(
     Returns:
         ``traces``, or ``(traces, eids)``: ids of nodes ``[n, walk_length + 1]`` and of edges
         ``[n, walk_length]``, -1 where a walk has ended.
-
-    Raises:
-        DGLError: Several types, ids out of range, ``p`` or ``q`` not positive, or weights that are
-            missing or none.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> node2vec_random_walk(graph(([0, 1, 2], [1, 2, 0])), [0, 1], 1.0, 2.0, 3)
-        tensor([[0, 1, 2, 0],
-                [1, 2, 0, 1]])
     """
     if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -395,9 +378,6 @@ class RandomWalkNeighborSampler:
         metapath: Relations that lead from a node type back to it; it may be left out on a graph of
             one relation.
 
-    Raises:
-        DGLError: No metapath where one is needed, or one that does not lead back.
-
     Example:
         >>> from graphshard.graph import graph
         >>> sampler = RandomWalkNeighborSampler(graph(([0, 1, 2], [1, 2, 0])), 2, 0.0, 3, 2)
@@ -476,11 +456,7 @@ class RandomWalkNeighborSampler:
 
 
 class PinSAGESampler(RandomWalkNeighborSampler):
-    """Neighbours of one type in a graph of two, by walks to the other type and back.
-
-    Raises:
-        DGLError: There is no such relation.
-    """
+    """Neighbours of one type in a graph of two, by walks to the other type and back."""
 
     def __init__(
         self,

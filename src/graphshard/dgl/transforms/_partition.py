@@ -21,11 +21,8 @@ from ..graphs._order import reorder_graph as reorder_by_permutation
 from ..graphs._products import check_one_relation
 
 __all__ = [
-    "metis_partition",
-    "metis_partition_assignment",
-    "partition_graph_with_halo",
-    "reorder_graph",
-]
+    "metis_partition", "metis_partition_assignment", "partition_graph_with_halo", "reorder_graph",
+]  # fmt: skip
 
 _MODES: dict[str, Literal["kway", "recursive"]] = {"k-way": "kway", "recursive": "recursive"}
 
@@ -90,9 +87,6 @@ def partition_graph_with_halo(
         Part -> graph, with ``ndata`` ``inner_node``, ``part_id`` and `NID`, ``edata``
         ``inner_edge`` and `EID`, and with ``reshuffle`` ``orig_id`` of both; and with ``reshuffle``
         the old id of each node and edge.
-
-    Raises:
-        ValueError: a typed graph, or a wrong number of parts.
     """
     check_one_relation(g, "partition_graph_with_halo")
     part = torch.as_tensor(np.asarray(node_part)).long().to(g.device)
@@ -166,9 +160,6 @@ def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
 
     Returns:
         The graph, with the old ids as ``ndata["orig_id"]``.
-
-    Raises:
-        ValueError: a typed graph, or ids that are not each of 0 to ``num_nodes - 1`` once.
     """
     check_one_relation(g, "reorder_nodes")
     new = torch.as_tensor(np.asarray(new_node_ids)).long().to(g.device)
@@ -193,9 +184,6 @@ def reorder_graph(
 
     Args:
         node_permute_algo: As there; or ``"metis"``, with ``permute_config["k"]`` parts.
-
-    Raises:
-        ValueError: as there; or ``"metis"`` without a number of parts.
     """
     config = dict(permute_config or {})
     if node_permute_algo == "metis":

@@ -22,32 +22,11 @@ from ..graphs._encodings import lap_pe, random_walk_pe, svd_pe
 from ..graphs._products import khop_graph, line_graph, metapath_reachable_graph
 
 __all__ = [
-    "GDC",
-    "PPR",
-    "SVDPE",
-    "AddEdge",
-    "AddMetaPaths",
-    "AddReverse",
-    "AddSelfLoop",
-    "BaseTransform",
-    "Compose",
-    "DropEdge",
-    "DropNode",
-    "FeatMask",
-    "GCNNorm",
-    "HeatKernel",
-    "KHopGraph",
-    "LapPE",
-    "LaplacianPE",
-    "LineGraph",
-    "NodeShuffle",
-    "RandomWalkPE",
-    "RemoveSelfLoop",
-    "RowFeatNormalizer",
-    "SIGNDiffusion",
-    "ToLevi",
-    "ToSimple",
-]
+    "GDC", "PPR", "SVDPE", "AddEdge", "AddMetaPaths", "AddReverse", "AddSelfLoop",
+    "BaseTransform", "Compose", "DropEdge", "DropNode", "FeatMask", "GCNNorm", "HeatKernel",
+    "KHopGraph", "LapPE", "LaplacianPE", "LineGraph", "NodeShuffle", "RandomWalkPE",
+    "RemoveSelfLoop", "RowFeatNormalizer", "SIGNDiffusion", "ToLevi", "ToSimple",
+]  # fmt: skip
 
 
 class BaseTransform:
