@@ -3,7 +3,9 @@
 
 What exists only because DGL has it is written here: its library of functions on graphs, its data
 sets, layers, samplers, and the modules from which its scripts import. All else is the package's
-own, under DGL's names. Nothing outside imports this package but `graphshard.sar`.
+own, under DGL's names. Arguments mean what DGL's documentation says of them: docstrings here give
+shapes, sources and errors, and say of an argument what is not there. Nothing outside imports this
+package but `graphshard.sar`.
 """
 
 from .. import __version__ as __version__

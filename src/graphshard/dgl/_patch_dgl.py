@@ -239,16 +239,8 @@ def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]
     for path, kind, ours in _FORWARDS:
         module, name = path.split(".")
         owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
-        yield owner, functools.partial(_is_a, kind), ours
-    yield RelGraphConv, _is_of_dgl, rel_graph_conv
-
-
-def _is_a(kind: type[Any], graph: Any) -> bool:
-    return isinstance(graph, kind)
-
-
-def _is_of_dgl(graph: Any) -> bool:
-    return not isinstance(graph, MessagePassingGraph)
+        yield owner, lambda graph, kind=kind: isinstance(graph, kind), ours
+    yield RelGraphConv, lambda graph: not isinstance(graph, MessagePassingGraph), rel_graph_conv
 
 
 def _swap_names(back: bool = False) -> None:

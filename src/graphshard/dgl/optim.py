@@ -41,9 +41,6 @@ def save(optimizer: Any, f: str | os.PathLike[str]) -> None:
 def load(optimizer: Any, f: str | os.PathLike[str]) -> None:
     """Read what `save` wrote, by any number of trainers; all trainers must call.
 
-    Args:
-        optimizer: One of the same kind, with the same embeddings.
-
     Raises:
         FileNotFoundError: A file is not there.
         ValueError: The files are of another kind of optimizer, or of other embeddings.

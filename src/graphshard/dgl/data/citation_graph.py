@@ -55,7 +55,6 @@ class CitationGraphDataset(OneGraphDataset):
 
     Args:
         reverse_edge: Have both directions of every edge; of arrays, leave them as they are.
-        reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class DGLDataset:
     Args:
         raw_dir: Folder of raw files; by default ``DGL_DOWNLOAD_DIR`` of the environment, else
             ``~/.dgl``.
-        save_dir: Folder for what is saved; by default ``raw_dir``.
 
     Example:
         >>> from graphshard.graph import graph

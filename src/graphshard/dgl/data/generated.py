@@ -48,8 +48,6 @@ class MiniGCDataset(DGLDataset):
     remains. Every edge is there in both directions, and every node has a self loop.
 
     Args:
-        max_num_v: One more than the most. Hypercubes, grids and ladders have the next lower
-            number of nodes that they can have.
         seed: Decides the sizes; None takes one of NumPy's.
     """
 
@@ -391,7 +389,6 @@ class SBMMixtureDataset(DGLDataset):
     ICLR 2019, https://arxiv.org/abs/1705.08415.
 
     Args:
-        k: Factor of the degree, as ``p + q = k * avg_deg``.
         pq: A pair (p, q) for each graph: inside and between communities there is an edge with
             probability ``p / n_nodes`` and ``q / n_nodes``. ``"Appendix_C"`` draws them.
         rng: A ``numpy.random.RandomState``; where there is none, as in DGL, a new one for each

@@ -112,12 +112,7 @@ class TUDataset(LocalDataset):
 
 
 class LegacyTUDataset(TUDataset):
-    """As `TUDataset`, with ``ndata["feat"]``: attributes, labels as one-hot rows, or ones.
-
-    Args:
-        hidden_size: Number of ones, where nodes have neither attributes nor labels.
-        max_allow_node: Leave out graphs with more nodes.
-    """
+    """As `TUDataset`, with ``ndata["feat"]``: attributes, labels as one-hot rows, or ones."""
 
     def __init__(
         self,
@@ -175,10 +170,6 @@ class GINDataset(LocalDataset):
     Source: Xu, Hu, Leskovec and Jegelka, ICLR 2019, https://arxiv.org/abs/1810.00826. Read is
     ``dataset/NAME/NAME.txt``. Nodes have ``label``, and ``attr``: the file's numbers, or else the
     label as a one-hot row.
-
-    Args:
-        name: ``MUTAG``, ``COLLAB``, ``IMDBBINARY``, ``IMDBMULTI``, ``NCI1``, ``PROTEINS``, ``PTC``,
-            ``REDDITBINARY`` or ``REDDITMULTI5K``.
     """
 
     def __init__(
@@ -468,7 +459,6 @@ class SSTDataset(LocalDataset):
 
     Args:
         glove_embed_file: Vectors of words, for ``pretrained_emb``; read for ``"train"`` only.
-        vocab_file: Words, one a line; by default ``vocab.txt``.
     """
 
     PAD_WORD = -1

@@ -31,9 +31,6 @@ class DglNodePropPredDataset:
     fields are ``feat`` and, without the ``node_`` of their files, the others; labels and sets are
     not among them.
 
-    Args:
-        root: Folder that holds, or is to hold, ``ogbn_arxiv``.
-
     Example:
         >>> dataset = DglNodePropPredDataset('ogbn-arxiv', 'downloads')  # doctest: +SKIP
         >>> graph, labels = dataset[0]  # doctest: +SKIP
@@ -234,9 +231,6 @@ class GraphSAINTDataset(RawOrSavedDataset):
 
     Source: Zeng et al., ICLR 2020, https://arxiv.org/abs/1907.04931. Read are ``adj_full.npz``,
     ``feats.npy``, ``class_map.json`` and ``role.json``, or DGL's ``dgl_graph.bin``.
-
-    Args:
-        reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
     """
 
     _raw = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")

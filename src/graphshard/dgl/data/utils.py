@@ -177,7 +177,6 @@ def download(
     """The file of a URL, which must lie on disk already: nothing is downloaded.
 
     Args:
-        path: The file, or a folder that holds it; by default the working directory.
         overwrite: Accepted for DGL's scripts, as are the last three.
 
     Raises:
@@ -273,12 +272,7 @@ def split_dataset(
     shuffle: bool = False,
     random_state: int | None = None,
 ) -> list[Subset[Any]]:
-    """Split a data set into parts.
-
-    Args:
-        frac_list: Share of each part, together 1; by default 0.8, 0.1 and 0.1. The last part has
-            what remains.
-    """
+    """Split a data set into parts."""
     shares = np.asarray([0.8, 0.1, 0.1] if frac_list is None else frac_list, dtype=float)
     if not np.allclose(shares.sum(), 1.0):
         raise GraphValueError(f"frac_list must be together 1 (got {shares.sum():.4f})")
@@ -292,11 +286,7 @@ def split_dataset(
 
 
 def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None = None) -> None:
-    """Give the nodes of each graph ``train_mask``, ``val_mask`` and ``test_mask``, at random.
-
-    Args:
-        ratio: Shares of the training and validation nodes, and a third; what remains is for tests.
-    """
+    """Give the nodes of each graph ``train_mask``, ``val_mask`` and ``test_mask``, at random."""
     if len(ratio) != 3:
         raise GraphValueError(f"ratio must have three numbers (got {ratio!r})")
     for number in range(len(dataset)):

@@ -95,7 +95,6 @@ class ShaDowKHopSampler(SubgraphSampler):
     Args:
         fanouts: Neighbours per node, one number (or relation to number) per hop, the last for the
             seeds; -1 for all.
-        prob: Name of an edge feature; neighbours are drawn in proportion to it.
 
     Example:
         >>> from graphshard.data import load_dataset

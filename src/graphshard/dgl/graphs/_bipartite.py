@@ -61,7 +61,6 @@ def bipartite_from_networkx(
     Args:
         nx_graph: Directed graph. The node attribute ``bipartite`` is 0 for sources, 1 for
             destinations; each side is numbered in the sorted order of its labels.
-        edge_id_attr_name: Edge attribute with the id of each edge; None takes NetworkX's order.
 
     Raises:
         TypeError: the graph is not directed.

@@ -51,10 +51,8 @@ def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False)
     Each vector's sign is drawn at random.
 
     Args:
-        g: Graph with one node type and one relation, usually with both directions of each edge.
         padding: Whether to fill up with zeros where there are fewer than ``k``; else ``k`` must be
             below the number of nodes.
-        return_eigval: Whether to return the eigenvalues as well, NaN where there are none.
 
     Returns:
         float32 ``[num_nodes, k]``; with ``return_eigval`` a pair of it and ``[k]``.
@@ -138,9 +136,6 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
     From "Link Prediction Based on Graph Neural Networks" (https://arxiv.org/abs/1802.09691):
     ``1 + min(a, b) + (d // 2) * (d // 2 + d % 2 - 1)`` with ``d = a + b`` for a node at distance
     ``a`` of one and ``b`` of the other; 1 for the two, 0 for nodes that do not reach both.
-
-    Args:
-        g: Graph with one node type and one relation; edges count both ways.
 
     Returns:
         int64 ``[num_nodes]``.

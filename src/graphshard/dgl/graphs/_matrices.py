@@ -51,7 +51,6 @@ def adj_external(
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
     Args:
-        transpose: Whether rows are destinations; by default they are sources.
         scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
             their own, in each row by edge id; None for a torch COO tensor.
     """

@@ -29,7 +29,6 @@ def khop_in_subgraph(
     """The graph of all nodes from which some nodes are reached in at most ``k`` steps.
 
     Args:
-        nodes: Node ids; per type on a graph with several node types.
         relabel_nodes: Whether to keep only those nodes, by ascending id; if not, all nodes stay
             and only edges are left out.
 

@@ -35,7 +35,6 @@ def reorder_graph(
             each new node.
         edge_permute_algo: ``"src"`` or ``"dst"``: by that end; ``"custom"`` takes
             ``permute_config["edges_perm"]``, the old id of each new edge.
-        store_ids: Whether to store old ids as ``ndata[NID]`` and ``edata[EID]``.
 
     Raises:
         ValueError: an unknown order, a missing or wrong permutation, or a typed graph.

@@ -31,7 +31,6 @@ def knn_graph(
     Args:
         x: ``[num_points, dim]``, or several sets of points, ``[num_sets, num_points, dim]``.
         algorithm: Accepted so that calls written for DGL run; all compute every distance.
-        dist: ``"euclidean"`` or ``"cosine"``.
 
     Returns:
         A graph with a node per point, a batch of graphs where there are several sets. In-edges of
@@ -58,7 +57,6 @@ def segmented_knn_graph(
 
     Args:
         x: ``[num_points, dim]``, all sets.
-        k: Number of neighbours; all sets take fewer where one has fewer points.
     """
     sizes = [int(size) for size in segs]
     if sum(sizes) != x.shape[0]:
@@ -105,7 +103,6 @@ def farthest_point_sampler(pos: Tensor, npoints: int, start_idx: int | None = No
 
     Args:
         pos: ``[num_sets, num_points, dim]`` sets of points.
-        start_idx: The first point of every set; drawn at random by default.
 
     Returns:
         ``[num_sets, npoints]`` int64, in the order they were chosen.

@@ -35,7 +35,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 
     Args:
         backtracking: Whether an edge is joined to edges that go straight back.
-        shared: Whether edge features of ``g`` become node features.
     """
     check_one_relation(g, "line_graph")
     src, dst = g.edges()
@@ -119,8 +118,6 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
     products over all such k. Zero sums stay edges.
 
     Args:
-        A: Graph of one relation, without parallel edges.
-        B: Graph of one relation from the destination type of A, without parallel edges.
         weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
     """
     (first,), (second,) = _one_each("adj_product_graph", A, B)

@@ -65,7 +65,6 @@ def choice(
 
     Args:
         a: ``[num_rows, ...]``, or how many numbers there are.
-        size: How many to draw, or the shape of what is drawn.
         prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
     """
     population = a.shape[0] if isinstance(a, Tensor) else int(a)

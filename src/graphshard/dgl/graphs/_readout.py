@@ -134,7 +134,6 @@ def topk_nodes(
 
     Args:
         feat: Name of the feature, ``[num_nodes, dim]``.
-        sortby: Column that decides; None ranks each column on its own.
 
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,

@@ -13,17 +13,7 @@ from typing import Any
 import torch
 
 from ...graph import edge_softmax as edge_softmax
-from ...nn import DistributedBN1D as DistributedBN1D
-from ...nn import GATConv as GATConv
-from ...nn import GATv2Conv as GATv2Conv
-from ...nn import GINConv as GINConv
-from ...nn import GraphConv as GraphConv
-from ...nn import HeteroEmbedding as HeteroEmbedding
-from ...nn import HeteroGraphConv as HeteroGraphConv
-from ...nn import HeteroLinear as HeteroLinear
-from ...nn import RelGraphConv as RelGraphConv
-from ...nn import SAGEConv as SAGEConv
-from ...nn import TypedLinear as TypedLinear
+from ...nn import *  # noqa: F403
 from ..graphs._points import *  # noqa: F403
 from .attention_convs import *  # noqa: F403
 from .edge_convs import *  # noqa: F403

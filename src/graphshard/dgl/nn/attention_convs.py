@@ -85,10 +85,6 @@ class DotGatConv(AttentionConv):
 
     for each head, with :math:`d` the width of one head.
 
-    Args:
-        in_feats: Width of the input; a pair (source, destination) gives each side its own
-            :math:`W`.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair ``[num_src, in]``, ``[num_dst, in]``; output
         ``[num_dst, num_heads, out_feats]``, and with ``get_attention`` also :math:`\alpha`

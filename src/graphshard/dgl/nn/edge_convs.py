@@ -37,7 +37,6 @@ class EdgeConv(ZeroInDegreeCheck):
         batch_norm: Normalise the messages, all edges together. On a sharded graph the statistics
             are those of the rank's own edges, unless the layer went through
             `graphshard.pyg.convert_sync_norm`.
-        allow_zero_in_degree: Accept nodes without in-edges; their output is 0.
 
     Shape:
         ``feat`` ``[num_nodes, in_feat]``, or a pair; output ``[num_dst, out_feat]``.
@@ -217,7 +216,6 @@ class GMMConv(ZeroInDegreeCheck):
     Args:
         aggregator_type: ``sum``, ``mean`` or ``max``; of each Gaussian's messages, before the sum
             over them.
-        residual: Add the destination's own features, mapped if their width differs.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``pseudo`` ``[num_edges, dim]``; output
@@ -289,7 +287,6 @@ class NNConv(nn.Module):
         edge_func: :math:`f_\Theta`, from edge features to ``in_feats * out_feats`` numbers.
         aggregator_type: ``sum``, ``mean`` or ``max``; of the products, before they are summed over
             ``in_feats``.
-        residual: Add the destination's own features, mapped if their width differs.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``efeat`` ``[num_edges, *]``; output

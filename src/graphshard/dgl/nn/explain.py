@@ -21,13 +21,12 @@ from ..graphs._neighborhoods import khop_in_subgraph
 class GNNExplainer(nn.Module):
     """Explains predictions of a model for nodes, or for graphs.
 
+    ``alpha1`` and ``beta1`` weigh the sizes of the masks of edges and of features in the loss,
+    ``alpha2`` and ``beta2`` their entropies.
+
     Args:
         model: Called as ``model(graph=graph, feat=feat, **kwargs)``, and with ``eweight=``
             ``[num_edges]``; gives logits.
-        alpha1: Weight of the sum of the edges' mask.
-        alpha2: Weight of the entropy of the edges' mask.
-        beta1: Weight of the mean of the features' mask.
-        beta2: Weight of the entropy of the features' mask.
     """
 
     def __init__(

@@ -369,10 +369,6 @@ class LabelPropagation(nn.Module):
 
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{out}^{-1/2}`, or :math:`D_{in}^{-1} A^T`.
 
-    Args:
-        norm_type: ``sym``, or ``row`` for the mean over the neighbours.
-        reset: Give the known nodes their labels again after every step.
-
     Shape:
         ``labels`` ``[num_nodes]`` or ``[num_nodes, 1]`` classes, or ``[num_nodes, num_classes]``
         ones and zeros; ``mask`` the known nodes, as a mask or ids of this process; output

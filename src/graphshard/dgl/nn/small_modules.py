@@ -152,10 +152,6 @@ class TransR(nn.Module):
 
     `Learning Entity and Relation Embeddings for Knowledge Graph Completion
     <https://ojs.aaai.org/index.php/AAAI/article/view/9491>`__
-
-    Args:
-        rfeats: Width of a relation's space.
-        nfeats: Width of a node's row.
     """
 
     def __init__(self, num_rels: int, rfeats: int, nfeats: int, p: float = 1) -> None:

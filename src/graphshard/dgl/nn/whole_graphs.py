@@ -54,9 +54,6 @@ class SortPooling(nn.Module):
 
     From "An End-to-End Deep Learning Architecture for Graph Classification" (AAAI 2018). Rows are
     sorted within themselves first.
-
-    Args:
-        k: How many rows; zeros where a graph has fewer.
     """
 
     def __init__(self, k: int) -> None:
@@ -78,7 +75,6 @@ class GlobalAttentionPooling(nn.Module):
 
     Args:
         gate_nn: From rows to ``[num_nodes, 1]``.
-        feat_nn: Applied to the rows before they are summed; None for nothing.
     """
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None) -> None:

@@ -108,11 +108,7 @@ def frontier_of(
     copy_edata: bool,
     output_device: torch.device | str | None,
 ) -> Graph:
-    """The graph of all nodes and some edges.
-
-    Args:
-        eids: Relation to ids of edges; none of the relations that are left out.
-    """
+    """The graph of all nodes and some edges."""
     frontier: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
     for ntype in g.ntypes if copy_ndata else ():
         frontier.nodes[ntype].data.update(g.nodes[ntype].data)
@@ -149,13 +145,10 @@ def sample_neighbors(
     Args:
         nodes: Ids, or type to ids. A node that is given twice has the same edges twice.
         fanout: Edges for a node, -1 for all that have a weight; or relation to that, for all.
-        edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: What edges are drawn in proportion to, never where it is 0: the name of an edge
             feature ``[num_edges]``, bool (a mask) or floating point, which relations without it do
             without; or the weights, or relation to weights.
         replace: Draw with replacement: nodes with any edge then have ``fanout`` of them.
-        copy_edata: Whether it has those of its edges, and their ids as ``edata[EID]``.
-        exclude_edges: Ids of edges that are treated as absent, or relation to ids.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were drawn, grouped by node.
@@ -452,9 +445,6 @@ def select_topk(
     """For each node, the ``k`` edges of each relation that weigh most.
 
     Of equal weights the smaller edge id goes first.
-
-    Args:
-        k: Edges for a node, -1 for all; or relation to that, for all.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were chosen, grouped by node.

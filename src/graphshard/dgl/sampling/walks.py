@@ -62,7 +62,6 @@ def random_walk(
     Args:
         nodes: ``[n]`` ids of the nodes where walks begin, of the type that the first relation
             leaves; one may be there several times.
-        metapath: The relation of each step. It may be left out on a graph of one relation.
         prob: Name of an edge feature ``[num_edges]``; steps are drawn in proportion to it.
             Relations without it are drawn from uniformly.
         restart_prob: With what probability a walk ends before a step: a number for all steps, or
@@ -207,7 +206,6 @@ def one_step(
 
     Args:
         walks: int64 ``[n]``, the number of each walk, which names its draw.
-        key: 64 bits that name the step.
     """
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
@@ -371,12 +369,6 @@ def _biased_step(
 
 class RandomWalkNeighborSampler:
     """Finds neighbours by walks that follow a metapath again and again.
-
-    Args:
-        num_traversals: How often a walk follows the metapath, at most.
-        termination_prob: With what probability it ends after each time.
-        metapath: Relations that lead from a node type back to it; it may be left out on a graph of
-            one relation.
 
     Example:
         >>> from graphshard.graph import graph

@@ -39,7 +39,6 @@ def metis_partition_assignment(
 
     Args:
         balance_ntypes: ``[num_nodes]`` kinds of nodes; every part gets its share of each.
-        balance_edges: Whether in-edges are balanced as well, those of each kind apart.
         objtype: ``"cut"``: few edges between parts. ``"vol"``: few rows to exchange.
 
     Raises:

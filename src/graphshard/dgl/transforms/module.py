@@ -64,11 +64,7 @@ class Compose(BaseTransform):
 
 
 def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> Graph:
-    """A graph with the nodes of ``g`` and their features, and other relations.
-
-    Args:
-        copy_edata: Whether to carry over the edge features of relations that ``g`` has too.
-    """
+    """A graph with the nodes of ``g`` and their features, and other relations."""
     counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
     new = heterograph(edges, counts, idtype=g.idtype, device=g.device)
     for ntype in g.ntypes:
@@ -98,9 +94,7 @@ class AddSelfLoop(BaseTransform):
     """A self loop for each node, in every relation from a node type to itself.
 
     Args:
-        allow_duplicate: Whether loops that are there stay as well.
         new_etypes: Whether to add a relation ``(T, 'self', T)`` of loops for every node type too.
-        fill_data: Values on new edges; see `graphshard.add_self_loop`.
     """
 
     allow_duplicate: bool = False
@@ -139,7 +133,6 @@ class AddReverse(BaseTransform):
     Args:
         copy_edata: Whether reverse edges get the features of their edges; else 0, or none in a new
             relation.
-        sym_new_etype: Whether relations from a node type to itself get a new relation as well.
     """
 
     copy_edata: bool = False
@@ -202,11 +195,7 @@ class KHopGraph(BaseTransform):
 
 @dataclass(repr=False, eq=False)
 class AddMetaPaths(BaseTransform):
-    """A relation for every pair of nodes that a walk along some relations joins.
-
-    Args:
-        metapaths: Name of the new relation -> the relations of its walk, as triples.
-    """
+    """A relation for every pair of nodes that a walk along some relations joins."""
 
     metapaths: Mapping[str, Sequence[Any]]
     keep_orig_edges: bool = True
@@ -277,11 +266,7 @@ class RandomWalkPE(BaseTransform):
 
 @dataclass(repr=False, eq=False)
 class LapPE(BaseTransform):
-    """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`.
-
-    Args:
-        eigval_name: Node feature that gets the eigenvalues, the same for all nodes; None for none.
-    """
+    """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`."""
 
     k: int
     feat_name: str = "PE"
@@ -521,7 +506,6 @@ class GDC(BaseTransform):
     """Generalized diffusion: ``sum over k of coefs[k] * A ** k``.
 
     Args:
-        eweight_name: Edge feature with the weights A, 1 where there is none; of the result too.
         eps: Least weight that stays; None for what leaves ``avg_degree`` edges per node.
     """
 
