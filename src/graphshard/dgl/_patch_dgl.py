@@ -64,16 +64,7 @@ def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
 
 
 def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
-    """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes.
-
-    Args:
-        node_feat: ``[num_nodes, in]``.
-        edge_feat: ``[num_edges, edge_feat_size]``.
-
-    Raises:
-        ValueError: Edge features are missing.
-        NotImplementedError: Sequential aggregation, which has no reduce functions of the user.
-    """
+    """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes."""
     if layer.edge_feat_size > 0 and edge_feat is None:
         raise ValueError("the layer was made with edge_feat_size, so it needs edge features")
     with graph.local_scope():
@@ -239,8 +230,12 @@ def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]
     for path, kind, ours in _FORWARDS:
         module, name = path.split(".")
         owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
-        yield owner, lambda graph, kind=kind: isinstance(graph, kind), ours
+        yield owner, functools.partial(_is_a, kind), ours
     yield RelGraphConv, lambda graph: not isinstance(graph, MessagePassingGraph), rel_graph_conv
+
+
+def _is_a(kind: type[Any], graph: Any) -> bool:
+    return isinstance(graph, kind)
 
 
 def _swap_names(back: bool = False) -> None:

@@ -7,17 +7,9 @@ from ..errors import DGLError, DGLWarning
 from ..graph import ALL, EID, ETYPE, NID, NTYPE, is_all
 
 __all__ = [
-    "ALL",
-    "EID",
-    "ETYPE",
-    "NID",
-    "NTYPE",
-    "DGLError",
-    "DGLWarning",
-    "dgl_warning",
-    "is_all",
+    "ALL", "EID", "ETYPE", "NID", "NTYPE", "DGLError", "DGLWarning", "dgl_warning", "is_all",
     "is_internal_column",
-]
+]  # fmt: skip
 
 
 def is_internal_column(name: str) -> bool:

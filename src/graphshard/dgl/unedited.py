@@ -21,7 +21,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 PACKAGES = {"dgl": "graphshard.dgl", "sar": "graphshard.sar"}
 
@@ -226,16 +226,13 @@ def _run_script(path: str) -> None:
     try:
         loader.get_data(full_path)
     except OSError as error:
-        _cannot_open(full_path, error)
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {full_path!r}: [Errno {error.errno}] "
+            f"{error.strerror}\n"
+        )
+        raise SystemExit(2) from None
     sys.modules["__main__"] = module
     loader.exec_module(module)
-
-
-def _cannot_open(path: str, error: OSError) -> NoReturn:
-    sys.stderr.write(
-        f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
-    )
-    raise SystemExit(2) from None
 
 
 def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

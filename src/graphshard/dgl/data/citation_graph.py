@@ -33,6 +33,11 @@ from ...graph import Graph, graph
 from ..graphs._order import by_destination
 from .dgl_dataset import OneGraphDataset, find_folder, saved_graph
 
+__all__ = [
+    "CitationGraphDataset", "CiteseerGraphDataset", "CoraGraphDataset", "PubmedGraphDataset",
+    "load_citeseer", "load_cora", "load_pubmed",
+]  # fmt: skip
+
 _PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 _ARRAYS = ("edge_index.npy", "label.npy", "train_idx.npy", "test_idx.npy")
 _FOLDERS = {"cora": "cora_v2", "citeseer": "citeseer", "pubmed": "pubmed"}

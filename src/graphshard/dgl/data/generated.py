@@ -23,6 +23,11 @@ from ..graphs._order import by_destination
 from ..graphs._products import line_graph
 from .dgl_dataset import DGLDataset, only_graph
 
+__all__ = [
+    "BACommunityDataset", "BAShapeDataset", "KarateClub", "KarateClubDataset", "MiniGCDataset",
+    "SBMMixture", "SBMMixtureDataset", "TreeCycleDataset", "TreeGridDataset",
+]  # fmt: skip
+
 _NodePairs = list[tuple[int, int]]
 
 
@@ -50,6 +55,8 @@ class MiniGCDataset(DGLDataset):
     Args:
         seed: Decides the sizes; None takes one of NumPy's.
     """
+
+    num_classes = 8
 
     def __init__(
         self,
@@ -91,10 +98,6 @@ class MiniGCDataset(DGLDataset):
             one_way = graph((list(src), list(dst)), num_nodes=num_nodes)
             self.graphs.append(add_self_loop(to_bidirected(one_way)))
         self.labels = torch.tensor(labels, dtype=torch.int64)
-
-    @property
-    def num_classes(self) -> int:
-        return 8
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         return self._transformed(self.graphs[idx]), self.labels[idx]
@@ -466,3 +469,7 @@ class SBMMixtureDataset(DGLDataset):
         shifted = [rows + i * self._n_nodes for i, rows in enumerate(sources)]
         a, b, c = (np.concatenate(rows) for rows in (degrees, of_lines, shifted))
         return batch(list(graphs)), batch(list(line_graphs)), a, b, c
+
+
+KarateClub = KarateClubDataset
+SBMMixture = SBMMixtureDataset

@@ -20,6 +20,11 @@ from ...graph import Graph, from_networkx, graph, node_subgraph, to_bidirected
 from .dgl_dataset import LocalDataset, get_dgl_url
 from .utils import loadtxt
 
+__all__ = [
+    "QM9", "SST", "GINDataset", "LegacyPPIDataset", "LegacyTUDataset", "PPIDataset", "QM9Dataset",
+    "QM9Edge", "QM9EdgeDataset", "SSTDataset", "TUDataset",
+]  # fmt: skip
+
 _Transform = Callable[[Graph], Any] | None
 _Folder = str | os.PathLike[str] | None
 
@@ -547,3 +552,8 @@ class SSTDataset(LocalDataset):
 
     def __len__(self) -> int:
         return len(self.trees)
+
+
+QM9 = QM9Dataset
+QM9Edge = QM9EdgeDataset
+SST = SSTDataset

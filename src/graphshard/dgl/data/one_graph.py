@@ -20,6 +20,13 @@ from ...graph import Graph, from_scipy, graph, heterograph, to_bidirected
 from ..graphs._order import by_destination
 from .dgl_dataset import OneGraphDataset, RawOrSavedDataset, get_dgl_url
 
+__all__ = [
+    "AmazonCoBuyComputerDataset", "AmazonCoBuyPhotoDataset", "CoauthorCSDataset",
+    "CoauthorPhysicsDataset", "CoraFull", "CoraFullDataset", "DglNodePropPredDataset",
+    "FB15k237Dataset", "FB15kDataset", "FlickrDataset", "FraudAmazonDataset", "FraudDataset",
+    "FraudYelpDataset", "RedditDataset", "WN18Dataset", "WikiCSDataset", "YelpDataset",
+]  # fmt: skip
+
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 """OGB's names of the sets, and ours."""
 
@@ -461,3 +468,6 @@ def _knowledge_graph(
     g.edata["etype"] = rel
     g.ndata["ntype"] = torch.zeros(num_nodes, dtype=torch.int64)
     return g
+
+
+CoraFull = CoraFullDataset

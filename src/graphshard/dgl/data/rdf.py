@@ -23,6 +23,8 @@ from ...errors import GraphValueError
 from ...graph import Graph, heterograph, load_graphs
 from .dgl_dataset import OneGraphDataset, find_folder
 
+__all__ = ["AIFBDataset", "AMDataset", "BGSDataset", "MUTAGDataset", "RDFGraphDataset"]
+
 _SPLITS = ("trainingSet.tsv", "testSet.tsv")
 _RENAMED = {"type": "rdftype", "rev-type": "rev-rdftype"}
 

@@ -38,25 +38,11 @@ from ...errors import GraphTypeError, GraphValueError
 from ...graph import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
 
 __all__ = [
-    "Subset",
-    "add_nodepred_split",
-    "check_sha1",
-    "download",
-    "extract_archive",
-    "generate_mask_tensor",
-    "get_download_dir",
-    "idx2mask",
-    "load_graphs",
-    "load_info",
-    "load_labels",
-    "load_tensors",
-    "loadtxt",
-    "makedirs",
-    "save_graphs",
-    "save_info",
-    "save_tensors",
-    "split_dataset",
-]
+    "Subset", "add_nodepred_split", "check_sha1", "download", "extract_archive",
+    "generate_mask_tensor", "get_download_dir", "idx2mask", "load_graphs", "load_info",
+    "load_labels", "load_tensors", "loadtxt", "makedirs", "save_graphs", "save_info",
+    "save_tensors", "split_dataset",
+]  # fmt: skip
 
 
 _MARK = "__graphshard__"

@@ -50,14 +50,7 @@ class IdMap:
 
 
 __all__ = [
-    "DEFAULT_ETYPE",
-    "DEFAULT_NTYPE",
-    "EdgePartitionPolicy",
-    "GraphPartitionBook",
-    "HeteroDataName",
-    "IdMap",
-    "NodePartitionPolicy",
-    "PartitionPolicy",
-    "RangePartitionBook",
+    "DEFAULT_ETYPE", "DEFAULT_NTYPE", "EdgePartitionPolicy", "GraphPartitionBook",
+    "HeteroDataName", "IdMap", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook",
     "_etype_tuple_to_str",
-]
+]  # fmt: skip

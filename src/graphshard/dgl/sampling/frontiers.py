@@ -29,6 +29,11 @@ from ...sampling.graph_store import (
 from ...sampling.lazy_features import set_lazy, without_features
 from ...sampling.sampler import DrawSeed, LayerFanout
 
+__all__ = [
+    "sample_etype_neighbors", "sample_labors", "sample_neighbors", "sample_neighbors_biased",
+    "select_topk",
+]  # fmt: skip
+
 
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:
     """Ids in the graph's idtype, from a tensor, an array, a list or one number."""

@@ -33,6 +33,11 @@ from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborReques
 from ...sampling.sampler import DrawSeed
 from .frontiers import first_of_rows
 
+__all__ = [
+    "PinSAGESampler", "RandomWalkNeighborSampler", "node2vec_random_walk", "pack_traces",
+    "random_walk",
+]  # fmt: skip
+
 ONE_OUT_EDGE = DrawOptions(replace=True, edge_dir="out")
 """What a step draws."""
 
