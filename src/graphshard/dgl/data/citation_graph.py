@@ -47,8 +47,7 @@ _NUM_VALID = 500
 class CitationGraphDataset(OneGraphDataset):
     """Cora, Citeseer or Pubmed: papers, who cites whom, words, and the fields they are in.
 
-    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set, or
-    the one that DGL gives them (``cora_v2_d697a464``); the first of these that is there is read:
+    The first of these that is there is read:
 
     * the eight files of Planetoid, ``ind.cora.x`` and so on (of the name ``cora_v2`` too), which
       are read without running them;
@@ -56,7 +55,7 @@ class CitationGraphDataset(OneGraphDataset):
     * a folder of arrays as `load_dataset` reads it, in which edges come in another order. That of
       Cora comes with the package, and is read where no ``raw_dir`` is given and DGL's has none.
 
-    Features are divided by the sum of their row. Nothing is downloaded or saved.
+    Features are divided by the sum of their row.
 
     Args:
         reverse_edge: Have both directions of every edge; of arrays, leave them as they are.

@@ -182,7 +182,11 @@ class DGLBuiltinDataset(DGLDataset):
 
 
 class LocalDataset(DGLBuiltinDataset):
-    """Base of the data sets here that DGL would download: reads local files, and saves nothing."""
+    """Base of the data sets here that DGL would download: reads local files, and saves nothing.
+
+    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set, or
+    the one that DGL gives them (``cora_v2_d697a464``).
+    """
 
     def download(self) -> None:
         """Nothing; `_folder_with` says what to get."""

@@ -37,11 +37,6 @@ class DglNodePropPredDataset:
     The class of that name in ``ogb`` needs DGL; this one reads the same files, see `from_ogb`. Node
     fields are ``feat`` and, without the ``node_`` of their files, the others; labels and sets are
     not among them.
-
-    Example:
-        >>> dataset = DglNodePropPredDataset('ogbn-arxiv', 'downloads')  # doctest: +SKIP
-        >>> graph, labels = dataset[0]  # doctest: +SKIP
-        >>> train = dataset.get_idx_split()["train"]  # doctest: +SKIP
     """
 
     def __init__(self, name: str, root: str | os.PathLike[str] = "dataset") -> None:
@@ -94,9 +89,8 @@ class RedditDataset(RawOrSavedDataset):
     """232,965 posts, 114,615,892 edges, 602 features, 41 communities.
 
     Read is ``reddit_graph.npz`` (``reddit_self_loop_graph.npz`` with self loops) with
-    ``reddit_data.npz``, or DGL's ``dgl_graph.bin``, in ``raw_dir`` or in a folder in it that has
-    the name that DGL gives it. Nothing is downloaded or saved. Nodes are numbered by reverse
-    Cuthill-McKee and edges by destination, as in DGL.
+    ``reddit_data.npz``, or DGL's ``dgl_graph.bin``. Nodes are numbered by reverse Cuthill-McKee and
+    edges by destination, as in DGL.
     """
 
     _raw = ("{}_graph.npz", "reddit_data.npz")

@@ -58,11 +58,9 @@ class Entity(NamedTuple):
 class RDFGraphDataset(OneGraphDataset):
     """Base of the four: a typed graph with labels on the nodes of ``predict_category``.
 
-    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set
-    (``aifb-hetero``, or with ``_`` and a digest after it, as DGL names them). Read is what DGL has
-    saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt`` (N-Triples, or ``*.n3``
-    that have a whole triple in each line) with ``trainingSet.tsv`` and ``testSet.tsv``. Nothing is
-    downloaded or saved.
+    Read is what DGL has saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt``
+    (N-Triples, or ``*.n3`` that have a whole triple in each line) with ``trainingSet.tsv`` and
+    ``testSet.tsv``.
     """
 
     _title: str

@@ -353,10 +353,8 @@ class ClusterGCNSampler(SubgraphSampler):
             parts = _clusters(g, k, balance_ntypes, balance_edges, mode)
             sizes = torch.bincount(parts, minlength=k)
             offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            clusters = {
-                "partition_offset": offset,
-                "partition_node_ids": torch.argsort(parts, stable=True),
-            }
+            order = torch.argsort(parts, stable=True)
+            clusters = {"partition_offset": offset, "partition_node_ids": order}
             if path is not None:
                 _write(clusters, path)
         self.partition_offset = clusters["partition_offset"]
@@ -414,11 +412,7 @@ def _read(path: Path, k: int, num_nodes: int) -> dict[str, Tensor]:
 
 def _write(clusters: dict[str, Tensor], path: Path) -> None:
     """Whole or not at all, also where several processes write at a time."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(clusters, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        whole = Path(folder) / path.name
+        save_file(clusters, whole)
+        os.replace(whole, path)

@@ -26,11 +26,6 @@ class IdMap:
     Args:
         id_ranges: Type -> ``[num_parts, 2]``, first id of the type in each part and the one after
             its last: the ``node_map`` or ``edge_map`` of a partition.
-
-    Example:
-        >>> ranges = {"a": torch.tensor([[0, 2], [5, 6]]), "b": torch.tensor([[2, 5], [6, 9]])}
-        >>> IdMap(ranges)(torch.tensor([0, 3, 5, 8]))
-        (tensor([0, 1, 0, 1]), tensor([0, 1, 2, 5]))
     """
 
     def __init__(self, id_ranges: Mapping[object, Tensor]) -> None:

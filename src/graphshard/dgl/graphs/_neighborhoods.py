@@ -35,12 +35,6 @@ def khop_in_subgraph(
     Returns:
         The subgraph; with ``relabel_nodes`` a pair of it and the ids in it of ``nodes``, in the
         form of ``nodes``.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> sub, where = khop_in_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2], 1)
-        >>> sub.ndata["_ID"], where
-        (tensor([1, 2]), tensor([1]))
     """
     return _within_hops(graph, nodes, k, "in", relabel_nodes, store_ids, output_device)
 
