@@ -3,7 +3,9 @@
 
 What exists only because DGL has it is written here: its library of functions on graphs, its data
 sets, layers, samplers, and the modules from which its scripts import. All else is the package's
-own, under DGL's names. Nothing outside imports this package but `graphshard.sar`.
+own, under DGL's names. Arguments mean what DGL's documentation says of them: docstrings here give
+shapes, sources and errors, and say of an argument what is not there. Nothing outside imports this
+package but `graphshard.sar`.
 """
 
 from .. import __version__ as __version__
@@ -73,108 +75,22 @@ from ._patch_dgl import patch_dgl as patch_dgl
 from ._patch_dgl import patched_edge_softmax as patched_edge_softmax
 from ._patch_dgl import unpatch_dgl as unpatch_dgl
 from ._places import add_modules
-from .graphs._batch import batch as batch
-from .graphs._batch import merge as merge
-from .graphs._batch import slice_batch as slice_batch
-from .graphs._batch import unbatch as unbatch
-from .graphs._bipartite import bipartite_from_networkx as bipartite_from_networkx
-from .graphs._bipartite import bipartite_from_scipy as bipartite_from_scipy
-from .graphs._bipartite import block_to_graph as block_to_graph
-from .graphs._compaction import compact_graphs as compact_graphs
-from .graphs._compaction import to_simple_graph as to_simple_graph
-from .graphs._edgewise import copy_u as copy_u
-from .graphs._edgewise import copy_v as copy_v
-from .graphs._edgewise import edge_homophily as edge_homophily
-from .graphs._edgewise import linkx_homophily as linkx_homophily
-from .graphs._edgewise import node_homophily as node_homophily
-from .graphs._edgewise import u_add_v as u_add_v
-from .graphs._edgewise import u_div_v as u_div_v
-from .graphs._edgewise import u_dot_v as u_dot_v
-from .graphs._edgewise import u_mul_v as u_mul_v
-from .graphs._edgewise import u_sub_v as u_sub_v
-from .graphs._encodings import double_radius_node_labeling as double_radius_node_labeling
-from .graphs._encodings import lap_pe as lap_pe
-from .graphs._encodings import laplacian_lambda_max as laplacian_lambda_max
-from .graphs._encodings import laplacian_pe as laplacian_pe
-from .graphs._encodings import random_walk_pe as random_walk_pe
-from .graphs._encodings import shortest_dist as shortest_dist
-from .graphs._encodings import svd_pe as svd_pe
-from .graphs._neighborhoods import edge_type_subgraph as edge_type_subgraph
-from .graphs._neighborhoods import khop_in_subgraph as khop_in_subgraph
-from .graphs._neighborhoods import khop_out_subgraph as khop_out_subgraph
-from .graphs._neighborhoods import node_type_subgraph as node_type_subgraph
-from .graphs._order import to_bfloat16 as to_bfloat16
-from .graphs._order import to_double as to_double
-from .graphs._order import to_float as to_float
-from .graphs._order import to_half as to_half
-from .graphs._orders import bfs_edges_generator as bfs_edges_generator
-from .graphs._orders import bfs_nodes_generator as bfs_nodes_generator
-from .graphs._orders import dfs_edges_generator as dfs_edges_generator
-from .graphs._orders import dfs_labeled_edges_generator as dfs_labeled_edges_generator
-from .graphs._orders import topological_nodes_generator as topological_nodes_generator
-from .graphs._points import knn_graph as knn_graph
-from .graphs._points import radius_graph as radius_graph
-from .graphs._points import segmented_knn_graph as segmented_knn_graph
-from .graphs._products import adj_product_graph as adj_product_graph
-from .graphs._products import adj_sum_graph as adj_sum_graph
-from .graphs._products import khop_adj as khop_adj
-from .graphs._products import khop_graph as khop_graph
-from .graphs._products import line_graph as line_graph
-from .graphs._products import metapath_reachable_graph as metapath_reachable_graph
-from .graphs._products import norm_by_dst as norm_by_dst
-from .graphs._propagate import prop_edges as prop_edges
-from .graphs._propagate import prop_edges_dfs as prop_edges_dfs
-from .graphs._propagate import prop_nodes as prop_nodes
-from .graphs._propagate import prop_nodes_bfs as prop_nodes_bfs
-from .graphs._propagate import prop_nodes_topo as prop_nodes_topo
-from .graphs._random import rand_bipartite as rand_bipartite
-from .graphs._random import rand_graph as rand_graph
-from .graphs._random import seed as seed
-from .graphs._readout import broadcast_edges as broadcast_edges
-from .graphs._readout import broadcast_nodes as broadcast_nodes
-from .graphs._readout import max_edges as max_edges
-from .graphs._readout import max_nodes as max_nodes
-from .graphs._readout import mean_edges as mean_edges
-from .graphs._readout import mean_nodes as mean_nodes
-from .graphs._readout import readout_edges as readout_edges
-from .graphs._readout import readout_nodes as readout_nodes
-from .graphs._readout import softmax_edges as softmax_edges
-from .graphs._readout import softmax_nodes as softmax_nodes
-from .graphs._readout import sum_edges as sum_edges
-from .graphs._readout import sum_nodes as sum_nodes
-from .graphs._readout import topk_edges as topk_edges
-from .graphs._readout import topk_nodes as topk_nodes
-from .graphs._tags import sort_csc_by_tag as sort_csc_by_tag
-from .graphs._tags import sort_csr_by_tag as sort_csr_by_tag
-from .transforms import GDC as GDC
-from .transforms import PPR as PPR
-from .transforms import SVDPE as SVDPE
-from .transforms import AddEdge as AddEdge
-from .transforms import AddMetaPaths as AddMetaPaths
-from .transforms import AddReverse as AddReverse
-from .transforms import AddSelfLoop as AddSelfLoop
-from .transforms import BaseTransform as BaseTransform
-from .transforms import Compose as Compose
-from .transforms import DropEdge as DropEdge
-from .transforms import DropNode as DropNode
-from .transforms import FeatMask as FeatMask
-from .transforms import GCNNorm as GCNNorm
-from .transforms import HeatKernel as HeatKernel
-from .transforms import KHopGraph as KHopGraph
-from .transforms import LaplacianPE as LaplacianPE
-from .transforms import LapPE as LapPE
-from .transforms import LineGraph as LineGraph
-from .transforms import NodeShuffle as NodeShuffle
-from .transforms import RandomWalkPE as RandomWalkPE
-from .transforms import RemoveSelfLoop as RemoveSelfLoop
-from .transforms import RowFeatNormalizer as RowFeatNormalizer
-from .transforms import SIGNDiffusion as SIGNDiffusion
-from .transforms import ToLevi as ToLevi
-from .transforms import ToSimple as ToSimple
-from .transforms import metis_partition as metis_partition
-from .transforms import metis_partition_assignment as metis_partition_assignment
-from .transforms import partition_graph_with_halo as partition_graph_with_halo
-from .transforms import reorder_graph as reorder_graph
+from .graphs._batch import *  # noqa: F403
+from .graphs._bipartite import *  # noqa: F403
+from .graphs._compaction import *  # noqa: F403
+from .graphs._edgewise import *  # noqa: F403
+from .graphs._encodings import *  # noqa: F403
+from .graphs._neighborhoods import *  # noqa: F403
+from .graphs._order import *  # noqa: F403
+from .graphs._orders import *  # noqa: F403
+from .graphs._points import *  # noqa: F403
+from .graphs._products import *  # noqa: F403
+from .graphs._propagate import *  # noqa: F403
+from .graphs._random import *  # noqa: F403
+from .graphs._readout import *  # noqa: F403
+from .graphs._tags import *  # noqa: F403
+from .transforms._partition import *  # noqa: F403
+from .transforms.module import *  # noqa: F403
 from .unedited import load_ipython_extension as load_ipython_extension
 from .utils import apply_each as apply_each
 from .utils import is_libxsmm_enabled as is_libxsmm_enabled

@@ -64,18 +64,7 @@ def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
 
 
 def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
-    """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes.
-
-    Args:
-        layer: The tower.
-        graph: A sharded graph of one relation.
-        node_feat: ``[num_nodes, in]``.
-        edge_feat: ``[num_edges, edge_feat_size]``.
-
-    Raises:
-        ValueError: Edge features are missing.
-        NotImplementedError: Sequential aggregation, which has no reduce functions of the user.
-    """
+    """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes."""
     if layer.edge_feat_size > 0 and edge_feat is None:
         raise ValueError("the layer was made with edge_feat_size, so it needs edge features")
     with graph.local_scope():
@@ -109,13 +98,7 @@ _FORWARDS: tuple[tuple[str, type[Any], Callable[..., Any]], ...] = (
 
 
 def patched_edge_softmax(graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """`edge_softmax` on a graph of this package, DGL's own on a graph of DGL.
-
-    Args:
-        graph: Either.
-        *args: As for `edge_softmax`: logits, eids, norm_by.
-        **kwargs: The same.
-    """
+    """`edge_softmax` on a graph of this package, DGL's own on a graph of DGL."""
     if isinstance(graph, MessagePassingGraph):
         return edge_softmax(graph, *args, **kwargs)
     return sys.modules["dgl"].nn.functional.edge_softmax(graph, *args, **kwargs)
@@ -146,10 +129,6 @@ def patch_dgl() -> DglPatch:
 
     Returns:
         For ``with``: DGL is as it was again after it. `unpatch_dgl` does the same at any time.
-
-    Example:
-        >>> with patch_dgl():
-        ...     pass  # dgl.nn.GATConv(8, 8, 2)(graph, features)
     """
     if any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         return DglPatch(is_first=False)
@@ -252,15 +231,11 @@ def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]
         module, name = path.split(".")
         owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
         yield owner, functools.partial(_is_a, kind), ours
-    yield RelGraphConv, _is_of_dgl, rel_graph_conv
+    yield RelGraphConv, lambda graph: not isinstance(graph, MessagePassingGraph), rel_graph_conv
 
 
 def _is_a(kind: type[Any], graph: Any) -> bool:
     return isinstance(graph, kind)
-
-
-def _is_of_dgl(graph: Any) -> bool:
-    return not isinstance(graph, MessagePassingGraph)
 
 
 def _swap_names(back: bool = False) -> None:

@@ -12,7 +12,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# DGL's module: where its names are here, and the names; of several origins, after semicolons.
+_ATTENTION_CONVS = "AGNNConv DotGatConv GATConv GATv2Conv"
+_CONVS = (
+    "APPNPConv ChebConv EdgeConv GINConv GINEConv GMMConv GatedGraphConv NNConv RelGraphConv "
+    "SAGEConv SGConv TAGConv"
+)
+
+# DGL's module: where its names are here, and the names (all of them, where none is named); of
+# several origins, after semicolons.
 MODULES = {
     "batch": ". batch slice_batch unbatch",
     "convert": ". bipartite_from_networkx bipartite_from_scipy block_to_graph create_block "
@@ -30,22 +37,18 @@ MODULES = {
     "multiprocessing": "torch.multiprocessing Barrier Condition Event JoinableQueue Lock Manager "
     "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process "
     "get_context get_start_method set_start_method spawn; utils shared_tensor",
-    "propagate": ". prop_edges prop_edges_dfs prop_nodes prop_nodes_bfs prop_nodes_topo",
+    "propagate": "graphs._propagate",
     "random": "graphs._random choice seed",
-    "readout": ". broadcast_edges broadcast_nodes max_edges max_nodes mean_edges mean_nodes "
-    "readout_edges readout_nodes softmax_edges softmax_nodes sum_edges sum_nodes topk_edges "
-    "topk_nodes",
+    "readout": "graphs._readout",
     "subgraph": ". edge_subgraph edge_type_subgraph in_subgraph khop_in_subgraph "
     "khop_out_subgraph node_subgraph node_type_subgraph out_subgraph",
-    "traversal": ". bfs_edges_generator bfs_nodes_generator dfs_edges_generator "
-    "dfs_labeled_edges_generator topological_nodes_generator",
+    "traversal": "graphs._orders",
     "udf": ". EdgeBatch NodeBatch",
     "partition": "transforms metis_partition metis_partition_assignment "
     "partition_graph_with_halo reorder_nodes",
     "function.message": "function copy_e copy_u u_add_v u_div_v u_dot_v u_mul_v u_sub_v u_add_e "
     "u_div_e u_dot_e u_mul_e u_sub_e",
     "function.reducer": "function max mean min sum",
-    "data.adapter": "data AsGraphPredDataset AsLinkPredDataset AsNodePredDataset",
     "data.flickr": "data FlickrDataset",
     "data.fraud": "data FraudAmazonDataset FraudDataset FraudYelpDataset",
     "data.gindt": "data GINDataset",
@@ -98,44 +101,25 @@ MODULES = {
     "v_mul_u v_sub_e v_sub_u",
     "ops.edge_softmax": "ops edge_softmax",
     "ops.segment": "ops segment_mm segment_reduce segment_softmax",
-    "transforms.module": "transforms AddEdge AddMetaPaths AddReverse AddSelfLoop BaseTransform "
-    "Compose DropEdge DropNode FeatMask GCNNorm GDC HeatKernel KHopGraph LapPE LaplacianPE "
-    "LineGraph NodeShuffle PPR RandomWalkPE RemoveSelfLoop RowFeatNormalizer SIGNDiffusion SVDPE "
-    "ToLevi ToSimple",
     "nn.functional": "nn edge_softmax",
     "nn.glob": "nn AvgPooling GlobalAttentionPooling MaxPooling Set2Set SortPooling SumPooling "
     "WeightAndSum",
-    "nn.pytorch.glob": "nn AvgPooling GlobalAttentionPooling MaxPooling Set2Set SortPooling "
-    "SumPooling WeightAndSum",
+    "nn.pytorch.glob": "nn.glob",
     "nn.pytorch.hetero": "nn HeteroEmbedding HeteroGraphConv HeteroLinear",
     "nn.pytorch.linear": "nn TypedLinear",
     "nn.pytorch.softmax": "nn edge_softmax",
-    "nn.pytorch.conv": "nn AGNNConv APPNPConv ChebConv DotGatConv EdgeConv EdgeWeightNorm GATConv "
-    "GATv2Conv GINConv GINEConv GMMConv GatedGraphConv GraphConv NNConv RelGraphConv SAGEConv "
-    "SGConv TAGConv",
+    "nn.pytorch.conv": f"nn EdgeWeightNorm GraphConv {_ATTENTION_CONVS} {_CONVS}",
     "nn.pytorch.factory": "nn KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
     "radius_graph segmented_knn_graph",
     "nn.pytorch.link": "nn EdgePredictor TransE TransR",
     "nn.pytorch.utils": "nn Identity JumpingKnowledge LabelPropagation Sequential WeightBasis",
     "nn.pytorch.explain": "nn GNNExplainer",
-    "nn.pytorch.conv.agnnconv": "nn AGNNConv edge_softmax",
-    "nn.pytorch.conv.appnpconv": "nn APPNPConv",
-    "nn.pytorch.conv.chebconv": "nn ChebConv",
-    "nn.pytorch.conv.dotgatconv": "nn DotGatConv edge_softmax",
-    "nn.pytorch.conv.edgeconv": "nn EdgeConv",
-    "nn.pytorch.conv.gatconv": "nn GATConv edge_softmax",
-    "nn.pytorch.conv.gatv2conv": "nn GATv2Conv edge_softmax",
-    "nn.pytorch.conv.gatedgraphconv": "nn GatedGraphConv",
-    "nn.pytorch.conv.ginconv": "nn GINConv",
-    "nn.pytorch.conv.gineconv": "nn GINEConv",
-    "nn.pytorch.conv.gmmconv": "nn GMMConv",
     "nn.pytorch.conv.graphconv": "nn EdgeWeightNorm GraphConv",
-    "nn.pytorch.conv.nnconv": "nn NNConv",
-    "nn.pytorch.conv.relgraphconv": "nn RelGraphConv",
-    "nn.pytorch.conv.sageconv": "nn SAGEConv",
-    "nn.pytorch.conv.sgconv": "nn SGConv",
-    "nn.pytorch.conv.tagconv": "nn TAGConv",
 }
+for _name in _CONVS.split():
+    MODULES[f"nn.pytorch.conv.{_name.lower()}"] = f"nn {_name}"
+for _name in _ATTENTION_CONVS.split():
+    MODULES[f"nn.pytorch.conv.{_name.lower()}"] = f"nn {_name} edge_softmax"
 
 
 class FunctionModule(ModuleType):
@@ -145,30 +129,31 @@ class FunctionModule(ModuleType):
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
-def add_modules(package: str) -> None:
-    """Make the modules importable. One that exists gets the names it lacks.
+def public_names(module: ModuleType) -> list[str]:
+    """What a star import takes."""
+    return getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
 
-    Args:
-        package: Name of this package.
-    """
-    for place, entries in MODULES.items():
-        names = {}
+
+def add_modules(package: str) -> None:
+    """Make the modules importable. One that exists gets the names it lacks."""
+    for path, entries in MODULES.items():
+        members = {}
         for entry in entries.split("; "):
-            origin, *wanted = entry.split()
+            origin, *names = entry.split()
             source = importlib.import_module(
                 origin if origin.startswith("torch.") else f"{package}.{origin}".rstrip(".")
             )
-            for name in wanted:
+            for name in names or public_names(source):
                 target, _, original = name.partition("=")
-                names[target] = getattr(source, original or target)
-        full_name = f"{package}.{place}"
+                members[target] = getattr(source, original or target)
+        full_name = f"{package}.{path}"
         parent, _, last = full_name.rpartition(".")
         module = sys.modules.get(full_name)
         if module is None:
-            kind = FunctionModule if last in names else ModuleType
-            module = sys.modules[full_name] = kind(full_name, f"Names of ``dgl.{place}``.")
-            if last not in names:  # else the parent has the function
+            kind = FunctionModule if last in members else ModuleType
+            module = sys.modules[full_name] = kind(full_name, f"Names of ``dgl.{path}``.")
+            if last not in members:  # else the parent has the function
                 setattr(sys.modules[parent], last, module)
-        for name, value in names.items():
+        for name, value in members.items():
             if not hasattr(module, name):
                 setattr(module, name, value)

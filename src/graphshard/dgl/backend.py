@@ -225,8 +225,8 @@ def pad_packed_tensor(
     runs = input.split([int(length) for length in lengths])
     longest = builtins.max([l_min or 0, *(len(run) for run in runs)])
     padded = input.new_full((len(runs), longest, *input.shape[1:]), value)
-    for place, run in zip(padded, runs, strict=True):
-        place[: len(run)] = run
+    for rows, run in zip(padded, runs, strict=True):
+        rows[: len(run)] = run
     return padded
 
 

@@ -7,17 +7,9 @@ from ..errors import DGLError, DGLWarning
 from ..graph import ALL, EID, ETYPE, NID, NTYPE, is_all
 
 __all__ = [
-    "ALL",
-    "EID",
-    "ETYPE",
-    "NID",
-    "NTYPE",
-    "DGLError",
-    "DGLWarning",
-    "dgl_warning",
-    "is_all",
+    "ALL", "EID", "ETYPE", "NID", "NTYPE", "DGLError", "DGLWarning", "dgl_warning", "is_all",
     "is_internal_column",
-]
+]  # fmt: skip
 
 
 def is_internal_column(name: str) -> bool:
@@ -26,11 +18,5 @@ def is_internal_column(name: str) -> bool:
 
 
 def dgl_warning(message: str, category: type[Warning] = DGLWarning, stacklevel: int = 2) -> None:
-    """Warn.
-
-    Args:
-        message: The text.
-        category: Kind of warning.
-        stacklevel: As for `warnings.warn`.
-    """
+    """Warn."""
     warnings.warn(message, category, stacklevel=stacklevel + 1)

@@ -14,14 +14,7 @@ __all__ = ["base_initializer", "zero_initializer"]
 def zero_initializer(
     shape: tuple[int, ...], dtype: torch.dtype, ctx: torch.device, id_range: Any
 ) -> Tensor:
-    """Zeros; what ``set_n_initializer`` and ``set_e_initializer`` take, and the default.
-
-    Args:
-        shape: Shape of the rows.
-        dtype: Their dtype.
-        ctx: Their device.
-        id_range: Slice of their ids; not looked at.
-    """
+    """Zeros; what ``set_n_initializer`` and ``set_e_initializer`` take, and the default."""
     return torch.zeros(shape, dtype=dtype, device=ctx)
 
 

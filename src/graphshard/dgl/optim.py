@@ -26,7 +26,6 @@ def save(optimizer: Any, f: str | os.PathLike[str]) -> None:
     All trainers must call. The rows of the embeddings are not among them.
 
     Args:
-        optimizer: The optimizer.
         f: The trainers' files are called that, with ``_`` and their rank after it.
     """
     rank, world_size = _ranks()
@@ -41,10 +40,6 @@ def save(optimizer: Any, f: str | os.PathLike[str]) -> None:
 
 def load(optimizer: Any, f: str | os.PathLike[str]) -> None:
     """Read what `save` wrote, by any number of trainers; all trainers must call.
-
-    Args:
-        optimizer: One of the same kind, with the same embeddings.
-        f: As for `save`.
 
     Raises:
         FileNotFoundError: A file is not there.

@@ -21,7 +21,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 PACKAGES = {"dgl": "graphshard.dgl", "sar": "graphshard.sar"}
 
@@ -116,8 +116,8 @@ def _our_name(name: str) -> str:
 
 def _not_here(alias: str, name: str) -> str:
     """What is said of a name that a module lacks; a package's table ``INSTEAD`` says more."""
-    top, _, place = alias.partition(".")
-    instead = vars(sys.modules[PACKAGES[top]]).get("INSTEAD", {}).get(place)
+    top, _, module_path = alias.partition(".")
+    instead = vars(sys.modules[PACKAGES[top]]).get("INSTEAD", {}).get(module_path)
     text = f"{alias}.{name} is not here; see {_GUIDES[top]}"
     return text if instead is None else f"{text}. {instead}"
 
@@ -147,8 +147,8 @@ def _name_what_is_missing(module: ModuleType, alias: str) -> None:
         text = f"module {alias!r} has no attribute {name!r}"
         if not name.startswith("__"):
             reason = _not_here(alias, name)
-            known = f"{module.__name__}.{name}" in sys.modules
-            if _runs_from_import(sys._getframe(1)) and not known:
+            is_module = f"{module.__name__}.{name}" in sys.modules
+            if _runs_from_import(sys._getframe(1)) and not is_module:
                 # An AttributeError would become an ImportError without this text.
                 text = f"cannot import name {name!r} from {alias!r}: {reason}"
                 raise ImportError(text, name=alias, path=names.get("__file__"))
@@ -176,9 +176,6 @@ class _ScriptLoader(importlib.machinery.SourceFileLoader):
 
 def main(package: str) -> None:
     """Run what the command line names, ``train.py`` or ``-m module``, as the main program.
-
-    Args:
-        package: Which package's command it is, for the lines on its use.
 
     Raises:
         SystemExit: The command line names nothing that can be run.
@@ -229,16 +226,13 @@ def _run_script(path: str) -> None:
     try:
         loader.get_data(full_path)
     except OSError as error:
-        _cannot_open(full_path, error)
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {full_path!r}: [Errno {error.errno}] "
+            f"{error.strerror}\n"
+        )
+        raise SystemExit(2) from None
     sys.modules["__main__"] = module
     loader.exec_module(module)
-
-
-def _cannot_open(path: str, error: OSError) -> NoReturn:
-    sys.stderr.write(
-        f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
-    )
-    raise SystemExit(2) from None
 
 
 def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

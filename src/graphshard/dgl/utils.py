@@ -16,13 +16,7 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
     """A layer's input as (source features, destination features).
 
     Args:
-        input_: A pair, which is returned as it is; a tensor; or type -> tensor.
         g: The graph. On a block the destinations are the first rows of the sources.
-
-    Example:
-        >>> import torch
-        >>> expand_as_pair(torch.ones(2))
-        (tensor([1., 1.]), tensor([1., 1.]))
     """
     if isinstance(input_, tuple):
         first, second = input_
@@ -39,14 +33,7 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
 
 
 def check_eq_shape(input_: Any) -> None:
-    """Raise unless source and destination rows have one shape.
-
-    Args:
-        input_: A tensor, or a pair.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Raise unless source and destination rows have one shape."""
     source, destination = expand_as_pair(input_)
     if source.shape[1:] != destination.shape[1:]:
         raise GraphValueError(
@@ -58,46 +45,21 @@ def check_eq_shape(input_: Any) -> None:
 def is_sorted_srcdst(
     src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None
 ) -> tuple[bool, bool]:
-    """Whether edges are sorted by source; and whether then also by destination within a source.
-
-    Args:
-        src: ``[num_edges]`` sources.
-        dst: ``[num_edges]`` destinations.
-        num_src: Accepted so that calls written for DGL run; has no effect.
-        num_dst: The same.
-    """
+    """Whether edges are sorted by source; and whether then also by destination within a source."""
     by_source = bool((src[1:] >= src[:-1]).all())
     same = src[1:] == src[:-1]
     return by_source, by_source and bool((dst[1:] >= dst[:-1])[same].all())
 
 
 def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply a function to every value of a dictionary, or to a value alone.
-
-    Args:
-        data: Type -> value, or one value.
-        fn: The function.
-        *args: More arguments of the function.
-        **kwargs: More arguments of the function, by name.
-
-    Example:
-        >>> apply_each({"a": 1, "b": 2}, lambda x: x + 1)
-        {'a': 2, 'b': 3}
-    """
+    """Apply a function to every value of a dictionary, or to a value alone."""
     if isinstance(data, Mapping):
         return {key: fn(value, *args, **kwargs) for key, value in data.items()}
     return fn(data, *args, **kwargs)
 
 
 def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply a function to every value in nested dictionaries, lists and tuples; keeps their form.
-
-    Args:
-        data: The values.
-        fn: The function.
-        *args: More arguments of the function.
-        **kwargs: More arguments of the function, by name.
-    """
+    """Apply a function to every value in nested dictionaries, lists and tuples."""
     if isinstance(data, Mapping):
         return {key: recursive_apply(value, fn, *args, **kwargs) for key, value in data.items()}
     if isinstance(data, tuple):
@@ -108,11 +70,7 @@ def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
 
 
 class Filter:
-    """Which ids are among given ones.
-
-    Args:
-        ids: ``[num_ids]`` the given ids.
-    """
+    """Which ids are among given ones."""
 
     def __init__(self, ids: Tensor) -> None:
         self._ids = ids
@@ -127,32 +85,18 @@ class Filter:
 
 
 def shared_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A new tensor in memory that processes share; its values are arbitrary.
-
-    Args:
-        *shape: Its shape, as numbers or as one tuple.
-        dtype: Its dtype.
-    """
+    """A new tensor in memory that processes share; its values are arbitrary."""
     return torch.empty(*shape, dtype=dtype).share_memory_()
 
 
 def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a tensor in the host's memory, on the device of their numbers.
-
-    Args:
-        tensor: ``[num_rows, ...]``, pinned where the numbers are on a GPU.
-        rows: ``[num_wanted]``.
-    """
-    wanted = tensor.index_select(0, rows.to(tensor.device))
-    return wanted.to(rows.device, non_blocking=tensor.is_pinned())
+    """Rows of a tensor in the host's memory, on the device of their numbers."""
+    gathered = tensor.index_select(0, rows.to(tensor.device))
+    return gathered.to(rows.device, non_blocking=tensor.is_pinned())
 
 
 def use_libxsmm(flag: bool) -> None:
-    """Accepted so that scripts written for DGL run; the kernels are always the fast ones.
-
-    Args:
-        flag: Not looked at.
-    """
+    """Accepted so that scripts written for DGL run; the kernels are always the fast ones."""
 
 
 def is_libxsmm_enabled() -> bool:

@@ -44,7 +44,6 @@ def all_to_all(
             Any may be empty.
         send_tensors: One for each rank. All tensors, on all ranks, have one dtype.
         move_to_comm_device: Accepted for SAR's scripts: what lives elsewhere is always moved.
-        group: Who takes part; None is the default group.
 
     Raises:
         ValueError: Not one tensor for each rank, several dtypes, or a tensor that has not as many
@@ -88,19 +87,11 @@ def exchange_tensors(
         tensors: One for each rank, of one dtype and, but for the first dimension, one shape, the
             same on all ranks.
         recv_sizes: First dimension of what each rank sends here; None asks them first.
-        group: Who takes part; None is the default group.
-
-    Returns:
-        New tensors, on the device of the first of ``tensors``.
 
     Raises:
         ValueError: Not one tensor for each rank, or tensors that differ in more than their first
             dimension; on every rank.
         RankError: Another rank failed, or did not answer in time.
-
-    Example:
-        >>> exchange_tensors([torch.tensor([1, 2])])
-        [tensor([1, 2])]
     """
     state = group_state(group)
     error = None
@@ -137,7 +128,6 @@ def exchange_single_tensor(
         send_idx: The rank that this one sends to.
         recv_tensor: Filled in place; of the shape that ``recv_idx`` sends.
         send_tensor: Of the same dtype.
-        group: Who takes part; None is the default group.
 
     Raises:
         ValueError: A rank that does not exist, two dtypes, or a tensor for this rank itself that

@@ -25,26 +25,21 @@ def logging_setup(
     A second call takes the place of the first.
 
     Args:
-        log_level: As for `logging.Logger.setLevel`: a number, or its name.
         _rank: This process's number; the lines count from 1, as SAR's do.
-        _world_size: Number of processes.
-        log_file: Write to this file, from its start, instead of standard error.
-        rank: The same as ``_rank``.
-        world_size: The same as ``_world_size``.
 
     Raises:
         ValueError: A level that ``logging`` does not know.
         OSError: The file cannot be written.
     """
-    place = _rank if rank is None else rank, _world_size if world_size is None else world_size
+    numbers = _rank if rank is None else rank, _world_size if world_size is None else world_size
     handler: logging.Handler = (
         logging.StreamHandler() if log_file is None else logging.FileHandler(log_file, "w")
     )
-    text = f"{place[0] + 1} / {place[1]} - %(name)s - %(levelname)s - %(message)s"
+    text = f"{numbers[0] + 1} / {numbers[1]} - %(name)s - %(levelname)s - %(message)s"
     handler.setFormatter(logging.Formatter(text))
     handler.setLevel(log_level)
     handler.name = __name__
-    for earlier in [known for known in logger.handlers if known.name == __name__]:
+    for earlier in [handler for handler in logger.handlers if handler.name == __name__]:
         logger.removeHandler(earlier)
         earlier.close()
     logger.setLevel(log_level)

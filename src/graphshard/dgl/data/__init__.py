@@ -13,54 +13,15 @@ from ..dataloading import MultiLayerNeighborSampler as MultiLayerNeighborSampler
 from ..dataloading import NodeDataLoader as NodeDataLoader
 from . import citation_graph as citation_graph
 from . import utils as utils
-from .adapter import AsGraphPredDataset as AsGraphPredDataset
-from .adapter import AsLinkPredDataset as AsLinkPredDataset
-from .adapter import AsNodePredDataset as AsNodePredDataset
-from .citation_graph import CitationGraphDataset as CitationGraphDataset
-from .citation_graph import CiteseerGraphDataset as CiteseerGraphDataset
-from .citation_graph import CoraGraphDataset as CoraGraphDataset
-from .citation_graph import PubmedGraphDataset as PubmedGraphDataset
-from .citation_graph import load_citeseer as load_citeseer
-from .citation_graph import load_cora as load_cora
-from .citation_graph import load_pubmed as load_pubmed
+from .adapter import *  # noqa: F403
+from .citation_graph import *  # noqa: F403
 from .dgl_dataset import DGLBuiltinDataset as DGLBuiltinDataset
 from .dgl_dataset import DGLDataset as DGLDataset
-from .generated import BACommunityDataset as BACommunityDataset
-from .generated import BAShapeDataset as BAShapeDataset
-from .generated import KarateClubDataset as KarateClubDataset
-from .generated import MiniGCDataset as MiniGCDataset
-from .generated import SBMMixtureDataset as SBMMixtureDataset
-from .generated import TreeCycleDataset as TreeCycleDataset
-from .generated import TreeGridDataset as TreeGridDataset
-from .many_graphs import GINDataset as GINDataset
-from .many_graphs import LegacyPPIDataset as LegacyPPIDataset
-from .many_graphs import LegacyTUDataset as LegacyTUDataset
-from .many_graphs import PPIDataset as PPIDataset
-from .many_graphs import QM9Dataset as QM9Dataset
-from .many_graphs import QM9EdgeDataset as QM9EdgeDataset
-from .many_graphs import SSTDataset as SSTDataset
-from .many_graphs import TUDataset as TUDataset
-from .one_graph import AmazonCoBuyComputerDataset as AmazonCoBuyComputerDataset
-from .one_graph import AmazonCoBuyPhotoDataset as AmazonCoBuyPhotoDataset
-from .one_graph import CoauthorCSDataset as CoauthorCSDataset
-from .one_graph import CoauthorPhysicsDataset as CoauthorPhysicsDataset
-from .one_graph import CoraFullDataset as CoraFullDataset
-from .one_graph import DglNodePropPredDataset as DglNodePropPredDataset
-from .one_graph import FB15k237Dataset as FB15k237Dataset
-from .one_graph import FB15kDataset as FB15kDataset
-from .one_graph import FlickrDataset as FlickrDataset
-from .one_graph import FraudAmazonDataset as FraudAmazonDataset
-from .one_graph import FraudDataset as FraudDataset
-from .one_graph import FraudYelpDataset as FraudYelpDataset
+from .generated import *  # noqa: F403
+from .many_graphs import *  # noqa: F403
+from .one_graph import *  # noqa: F403
 from .one_graph import RedditDataset as RedditDataset
-from .one_graph import WikiCSDataset as WikiCSDataset
-from .one_graph import WN18Dataset as WN18Dataset
-from .one_graph import YelpDataset as YelpDataset
-from .rdf import AIFBDataset as AIFBDataset
-from .rdf import AMDataset as AMDataset
-from .rdf import BGSDataset as BGSDataset
-from .rdf import MUTAGDataset as MUTAGDataset
-from .rdf import RDFGraphDataset as RDFGraphDataset
+from .rdf import *  # noqa: F403
 from .utils import Subset as Subset
 from .utils import add_nodepred_split as add_nodepred_split
 from .utils import check_sha1 as check_sha1
@@ -76,12 +37,6 @@ from .utils import save_tensors as save_tensors
 from .utils import split_dataset as split_dataset
 
 citegrh = citation_graph
-KarateClub = KarateClubDataset
-QM9 = QM9Dataset
-QM9Edge = QM9EdgeDataset
-SBMMixture = SBMMixtureDataset
-SST = SSTDataset
-CoraFull = CoraFullDataset
 
 
 def register_data_args(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +53,8 @@ def load_data(args: Any) -> DGLBuiltinDataset:
         ValueError: An unknown name.
         FileNotFoundError: Its files are not there; the error says what belongs where.
     """
-    loaders = {"cora": load_cora, "citeseer": load_citeseer, "pubmed": load_pubmed}
-    if args.dataset in loaders:
-        return loaders[args.dataset]()
+    if args.dataset in ("cora", "citeseer", "pubmed"):
+        return getattr(citation_graph, f"load_{args.dataset}")()
     if args.dataset is not None and args.dataset.startswith("reddit"):
         return RedditDataset(self_loop="self-loop" in args.dataset)
     raise GraphValueError(

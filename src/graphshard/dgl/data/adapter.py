@@ -59,18 +59,27 @@ class _Adapter(DGLDataset):
         return info
 
 
-class AsNodePredDataset(_Adapter):
+class _OneGraphAdapter(_Adapter):
+    g: Graph
+
+    def _write_graph(self, g: Graph, tensors: dict[str, Tensor] | None = None) -> None:
+        self._graph_file.parent.mkdir(parents=True, exist_ok=True)
+        save_graphs(str(self._graph_file), [g], tensors)
+
+    def __getitem__(self, idx: int) -> Graph:
+        """The whole graph; of links, the training graph, where an earlier run has saved it."""
+        return self.g
+
+    def __len__(self) -> int:
+        return 1
+
+
+class AsNodePredDataset(_OneGraphAdapter):
     """One graph with ``label``, ``train_mask``, ``val_mask`` and ``test_mask`` on its nodes.
 
     Args:
-        dataset: The data set; its first graph is taken. One of OGB brings labels and sets.
         split_ratio: Shares of the nodes to train, validate and test on, drawn by NumPy's
             generator; None takes the sets that the data set has.
-        target_ntype: The type of the nodes, if there are several.
-        **kwargs: Of `DGLDataset`: ``save_dir``, ``force_reload`` and others.
-
-    Raises:
-        ValueError: There are no labels, or no sets and no shares.
 
     Example:
         >>> import tempfile
@@ -100,7 +109,7 @@ class AsNodePredDataset(_Adapter):
         of_ogb = hasattr(self.dataset, "get_idx_split")
         if of_ogb:
             given, label = self.dataset[0]
-            self.g: Graph = given.clone()
+            self.g = given.clone()
             self.g.ndata["label"] = label.reshape(given.num_nodes())
         else:
             self.g = self.dataset[0].clone()
@@ -129,7 +138,6 @@ class AsNodePredDataset(_Adapter):
         )
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         info = self._read_info()
         if info["target_ntype"] != self.target_ntype:
             raise GraphValueError(f"{self._info_file} is of nodes of another type")
@@ -141,35 +149,19 @@ class AsNodePredDataset(_Adapter):
         self._set_split_index()
 
     def save(self) -> None:
-        """Keep the graph with its sets."""
-        self._graph_file.parent.mkdir(parents=True, exist_ok=True)
-        save_graphs(str(self._graph_file), [self.g])
+        self._write_graph(self.g)
         self._write_info(target_ntype=self.target_ntype, num_classes=self.num_classes)
 
-    def __getitem__(self, idx: int) -> Graph:
-        """The graph."""
-        return self.g
 
-    def __len__(self) -> int:
-        """1."""
-        return 1
-
-
-class AsLinkPredDataset(_Adapter):
+class AsLinkPredDataset(_OneGraphAdapter):
     """One graph whose edges are parted: some to train on, others to find again.
 
     ``train_graph`` has the training edges; ``val_edges`` and ``test_edges`` are pairs (edges that
     there are, edges that there are not), each (sources, destinations).
 
     Args:
-        dataset: The data set; its first graph is taken.
         split_ratio: Shares of the edges, drawn by NumPy's generator; None takes the edges of an OGB
             data set.
-        neg_ratio: Number of edges that there are not, for each that there is.
-        **kwargs: Of `DGLDataset`.
-
-    Raises:
-        ValueError: No shares, and no data set of OGB.
     """
 
     def __init__(
@@ -179,7 +171,7 @@ class AsLinkPredDataset(_Adapter):
         neg_ratio: int = 3,
         **kwargs: Any,
     ) -> None:
-        self.g: Graph = dataset[0]
+        self.g = dataset[0]
         self.num_nodes = self.g.num_nodes()
         self.dataset, self.split_ratio, self.neg_ratio = dataset, split_ratio, neg_ratio
         super().__init__(
@@ -194,22 +186,17 @@ class AsLinkPredDataset(_Adapter):
             self._take_sets_of_ogb()
             return
         src, dst = (side.numpy() for side in self.g.edges())
-        count = len(src)
+        count, ends = len(src), torch.from_numpy(np.stack([src, dst]))
         order = np.random.permutation(count)
         num_train, num_val, num_test = (int(count * share) for share in self.split_ratio)
         train, val, test = np.split(order, [num_train, num_train + num_val])
         absent = _absent_edges(self.g, self.neg_ratio * (num_val + num_test))
         absent_val, absent_test = np.split(absent, [self.neg_ratio * num_val], axis=1)
 
-        def ends(of: np.ndarray) -> tuple[Tensor, Tensor]:
-            return torch.from_numpy(src[of]), torch.from_numpy(dst[of])
-
-        def both(of: np.ndarray) -> tuple[Tensor, Tensor]:
-            return torch.from_numpy(of[0]), torch.from_numpy(of[1])
-
-        self.val_edges = ends(val), both(absent_val)
-        self.test_edges = ends(test), both(absent_test)
-        self.train_graph = graph(ends(train), num_nodes=self.num_nodes)
+        (val_absent, test_absent) = map(torch.from_numpy, (absent_val, absent_test))
+        self.val_edges = tuple(ends[:, val]), tuple(val_absent)
+        self.test_edges = tuple(ends[:, test]), tuple(test_absent)
+        self.train_graph = graph(tuple(ends[:, train]), num_nodes=self.num_nodes)
         self.train_graph.ndata["feat"] = self.g.ndata["feat"]
 
     def _take_sets_of_ogb(self) -> None:
@@ -220,7 +207,6 @@ class AsLinkPredDataset(_Adapter):
         self.val_edges, self.test_edges = (_edges_of_ogb(split[name]) for name in ("valid", "test"))
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         self._read_info()
         (self.train_graph,), stored = load_graphs(str(self._graph_file))
         self.g = self.train_graph
@@ -233,29 +219,19 @@ class AsLinkPredDataset(_Adapter):
         )
 
     def save(self) -> None:
-        """Keep the sets of edges."""
-        self._graph_file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {
             f"{name}_{sign}_{side}": torch.as_tensor(values)
             for name, edges in (("val", self.val_edges), ("test", self.test_edges))
             for sign, ends in zip(("pos", "neg"), edges, strict=True)
             for side, values in zip(("src", "dst"), ends, strict=True)
         }
-        save_graphs(str(self._graph_file), [self.train_graph], tensors)
+        self._write_graph(self.train_graph, tensors)
         self._write_info(neg_ratio=self.neg_ratio)
 
     @property
     def feat_size(self) -> int:
         """Width of the node features."""
         return int(self.train_graph.ndata["feat"].shape[-1])
-
-    def __getitem__(self, idx: int) -> Graph:
-        """The whole graph; the training graph, where an earlier run has saved it."""
-        return self.g
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
 
 
 def _absent_edges(g: Graph, count: int) -> np.ndarray:
@@ -285,13 +261,8 @@ class AsGraphPredDataset(_Adapter):
     """Many graphs, with ``train_idx``, ``val_idx`` and ``test_idx`` among them.
 
     Args:
-        dataset: The graphs, each with its label.
         split_ratio: Shares of the graphs, drawn by NumPy's generator; None takes the sets of an OGB
             data set, or the masks ``train_mask``, ``val_mask`` and ``test_mask``.
-        **kwargs: Of `DGLDataset`.
-
-    Raises:
-        DGLError: No shares, and the data set has no sets.
     """
 
     train_idx: Tensor
@@ -330,7 +301,6 @@ class AsGraphPredDataset(_Adapter):
         self.num_tasks = getattr(self.dataset, "num_tasks", 1)
 
     def load(self) -> None:
-        """Read what `save` wrote."""
         info = self._read_info()
         self.num_tasks, self.num_classes = info["num_tasks"], info["num_classes"]
         names = [f"{name}_idx" for name in _SETS]
@@ -338,7 +308,6 @@ class AsGraphPredDataset(_Adapter):
         self.train_idx, self.val_idx, self.test_idx = (torch.from_numpy(split[n]) for n in names)
 
     def save(self) -> None:
-        """Keep the sets."""
         self._write_info(num_tasks=self.num_tasks, num_classes=self.num_classes)
         sets = {f"{name}_idx": getattr(self, f"{name}_idx").numpy() for name in _SETS}
         np.savez(self._split_file, **sets)
@@ -360,9 +329,7 @@ class AsGraphPredDataset(_Adapter):
         return int(fields["feat"].shape[-1]) if "feat" in fields else None
 
     def __getitem__(self, idx: int) -> Any:
-        """A graph and its label."""
         return self.dataset[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.dataset)

@@ -29,9 +29,14 @@ from ..._base.files import open_regular, read_text_regular
 from ..._base.pickled import PickleMachine
 from ...data import load_dataset
 from ...errors import GraphValueError
-from ...graph import Graph, graph, load_graphs
-from ..graphs._order import reorder_graph
-from .dgl_dataset import DGLBuiltinDataset, find_folder, only_graph
+from ...graph import Graph, graph
+from ..graphs._order import by_destination
+from .dgl_dataset import OneGraphDataset, find_folder, saved_graph
+
+__all__ = [
+    "CitationGraphDataset", "CiteseerGraphDataset", "CoraGraphDataset", "PubmedGraphDataset",
+    "load_citeseer", "load_cora", "load_pubmed",
+]  # fmt: skip
 
 _PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 _ARRAYS = ("edge_index.npy", "label.npy", "train_idx.npy", "test_idx.npy")
@@ -39,11 +44,10 @@ _FOLDERS = {"cora": "cora_v2", "citeseer": "citeseer", "pubmed": "pubmed"}
 _NUM_VALID = 500
 
 
-class CitationGraphDataset(DGLBuiltinDataset):
+class CitationGraphDataset(OneGraphDataset):
     """Cora, Citeseer or Pubmed: papers, who cites whom, words, and the fields they are in.
 
-    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set, or
-    the one that DGL gives them (``cora_v2_d697a464``); the first of these that is there is read:
+    The first of these that is there is read:
 
     * the eight files of Planetoid, ``ind.cora.x`` and so on (of the name ``cora_v2`` too), which
       are read without running them;
@@ -51,20 +55,10 @@ class CitationGraphDataset(DGLBuiltinDataset):
     * a folder of arrays as `load_dataset` reads it, in which edges come in another order. That of
       Cora comes with the package, and is read where no ``raw_dir`` is given and DGL's has none.
 
-    Features are divided by the sum of their row. Nothing is downloaded or saved.
+    Features are divided by the sum of their row.
 
     Args:
-        name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
-        raw_dir: Where files are looked for; by default as for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
         reverse_edge: Have both directions of every edge; of arrays, leave them as they are.
-        transform: As for `DGLDataset`.
-        reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: An unknown name, or a damaged file.
     """
 
     def __init__(
@@ -82,23 +76,15 @@ class CitationGraphDataset(DGLBuiltinDataset):
             raise GraphValueError(f"name must be one of {list(_FOLDERS)} (got {name!r})")
         self._reverse_edge, self._reorder = reverse_edge, reorder
         self._own_folder = raw_dir is not None
-        super().__init__(
-            _FOLDERS[self._title],
-            url=None,
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        super().__init__(_FOLDERS[self._title], None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         titles = sorted({self._title, self.name})
         planetoid = [[f"ind.{title}.{part}" for part in _PARTS] for title in titles]
         saved = [] if self._force_reload or not self._reverse_edge else [[self._saved_name]]
         folder = find_folder(self.raw_dir, titles, [*planetoid, *saved, _ARRAYS])
         if folder is None and self._title == "cora" and not self._own_folder:
-            found = _from_arrays("cora", self._reverse_edge)
+            g = _from_arrays("cora", self._reverse_edge)
         elif folder is None:
             raise FileNotFoundError(
                 f"{self._title} is not downloaded: put the Planetoid files "
@@ -107,16 +93,12 @@ class CitationGraphDataset(DGLBuiltinDataset):
                 f"{Path(self.raw_dir) / self._title}"
             )
         else:
-            found = self._read(folder, titles)
-        if self._reorder:
-            found = reorder_graph(
-                found, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False
-            )
-        self._g = found
-        self._num_classes = int(found.ndata["label"].max()) + 1 if found.num_nodes() else 0
+            g = self._read(folder, titles)
+        self._g = by_destination(g) if self._reorder else g
+        self._num_classes = int(g.ndata["label"].max()) + 1 if g.num_nodes() else 0
         self._say(
-            f"{self._title}: {found.num_nodes()} nodes, {found.num_edges()} edges, "
-            f"{found.ndata['feat'].shape[1]} features, {self._num_classes} classes"
+            f"{self._title}: {g.num_nodes()} nodes, {g.num_edges()} edges, "
+            f"{g.ndata['feat'].shape[1]} features, {self._num_classes} classes"
         )
 
     def _read(self, folder: Path, titles: list[str]) -> Graph:
@@ -124,10 +106,7 @@ class CitationGraphDataset(DGLBuiltinDataset):
             if (folder / f"ind.{title}.x").is_file():
                 return _from_planetoid(folder, title, self._reverse_edge)
         if (folder / self._saved_name).is_file() and not self._force_reload:
-            graphs, _ = load_graphs(str(folder / self._saved_name))
-            for name in ("train_mask", "val_mask", "test_mask"):
-                graphs[0].ndata[name] = graphs[0].ndata[name].bool()
-            return graphs[0]
+            return saved_graph(folder / self._saved_name)
         return _from_arrays(folder, self._reverse_edge)
 
     @property
@@ -136,95 +115,64 @@ class CitationGraphDataset(DGLBuiltinDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of fields."""
         return self._num_classes
 
     @property
     def num_labels(self) -> int:
-        """As ``num_classes``."""
         return self._num_classes
 
     @property
     def reverse_edge(self) -> bool:
         return self._reverse_edge
 
-    def __getitem__(self, idx: int) -> Any:
-        """The graph, with ``feat``, ``label``, ``train_mask``, ``val_mask`` and ``test_mask``."""
-        only_graph(idx)
-        return self._transformed(self._g)
 
-    def __len__(self) -> int:
-        """1."""
-        return 1
+class _OneOfThem(CitationGraphDataset):
+    _of: str
 
-
-def _named(title: str, size: str) -> Any:
-    class Named(CitationGraphDataset):
-        def __init__(
-            self,
-            raw_dir: str | os.PathLike[str] | None = None,
-            force_reload: bool = False,
-            verbose: bool = True,
-            reverse_edge: bool = True,
-            transform: Callable[[Graph], Any] | None = None,
-            reorder: bool = False,
-        ) -> None:
-            super().__init__(
-                title, raw_dir, force_reload, verbose, reverse_edge, transform, reorder
-            )
-
-    Named.__name__ = Named.__qualname__ = f"{title.capitalize()}GraphDataset"
-    Named.__doc__ = f"{title.capitalize()}, {size}; see `CitationGraphDataset` for arguments."
-    return Named
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = True,
+        reverse_edge: bool = True,
+        transform: Callable[[Graph], Any] | None = None,
+        reorder: bool = False,
+    ) -> None:
+        super().__init__(self._of, raw_dir, force_reload, verbose, reverse_edge, transform, reorder)
 
 
-CoraGraphDataset = _named("cora", "2,708 papers of 7 fields")
-CiteseerGraphDataset = _named("citeseer", "3,327 papers of 6 fields")
-PubmedGraphDataset = _named("pubmed", "19,717 papers of 3 fields")
+class CoraGraphDataset(_OneOfThem):
+    """Cora, 2,708 papers of 7 fields; see `CitationGraphDataset` for arguments."""
+
+    _of = "cora"
 
 
-def load_cora(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`CoraGraphDataset`, as DGL's older scripts ask for it."""
-    return CoraGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
+class CiteseerGraphDataset(_OneOfThem):
+    """Citeseer, 3,327 papers of 6 fields; see `CitationGraphDataset` for arguments."""
+
+    _of = "citeseer"
 
 
-def load_citeseer(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`CiteseerGraphDataset`, as DGL's older scripts ask for it."""
-    return CiteseerGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
+class PubmedGraphDataset(_OneOfThem):
+    """Pubmed, 19,717 papers of 3 fields; see `CitationGraphDataset` for arguments."""
+
+    _of = "pubmed"
 
 
-def load_pubmed(
-    raw_dir: str | os.PathLike[str] | None = None,
-    force_reload: bool = False,
-    verbose: bool = True,
-    reverse_edge: bool = True,
-    transform: Callable[[Graph], Any] | None = None,
-) -> CitationGraphDataset:
-    """`PubmedGraphDataset`, as DGL's older scripts ask for it."""
-    return PubmedGraphDataset(raw_dir, force_reload, verbose, reverse_edge, transform)
+# As DGL's older scripts ask for them.
+load_cora, load_citeseer = CoraGraphDataset, CiteseerGraphDataset
+load_pubmed = PubmedGraphDataset
 
 
 def _from_arrays(source: str | Path, reverse_edge: bool) -> Graph:
-    found = load_dataset(source, row_normalize=True, dtype=torch.float32).graph
-    if not reverse_edge:
-        src, dst = found.edges()
-        kept = src <= dst
-        one_way = graph((src[kept], dst[kept]), num_nodes=found.num_nodes())
-        one_way.ndata.update(found.ndata)
-        return one_way
-    return found
+    g = load_dataset(source, row_normalize=True, dtype=torch.float32).graph
+    if reverse_edge:
+        return g
+    src, dst = g.edges()
+    upward = src <= dst
+    one_way = graph((src[upward], dst[upward]), num_nodes=g.num_nodes())
+    one_way.ndata.update(g.ndata)
+    return one_way
 
 
 def _from_planetoid(folder: Path, title: str, reverse_edge: bool) -> Graph:
@@ -243,39 +191,39 @@ def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> G
     """What the files say: rows of ``tx`` and ``ty`` belong to the nodes that ``test`` names."""
     import scipy.sparse
 
-    num_known, ascending = parts["allx"].shape[0], np.sort(test)
-    if len(test) == 0 or ascending[0] != num_known or len(np.unique(test)) != len(test):
-        raise ValueError(f"test.index must name nodes from {num_known} on, each once")
+    num_given, ascending = parts["allx"].shape[0], np.sort(test)
+    if len(test) == 0 or ascending[0] != num_given or len(np.unique(test)) != len(test):
+        raise ValueError(f"test.index must name nodes from {num_given} on, each once")
     num_nodes = int(ascending[-1]) + 1  # some may be in no file: Citeseer's have no words
-    if num_nodes > 100 * (num_known + len(test)) or parts["tx"].shape[0] != len(test):
+    if num_nodes > 100 * (num_given + len(test)) or parts["tx"].shape[0] != len(test):
         raise ValueError(f"test.index names {len(test)} nodes up to {num_nodes - 1}")
-    known = scipy.sparse.coo_matrix(parts["allx"])
-    tested = scipy.sparse.coo_matrix(parts["tx"])
-    rows = np.concatenate([known.row, test[tested.row]])
-    columns = np.concatenate([known.col, tested.col])
-    words = np.concatenate([known.data, tested.data]).astype(np.float64)
+    given = scipy.sparse.coo_matrix(parts["allx"])
+    of_test = scipy.sparse.coo_matrix(parts["tx"])
+    rows = np.concatenate([given.row, test[of_test.row]])
+    columns = np.concatenate([given.col, of_test.col])
+    words = np.concatenate([given.data, of_test.data]).astype(np.float64)
     width = parts["allx"].shape[1]
     features = scipy.sparse.csr_matrix((words, (rows, columns)), shape=(num_nodes, width))
     sums = np.asarray(features.sum(1)).reshape(-1)
     scale = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums != 0)
     dense = scipy.sparse.diags(scale).dot(features).toarray().astype(np.float32)
     one_hot = np.zeros((num_nodes, parts["ally"].shape[1]))
-    one_hot[:num_known] = parts["ally"]
+    one_hot[:num_given] = parts["ally"]
     one_hot[test] = parts["ty"]
     src, dst = _edges(parts["graph"], reverse_edge)
-    found = graph((src, dst), num_nodes=max([num_nodes, *(src + 1), *(dst + 1)]))
-    if found.num_nodes() != num_nodes:
-        raise ValueError(f"graph names nodes up to {found.num_nodes() - 1}, not {num_nodes - 1}")
+    g = graph((src, dst), num_nodes=max([num_nodes, *(src + 1), *(dst + 1)]))
+    if g.num_nodes() != num_nodes:
+        raise ValueError(f"graph names nodes up to {g.num_nodes() - 1}, not {num_nodes - 1}")
     num_train = len(parts["y"])
     ids = torch.arange(num_nodes)
     is_test = torch.zeros(num_nodes, dtype=torch.bool)
     is_test[torch.from_numpy(test)] = True
-    found.ndata["train_mask"] = ids < num_train
-    found.ndata["val_mask"] = (ids >= num_train) & (ids < num_train + _NUM_VALID)
-    found.ndata["test_mask"] = is_test
-    found.ndata["label"] = torch.from_numpy(one_hot.argmax(1))
-    found.ndata["feat"] = torch.from_numpy(dense)
-    return found
+    g.ndata["train_mask"] = ids < num_train
+    g.ndata["val_mask"] = (ids >= num_train) & (ids < num_train + _NUM_VALID)
+    g.ndata["test_mask"] = is_test
+    g.ndata["label"] = torch.from_numpy(one_hot.argmax(1))
+    g.ndata["feat"] = torch.from_numpy(dense)
+    return g
 
 
 def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor, Tensor]:
@@ -286,8 +234,8 @@ def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor,
             adjacency[node][other] = None
             adjacency.setdefault(other, {})[node] = None
     src, dst, seen = [], [], set()
-    for node, found in adjacency.items():
-        for other in found:
+    for node, others_of_node in adjacency.items():
+        for other in others_of_node:
             if reverse_edge or other not in seen:
                 src.append(node)
                 dst.append(other)
@@ -336,9 +284,6 @@ class _Blank:
 
 def read_planetoid(path: str | Path) -> Any:
     """What a file holds: an array, a CSR matrix, or a dictionary from node to neighbours.
-
-    Args:
-        path: The file.
 
     Raises:
         FileNotFoundError: There is none.
@@ -431,7 +376,7 @@ def _finished(value: Any) -> Any:
     for key, ids in value.items():
         if type(ids) is not list or type(key) is not int:
             raise ValueError("a dictionary of something else than lists")
-        if id(ids) not in checked and any(type(one) is not int for one in ids):
+        if id(ids) not in checked and any(type(node) is not int for node in ids):
             raise ValueError("a list of something else than ids")
         checked.add(id(ids))
     return value
@@ -448,7 +393,7 @@ def _matrix(state: Any) -> Any:
 
     if not isinstance(state, dict):
         raise ValueError("a matrix without a state")
-    named = {_text(key): one for key, one in state.items()}
+    named = {_text(key): value for key, value in state.items()}
     shape = named.get("_shape", named.get("shape"))
     if not isinstance(shape, tuple) or len(shape) != 2 or any(type(n) is not int for n in shape):
         raise ValueError("a matrix without a shape")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DGLError
-from ...graph import Graph
+from ...graph import Graph, load_graphs
+from .utils import _get_dgl_url as get_dgl_url
 from .utils import default_folder, extract_archive
 
 
@@ -27,15 +28,8 @@ class DGLDataset:
     `save`. A subclass defines `process`, ``__getitem__`` and ``__len__``, and the others as needed.
 
     Args:
-        name: Of the data set.
-        url: Where raw files can be had; for subclasses that download.
         raw_dir: Folder of raw files; by default ``DGL_DOWNLOAD_DIR`` of the environment, else
             ``~/.dgl``.
-        save_dir: Folder for what is saved; by default ``raw_dir``.
-        hash_key: What tells data sets of one name apart.
-        force_reload: Process again what has been saved.
-        verbose: Print what is done.
-        transform: Called with each graph when it is asked for.
 
     Example:
         >>> from graphshard.graph import graph
@@ -93,7 +87,6 @@ class DGLDataset:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__(self, idx)")
 
     def __len__(self) -> int:
-        """Number of items."""
         raise NotImplementedError(f"{type(self).__name__} must define __len__(self)")
 
     def _load(self) -> None:
@@ -163,17 +156,9 @@ class DGLDataset:
 class DGLBuiltinDataset(DGLDataset):
     """Base of data sets that DGL downloads; here their files must lie in ``raw_dir`` already.
 
-    Args:
-        name: As for `DGLDataset`.
-        url: As for `DGLDataset`; nothing is got from there.
-        raw_dir: As for `DGLDataset`.
-        hash_key: As for `DGLDataset`.
-        force_reload: As for `DGLDataset`.
-        verbose: As for `DGLDataset`.
-        transform: As for `DGLDataset`.
-
     Raises:
-        FileNotFoundError: The files are not there.
+        FileNotFoundError: The files are not there; the error says what belongs where.
+        ValueError: A damaged file; for some, an unknown name or mode.
     """
 
     def __init__(
@@ -186,15 +171,7 @@ class DGLBuiltinDataset(DGLDataset):
         verbose: bool = False,
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            url=url,
-            raw_dir=raw_dir,
-            hash_key=hash_key,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        super().__init__(name, url, raw_dir, None, hash_key, force_reload, verbose, transform)
 
     def download(self) -> None:
         """Say where the files belong, as nothing is downloaded."""
@@ -207,16 +184,19 @@ class DGLBuiltinDataset(DGLDataset):
 class LocalDataset(DGLBuiltinDataset):
     """Base of the data sets here that DGL would download: reads local files, and saves nothing.
 
-    A subclass says with ``files()`` which files it reads, and in ``process`` calls `_found`.
+    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set, or
+    the one that DGL gives them (``cora_v2_d697a464``).
     """
 
     def download(self) -> None:
-        """Nothing; `_found` says what to get."""
+        """Nothing; `_folder_with` says what to get."""
 
     def _load(self) -> None:
         self.process()
 
-    def _found(self, folders: Sequence[str], *wanted: Sequence[str]) -> Path:
+    def _folder_with(
+        self, *file_sets: Sequence[str], folder_names: Sequence[str] | None = None
+    ) -> Path:
         """The folder that holds one of several sets of files.
 
         See `find_folder`; an archive of DGL's that lies in ``raw_dir`` is unpacked.
@@ -224,21 +204,22 @@ class LocalDataset(DGLBuiltinDataset):
         Raises:
             FileNotFoundError: There is none; the error says what to get, and where it belongs.
         """
-        found = find_folder(self.raw_dir, folders, wanted)
-        if found is None and self.url is not None:
+        names = [self.name] if folder_names is None else folder_names
+        folder = find_folder(self.raw_dir, names, file_sets)
+        if folder is None and self.url is not None:
             suffix = Path(self.url).suffix
-            for archive in {Path(self.url).name, self.name + suffix, folders[0] + suffix}:
+            for archive in {Path(self.url).name, self.name + suffix, names[0] + suffix}:
                 packed = Path(self.raw_dir) / archive
                 if suffix in (".zip", ".tgz") and packed.is_file():
-                    extract_archive(packed, Path(self.raw_dir) / folders[0], overwrite=True)
-                    found = find_folder(self.raw_dir, folders, wanted)
-        if found is None:
+                    extract_archive(packed, Path(self.raw_dir) / names[0], overwrite=True)
+                    folder = find_folder(self.raw_dir, names, file_sets)
+        if folder is None:
             source = "" if self.url is None else f"get {self.url}, and "
             raise FileNotFoundError(
-                f"{self.name} is not downloaded: {source}put {' and '.join(wanted[0])} into "
-                f"{Path(self.raw_dir) / folders[0]}"
+                f"{self.name} is not downloaded: {source}put {' and '.join(file_sets[0])} into "
+                f"{Path(self.raw_dir) / names[0]}"
             )
-        return found
+        return folder
 
 
 class OneGraphDataset(LocalDataset):
@@ -247,25 +228,62 @@ class OneGraphDataset(LocalDataset):
     _g: Graph
 
     def __getitem__(self, idx: int) -> Any:
-        """The graph."""
         only_graph(idx)
         return self._transformed(self._g)
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
 
-def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[str]]) -> Path | None:
+class RawOrSavedDataset(OneGraphDataset):
+    """Base of those that are in raw files, or in the file that DGL has saved.
+
+    A subclass has a name, ``_title``, and makes a graph of its raw files, which ``_raw`` names.
+    """
+
+    _title = ""
+    _raw: Sequence[str] = ()
+    _saved = "dgl_graph.bin"
+
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        url = get_dgl_url(f"dataset/{self._title}.zip")
+        super().__init__(self._title, url, raw_dir, (), force_reload, verbose, transform)
+
+    def process(self) -> None:
+        raw = [file.format(self.name) for file in self._raw]
+        folder = self._folder_with(raw, *([] if self._force_reload else [[self._saved]]))
+        if all((folder / file).is_file() for file in raw):
+            self._g = self._from_raw(*(folder / file for file in raw))
+        else:
+            self._g = saved_graph(folder / self._saved)
+        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
+
+    def _from_raw(self, *files: Path) -> Graph:
+        raise NotImplementedError
+
+
+def saved_graph(path: Path) -> Graph:
+    """What DGL has saved; its masks as bool."""
+    g: Graph = load_graphs(str(path))[0][0]
+    for name in list(g.ndata):
+        if name.endswith("_mask"):
+            g.ndata[name] = g.ndata[name].bool()
+    return g
+
+
+def find_folder(
+    raw_dir: str, names: Sequence[str], file_sets: Sequence[Sequence[str]]
+) -> Path | None:
     """The folder that holds one of several sets of files, or None.
 
     Looked at are ``raw_dir`` itself, and in it those folders that have one of the names, or one of
     them with ``_`` and a digest after it, as DGL names them.
-
-    Args:
-        raw_dir: Where to look.
-        names: Names of folders.
-        wanted: Sets of file names.
     """
     root = Path(raw_dir)
     if not root.is_dir():
@@ -273,18 +291,14 @@ def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[st
     inside = sorted(path for path in root.iterdir() if path.is_dir())
     named = [path for path in inside if path.name in names or path.name.rsplit("_", 1)[0] in names]
     for folder in (root, *named):
-        for files in wanted:
+        for files in file_sets:
             if all((folder / file).is_file() for file in files):
                 return folder
     return None
 
 
 def only_graph(idx: int) -> None:
-    """Raise unless the item asked for is the only one there is.
-
-    Raises:
-        DGLError: It is not.
-    """
+    """Raise unless the item asked for is the only one there is."""
     if idx != 0:
         raise DGLError(f"this data set has only one graph, number 0 (got {idx})")
 

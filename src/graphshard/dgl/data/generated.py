@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that need no files: MiniGC, the karate club, graphs with motifs, block models."""
+"""Data sets that need no files: MiniGC, the karate club, graphs with motifs, block models.
+
+They are made anew each time, by the draws that DGL makes, and nothing is saved: ``raw_dir``,
+``save_graph`` and ``force_reload`` are accepted and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,30 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph import Graph, add_self_loop, from_scipy, graph, to_bidirected
 from ..graphs._batch import batch
-from ..graphs._order import reorder_graph
+from ..graphs._order import by_destination
 from ..graphs._products import line_graph
 from .dgl_dataset import DGLDataset, only_graph
 
+__all__ = [
+    "BACommunityDataset", "BAShapeDataset", "KarateClub", "KarateClubDataset", "MiniGCDataset",
+    "SBMMixture", "SBMMixtureDataset", "TreeCycleDataset", "TreeGridDataset",
+]  # fmt: skip
+
 _NodePairs = list[tuple[int, int]]
+
+
+class _GeneratedGraph(DGLDataset):
+    """Base of those that have one graph, in ``_g``."""
+
+    _g: Graph
+    num_classes = 2
+
+    def __getitem__(self, idx: int) -> Any:
+        only_graph(idx)
+        return self._transformed(self._g)
+
+    def __len__(self) -> int:
+        return 1
 
 
 class MiniGCDataset(DGLDataset):
@@ -30,24 +53,10 @@ class MiniGCDataset(DGLDataset):
     remains. Every edge is there in both directions, and every node has a self loop.
 
     Args:
-        num_graphs: Number of graphs.
-        min_num_v: Fewest nodes that are asked for.
-        max_num_v: One more than the most. Hypercubes, grids and ladders have the next lower
-            number of nodes that they can have.
         seed: Decides the sizes; None takes one of NumPy's.
-        save_graph: Accepted for DGL's scripts: graphs are made anew, which costs no more.
-        force_reload: Accepted for DGL's scripts.
-        verbose: As for `DGLDataset`.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        DGLError: Fewer than 6 nodes, or no number between the two.
-
-    Example:
-        >>> dataset = MiniGCDataset(16, 10, 20)
-        >>> dataset.labels[:4], dataset[0][0].num_nodes() >= 10
-        (tensor([0, 0, 1, 1]), True)
     """
+
+    num_classes = 8
 
     def __init__(
         self,
@@ -69,16 +78,16 @@ class MiniGCDataset(DGLDataset):
         self.seed, self.save_graph = seed, save_graph
         self.graphs: list[Graph] = []
         self.labels: Tensor = torch.empty(0, dtype=torch.int64)
+        hash_key = (num_graphs, min_num_v, max_num_v, seed)
         super().__init__(
-            name="minigc",
-            hash_key=(num_graphs, min_num_v, max_num_v, seed),
+            "minigc",
+            hash_key=hash_key,
             force_reload=force_reload,
             verbose=verbose,
             transform=transform,
         )
 
     def process(self) -> None:
-        """Make the graphs."""
         rng = np.random.RandomState(self.seed)
         labels = [kind for kind in range(7) for _ in range(self.num_graphs // 8)]
         labels += [7] * (self.num_graphs - len(labels))
@@ -90,17 +99,10 @@ class MiniGCDataset(DGLDataset):
             self.graphs.append(add_self_loop(to_bidirected(one_way)))
         self.labels = torch.tensor(labels, dtype=torch.int64)
 
-    @property
-    def num_classes(self) -> int:
-        """Number of kinds."""
-        return 8
-
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A graph and its kind."""
         return self._transformed(self.graphs[idx]), self.labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -150,114 +152,48 @@ _KINDS: list[Callable[[int, np.random.RandomState], tuple[int, _NodePairs]]] = [
 ]
 
 
-class KarateClubDataset(DGLDataset):
+class KarateClubDataset(_GeneratedGraph):
     """Zachary's karate club: 34 members, who met whom, and which half they were in afterwards.
 
     Source: Zachary, "An information flow model for conflict and fission in small groups", Journal
     of Anthropological Research 33, 1977. Edges are there in both directions; ``ndata["label"]``
     is 1 for the officer's half.
-
-    Args:
-        transform: As for `DGLDataset`.
-
-    Example:
-        >>> g = KarateClubDataset()[0]
-        >>> g.num_nodes(), g.num_edges(), g.ndata["label"].sum()
-        (34, 156, tensor(17))
     """
 
     def __init__(self, transform: Callable[[Graph], Any] | None = None) -> None:
         super().__init__(name="karate_club", transform=transform)
 
     def process(self) -> None:
-        """Make the graph."""
-        both = [(i, j) for i, others in enumerate(_MET) for j in others]
+        met = [[int(member) for member in row.split()] for row in _MET.split("/")]
+        both = [(i, j) for i, others in enumerate(met) for j in others]
         both = sorted(both + [(j, i) for i, j in both])
         src, dst = zip(*both, strict=True)
-        self._graph = graph((list(src), list(dst)), num_nodes=len(_MET))
-        officers = torch.tensor(_OFFICERS)
-        self._graph.ndata["label"] = torch.zeros(len(_MET), dtype=torch.int64)
-        self._graph.ndata["label"][officers] = 1
-
-    @property
-    def num_classes(self) -> int:
-        """Number of halves."""
-        return 2
-
-    def __getitem__(self, idx: int) -> Any:
-        """The graph."""
-        only_graph(idx)
-        return self._transformed(self._graph)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
+        self._g = graph((list(src), list(dst)), num_nodes=len(met))
+        self._g.ndata["label"] = torch.zeros(len(met), dtype=torch.int64)
+        self._g.ndata["label"][torch.tensor(_OFFICERS)] = 1
 
 
-# For each member, whom it met that come after it.
-_MET: list[list[int]] = [
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 19, 21, 31],
-    [2, 3, 7, 13, 17, 19, 21, 30],
-    [3, 7, 8, 9, 13, 27, 28, 32],
-    [7, 12, 13],
-    [6, 10],
-    [6, 10, 16],
-    [16],
-    [],
-    [30, 32, 33],
-    [33],
-    [],
-    [],
-    [],
-    [33],
-    [32, 33],
-    [32, 33],
-    [],
-    [],
-    [32, 33],
-    [33],
-    [32, 33],
-    [],
-    [32, 33],
-    [25, 27, 29, 32, 33],
-    [25, 27, 31],
-    [31],
-    [29, 33],
-    [33],
-    [31, 33],
-    [32, 33],
-    [32, 33],
-    [32, 33],
-    [33],
-    [],
-]
+# For each member, up to the next /, whom it met that come after it.
+_MET = """
+    1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31 / 2 3 7 13 17 19 21 30 / 3 7 8 9 13 27 28 32 / 7 12 13
+    / 6 10 / 6 10 16 / 16 / / 30 32 33 / 33 / / / / 33 / 32 33 / 32 33 / / / 32 33 / 33 / 32 33 /
+    / 32 33 / 25 27 29 32 33 / 25 27 31 / 31 / 29 33 / 33 / 31 33 / 32 33 / 32 33 / 32 33 / 33 /
+"""
 
 _OFFICERS = [9, 14, 15, 18, 20, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33]
 
 
-class _Motifs(DGLDataset):
+class _Motifs(_GeneratedGraph):
     """Base of graphs with small parts hung on, whose nodes are told from the others.
 
     Source: Ying et al., "GNNExplainer: Generating Explanations for Graph Neural Networks", NeurIPS
     2019, https://arxiv.org/abs/1903.03894. Nodes have ``feat`` and ``label``, and are numbered by
-    reverse Cuthill-McKee. Made anew each time, by the draws that DGL makes; nothing is saved.
+    reverse Cuthill-McKee. ``perturb_ratio`` is how many random edges come for each other edge.
     """
-
-    num_classes = 2
-    _g: Graph
 
     def __init__(self, name: str, seed: int | None, transform: Any, verbose: bool) -> None:
         self.seed = seed
         super().__init__(name, verbose=verbose, transform=transform)
-
-    def __getitem__(self, idx: int) -> Any:
-        """The graph."""
-        only_graph(idx)
-        return self._transformed(self._g)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
 
     def _finished(
         self, edges: _NodePairs, labels: list[int], share: float, seed: int | None = None
@@ -281,34 +217,11 @@ class _Motifs(DGLDataset):
         g = graph((list(src), list(dst)), num_nodes=count)
         g.ndata["label"] = torch.tensor(labels, dtype=torch.int64)
         g.ndata["feat"] = torch.ones(count, 1)
-        return _by_destination(g)
-
-
-def _by_destination(g: Graph) -> Graph:
-    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
+        return by_destination(g)
 
 
 class BAShapeDataset(_Motifs):
-    """A Barabási-Albert graph on which houses of five nodes hang: roof, middle, ground and others.
-
-    Args:
-        num_base_nodes: Nodes of the graph.
-        num_base_edges_per_node: Edges of each new node.
-        num_motifs: Number of houses.
-        perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        ValueError: ``perturb_ratio`` is more than there is room for.
-
-    Example:
-        >>> BAShapeDataset(20, 2, 3, seed=0)[0].num_nodes()
-        35
-    """
+    """A Barabási-Albert graph with houses of five nodes: roof, middle, ground and others."""
 
     num_classes = 4
 
@@ -330,7 +243,6 @@ class BAShapeDataset(_Motifs):
         super().__init__("BA-SHAPES", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         import networkx
 
         n = self.num_base_nodes
@@ -346,20 +258,7 @@ class BAShapeDataset(_Motifs):
 
 
 class BACommunityDataset(_Motifs):
-    """Two of `BAShapeDataset` with random edges between; labels are of shape and of half.
-
-    Args:
-        num_base_nodes: As for `BAShapeDataset`.
-        num_base_edges_per_node: As for `BAShapeDataset`.
-        num_motifs: As for `BAShapeDataset`.
-        perturb_ratio: As for `BAShapeDataset`.
-        num_inter_edges: Number of edges between the halves.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-    """
+    """Two of `BAShapeDataset` with random edges between; labels are of shape and of half."""
 
     num_classes = 8
 
@@ -381,7 +280,6 @@ class BACommunityDataset(_Motifs):
         super().__init__("BA-COMMUNITY", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         if self.seed is not None:
             random.seed(self.seed)
             np.random.seed(self.seed)
@@ -403,22 +301,14 @@ class BACommunityDataset(_Motifs):
             for mean in (-1.0, 1.0)
         ]
         g.ndata["feat"] = torch.from_numpy(np.concatenate(rows))
-        self._g = _by_destination(g)
+        self._g = by_destination(g)
 
 
 class TreeCycleDataset(_Motifs):
     """A binary tree on which cycles of six nodes hang.
 
     Args:
-        tree_height: Height of the tree.
-        num_motifs: Number of cycles.
         cycle_size: Number of nodes that a cycle counts for; DGL draws six whatever it is.
-        perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
     """
 
     def __init__(
@@ -438,7 +328,6 @@ class TreeCycleDataset(_Motifs):
         super().__init__("TREE-CYCLES", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         if self.seed is not None:
             np.random.seed(self.seed)
         edges, n = _binary_tree(self.tree_height)
@@ -455,19 +344,7 @@ class TreeCycleDataset(_Motifs):
 
 
 class TreeGridDataset(_Motifs):
-    """A binary tree on which grids hang.
-
-    Args:
-        tree_height: Height of the tree.
-        num_motifs: Number of grids.
-        grid_size: Number of nodes of a side of a grid.
-        perturb_ratio: Number of random edges, as a share of the others.
-        seed: Decides what is drawn.
-        raw_dir: Accepted for DGL's scripts, as is ``force_reload``.
-        force_reload: See ``raw_dir``.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-    """
+    """A binary tree on which grids hang."""
 
     def __init__(
         self,
@@ -486,7 +363,6 @@ class TreeGridDataset(_Motifs):
         super().__init__("TREE-GRIDS", seed, transform, verbose)
 
     def process(self) -> None:
-        """Make the graph."""
         import networkx
 
         if self.seed is not None:
@@ -513,21 +389,13 @@ class SBMMixtureDataset(DGLDataset):
     """Graphs of a symmetric stochastic block model, each with its line graph, to find communities.
 
     Source: Chen, Li and Bruna, "Supervised Community Detection with Line Graph Neural Networks",
-    ICLR 2019, https://arxiv.org/abs/1705.08415. Made anew each time; nothing is saved.
+    ICLR 2019, https://arxiv.org/abs/1705.08415.
 
     Args:
-        n_graphs: Number of graphs.
-        n_nodes: Nodes of each.
-        n_communities: Communities of each; divides ``n_nodes``.
-        k: Factor of the degree, as ``p + q = k * avg_deg``.
-        avg_deg: Mean degree.
         pq: A pair (p, q) for each graph: inside and between communities there is an edge with
             probability ``p / n_nodes`` and ``q / n_nodes``. ``"Appendix_C"`` draws them.
         rng: A ``numpy.random.RandomState``; where there is none, as in DGL, a new one for each
             graph, which nothing repeats.
-
-    Raises:
-        ValueError: ``n_communities`` does not divide ``n_nodes``; not as many pairs as graphs.
     """
 
     def __init__(
@@ -557,7 +425,6 @@ class SBMMixtureDataset(DGLDataset):
         )
 
     def process(self) -> None:
-        """Make the graphs."""
         pairs = self._pq
         if isinstance(pairs, str):
             pairs = [self._appendix_c() for _ in range(self._n_graphs)]
@@ -594,7 +461,6 @@ class SBMMixtureDataset(DGLDataset):
         return g, lg, g.in_degrees().float(), lg.in_degrees().float(), g.edges()[0]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self._graphs)
 
     def collate_fn(self, x: Any) -> tuple[Graph, Graph, np.ndarray, np.ndarray, np.ndarray]:
@@ -603,3 +469,7 @@ class SBMMixtureDataset(DGLDataset):
         shifted = [rows + i * self._n_nodes for i, rows in enumerate(sources)]
         a, b, c = (np.concatenate(rows) for rows in (degrees, of_lines, shifted))
         return batch(list(graphs)), batch(list(line_graphs)), a, b, c
+
+
+KarateClub = KarateClubDataset
+SBMMixture = SBMMixtureDataset

@@ -17,8 +17,13 @@ from ..._base.files import read_json_regular, read_text_regular
 from ...data.npy import read_npz
 from ...errors import GraphValueError
 from ...graph import Graph, from_networkx, graph, node_subgraph, to_bidirected
-from .dgl_dataset import LocalDataset
-from .utils import _get_dgl_url, loadtxt
+from .dgl_dataset import LocalDataset, get_dgl_url
+from .utils import loadtxt
+
+__all__ = [
+    "QM9", "SST", "GINDataset", "LegacyPPIDataset", "LegacyTUDataset", "PPIDataset", "QM9Dataset",
+    "QM9Edge", "QM9EdgeDataset", "SSTDataset", "TUDataset",
+]  # fmt: skip
 
 _Transform = Callable[[Graph], Any] | None
 _Folder = str | os.PathLike[str] | None
@@ -33,17 +38,6 @@ class TUDataset(LocalDataset):
     ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``, ``NAME_edge_labels.txt`` and
     ``NAME_edge_attributes.txt``, which become ``ndata["node_labels"]``, ``ndata["node_attr"]``,
     ``edata["edge_labels"]`` and, as in DGL, ``edata["node_labels"]``.
-
-    Args:
-        name: Such as ``"MUTAG"`` or ``"PROTEINS"``.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
     _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
@@ -58,17 +52,10 @@ class TUDataset(LocalDataset):
         verbose: bool = False,
         transform: _Transform = None,
     ) -> None:
-        super().__init__(
-            name,
-            url=type(self)._url.format(name),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = type(self)._url.format(name)
+        super().__init__(name, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
@@ -97,7 +84,7 @@ class TUDataset(LocalDataset):
     def _whole_graph(self) -> Graph:
         """All graphs as one; remembers which nodes are whose."""
         names = [f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"]
-        self._folder = self._found([self.name], names, [f"{self.name}/{file}" for file in names])
+        self._folder = self._folder_with(names, [f"{self.name}/{file}" for file in names])
         if not (self._folder / names[0]).is_file():
             self._folder = self._folder / self.name
         edges, owner = (
@@ -113,11 +100,9 @@ class TUDataset(LocalDataset):
         return str(self._folder / f"{self.name}_{category}.txt")
 
     def __getitem__(self, idx: int) -> tuple[Any, Any]:
-        """A graph and its label."""
         return self._transformed(self.graph_lists[idx]), self.graph_labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graph_lists)
 
     def statistics(self) -> tuple[int, int | None, int]:
@@ -132,20 +117,7 @@ class TUDataset(LocalDataset):
 
 
 class LegacyTUDataset(TUDataset):
-    """As `TUDataset`, with ``ndata["feat"]``: attributes, labels as one-hot rows, or ones.
-
-    Args:
-        name: As for `TUDataset`.
-        use_pandas: Accepted for DGL's scripts.
-        hidden_size: Number of ones, where nodes have neither attributes nor labels.
-        max_allow_node: Leave out graphs with more nodes.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-    """
-
-    _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
+    """As `TUDataset`, with ``ndata["feat"]``: attributes, labels as one-hot rows, or ones."""
 
     def __init__(
         self,
@@ -162,7 +134,6 @@ class LegacyTUDataset(TUDataset):
         super().__init__(name, raw_dir, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
@@ -204,20 +175,6 @@ class GINDataset(LocalDataset):
     Source: Xu, Hu, Leskovec and Jegelka, ICLR 2019, https://arxiv.org/abs/1810.00826. Read is
     ``dataset/NAME/NAME.txt``. Nodes have ``label``, and ``attr``: the file's numbers, or else the
     label as a one-hot row.
-
-    Args:
-        name: ``MUTAG``, ``COLLAB``, ``IMDBBINARY``, ``IMDBMULTI``, ``NCI1``, ``PROTEINS``, ``PTC``,
-            ``REDDITBINARY`` or ``REDDITMULTI5K``.
-        self_loop: Give each node an edge to itself.
-        degree_as_nlabel: Take in-degrees as the labels of nodes.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
     def __init__(
@@ -234,20 +191,14 @@ class GINDataset(LocalDataset):
         self.graphs: list[Graph] = []
         self.glabel_dict: dict[int, int] = {}
         self.nlabel_dict: dict[int, int] = {}
-        super().__init__(
-            name,
-            url="https://raw.githubusercontent.com/weihua916/powerful-gnns/master/dataset.zip",
-            raw_dir=raw_dir,
-            hash_key=(name, self_loop, degree_as_nlabel),
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = "https://raw.githubusercontent.com/weihua916/powerful-gnns/master/dataset.zip"
+        hash_key = (name, self_loop, degree_as_nlabel)
+        super().__init__(name, url, raw_dir, hash_key, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         files = [f"{way}{self.name}.txt" for way in (f"dataset/{self.name}/", f"{self.name}/", "")]
-        folder = self._found(["GINDataset", self.name], *([file] for file in files))
+        sets, names = [[file] for file in files], ["GINDataset", self.name]
+        folder = self._folder_with(*sets, folder_names=names)
         path = next(folder / file for file in files if (folder / file).is_file())
         lines = iter(read_text_regular(path).splitlines())
         labels: list[int] = []
@@ -306,15 +257,12 @@ class GINDataset(LocalDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of graphs."""
         return self.gclasses
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A graph and its label."""
         return self._transformed(self.graphs[idx]), self.labels[idx]
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -327,14 +275,6 @@ class PPIDataset(LocalDataset):
 
     Args:
         mode: ``"train"`` (20 graphs), ``"valid"`` (2) or ``"test"`` (2).
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: Another mode.
     """
 
     num_labels = 121
@@ -350,23 +290,16 @@ class PPIDataset(LocalDataset):
         if mode not in _PPI_GRAPHS:
             raise GraphValueError(f"mode must be one of {list(_PPI_GRAPHS)} (got {mode!r})")
         self.mode = mode
-        super().__init__(
-            "ppi",
-            url=_get_dgl_url("dataset/ppi.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/ppi.zip")
+        super().__init__("ppi", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         import networkx
         from networkx.readwrite import json_graph
 
         ends = ("graph.json", "feats.npy", "labels.npy", "graph_id.npy")
         files = [f"{self.mode}_{end}" for end in ends]
-        folder = self._found([self.name], files)
+        folder = self._folder_with(files)
         stored = read_json_regular(folder / files[0])
         stored["edges"] = stored.get("links", stored.get("edges"))
         whole = json_graph.node_link_graph({**stored, "links": stored["edges"]})
@@ -387,7 +320,6 @@ class PPIDataset(LocalDataset):
         return self._transformed(self.graphs[item])
 
     def __len__(self) -> int:
-        """Number of graphs."""
         return len(self.graphs)
 
 
@@ -409,18 +341,6 @@ class QM9Dataset(LocalDataset):
     Source: Klicpera, Groß and Günnemann, "Directional Message Passing for Molecular Graphs", ICLR
     2020, https://arxiv.org/abs/2003.03123. Read is ``qm9_eV.npz`` in ``raw_dir``. Nodes have ``R``
     (place) and ``Z`` (atomic number).
-
-    Args:
-        label_keys: Which numbers, such as ``["mu", "gap"]``.
-        cutoff: Largest distance of joined atoms.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: It has no such numbers.
     """
 
     def __init__(
@@ -433,18 +353,11 @@ class QM9Dataset(LocalDataset):
         transform: _Transform = None,
     ) -> None:
         self.label_keys, self.cutoff = label_keys, cutoff
-        super().__init__(
-            "qm9",
-            url=_get_dgl_url("dataset/qm9_eV.npz"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/qm9_eV.npz")
+        super().__init__("qm9", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
-        path = self._found([self.name], ["qm9_eV.npz"]) / "qm9_eV.npz"
+        path = self._folder_with(["qm9_eV.npz"]) / "qm9_eV.npz"
         stored = _arrays(path, ["N", "R", "Z", *self.label_keys])
         self.N, self.R, self.Z = (stored[name] for name in "NRZ")
         self.label = np.stack([stored[key] for key in self.label_keys], axis=1)
@@ -452,28 +365,24 @@ class QM9Dataset(LocalDataset):
 
     @property
     def num_labels(self) -> int:
-        """Number of numbers to predict."""
         return int(self.label.shape[1])
 
     @property
     def num_tasks(self) -> int:
-        """As ``num_labels``."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A molecule and its numbers."""
         atoms = slice(self.N_cumsum[idx], self.N_cumsum[idx + 1])
-        places = self.R[atoms]
-        distance = np.linalg.norm(places[:, None] - places[None], axis=-1)
-        near = (distance <= self.cutoff) & ~np.eye(len(places), dtype=bool)
+        positions = self.R[atoms]
+        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+        near = (distance <= self.cutoff) & ~np.eye(len(positions), dtype=bool)
         src, dst = torch.from_numpy(near).nonzero().int().T  # DGL's ids are int32 here
-        g = to_bidirected(graph((src, dst), num_nodes=len(places)))
-        g.ndata["R"] = torch.from_numpy(places).float()
+        g = to_bidirected(graph((src, dst), num_nodes=len(positions)))
+        g.ndata["R"] = torch.from_numpy(positions).float()
         g.ndata["Z"] = torch.from_numpy(self.Z[atoms]).long()
         return self._transformed(g), torch.from_numpy(self.label[idx]).float()
 
     def __len__(self) -> int:
-        """Number of molecules."""
         return int(self.label.shape[0])
 
 
@@ -483,20 +392,10 @@ class QM9EdgeDataset(LocalDataset):
     Source: Gilmer et al., "Neural Message Passing for Quantum Chemistry", ICML 2017,
     https://arxiv.org/abs/1704.01212. Read is ``qm9_edge.npz`` in ``raw_dir``. Nodes have ``pos``
     and ``attr``, edges ``edge_attr``.
-
-    Args:
-        label_keys: Which numbers; by default all.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Accepted for DGL's scripts.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
     """
 
     keys = "mu alpha homo lumo gap r2 zpve U0 U H G Cv U0_atom U_atom H_atom G_atom A B C".split()
-    map_dict = {key: place for place, key in enumerate(keys)}  # noqa: RUF012 (as DGL has it)
+    map_dict = {key: column for column, key in enumerate(keys)}  # noqa: RUF012 (as DGL has it)
 
     def __init__(
         self,
@@ -508,45 +407,29 @@ class QM9EdgeDataset(LocalDataset):
     ) -> None:
         self.label_keys = None if label_keys is None else [self.map_dict[k] for k in label_keys]
         self.num_labels = len(self.keys if label_keys is None else label_keys)
-        super().__init__(
-            "qm9Edge",
-            url=_get_dgl_url("dataset/qm9_edge.npz"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/qm9_edge.npz")
+        super().__init__("qm9Edge", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
-        self._path = self._found([self.name], ["qm9_edge.npz"]) / "qm9_edge.npz"
+        self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
-        for name, values in _arrays(self._path, names).items():
-            setattr(self, name, values)
+        arrays = _arrays(self._path, names)
+        self.n_node, self.n_edge = arrays["n_node"], arrays["n_edge"]
+        self.node_attr, self.node_pos = arrays["node_attr"], arrays["node_pos"]
+        self.edge_attr, self.src, self.dst = arrays["edge_attr"], arrays["src"], arrays["dst"]
+        self.targets = arrays["targets"]
         self.n_cumsum = np.concatenate([[0], np.cumsum(self.n_node)])
         self.ne_cumsum = np.concatenate([[0], np.cumsum(self.n_edge)])
 
-    n_node: np.ndarray
-    n_edge: np.ndarray
-    node_attr: np.ndarray
-    node_pos: np.ndarray
-    edge_attr: np.ndarray
-    src: np.ndarray
-    dst: np.ndarray
-    targets: np.ndarray
-
     @property
     def npz_path(self) -> str:
-        """The file."""
         return str(self._path)
 
     @property
     def num_tasks(self) -> int:
-        """Number of numbers to predict."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
-        """A molecule and its numbers."""
         atoms = slice(self.n_cumsum[idx], self.n_cumsum[idx + 1])
         bonds = slice(self.ne_cumsum[idx], self.ne_cumsum[idx + 1])
         ends = (torch.from_numpy(side[bonds].astype(np.int64)) for side in (self.src, self.dst))
@@ -560,7 +443,6 @@ class QM9EdgeDataset(LocalDataset):
         return self._transformed(g), label
 
     def __len__(self) -> int:
-        """Number of molecules."""
         return len(self.n_node)
 
 
@@ -581,17 +463,7 @@ class SSTDataset(LocalDataset):
     and unknown words), ``y`` (mood) and ``mask`` (1 for words).
 
     Args:
-        mode: ``"train"``, ``"dev"``, ``"test"`` or ``"tiny"``.
         glove_embed_file: Vectors of words, for ``pretrained_emb``; read for ``"train"`` only.
-        vocab_file: Words, one a line; by default ``vocab.txt``.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: Another mode, or a line that is no tree.
     """
 
     PAD_WORD = -1
@@ -612,19 +484,12 @@ class SSTDataset(LocalDataset):
             raise GraphValueError(f"mode must be train, dev, test or tiny (got {mode!r})")
         self.mode, self._vocab_file = mode, vocab_file
         self._glove_embed_file = glove_embed_file if mode == "train" else None
-        super().__init__(
-            "sst",
-            url=_get_dgl_url("dataset/sst.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url("dataset/sst.zip")
+        super().__init__("sst", url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         files = [f"{self.mode}.txt"] + ["vocab.txt"] * (self._vocab_file is None)
-        folder = self._found([self.name], files)
+        folder = self._folder_with(files)
         words = read_text_regular(self._vocab_file or folder / "vocab.txt").splitlines()
         self.vocab: OrderedDict[str, int] = OrderedDict()
         for word in words:
@@ -637,12 +502,14 @@ class SSTDataset(LocalDataset):
         """A vector for each word: of the file, or drawn by NumPy's generator."""
         if self._glove_embed_file is None or not os.path.exists(self._glove_embed_file):
             return None
-        known: dict[str, np.ndarray] = {}
+        vectors: dict[str, np.ndarray] = {}
         for line in read_text_regular(self._glove_embed_file).splitlines():
             word, *numbers = line.split(" ")
             if word.lower() in self.vocab:
-                known[word.lower()] = np.array([float(number) for number in numbers])
-        rows = [known.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab]
+                vectors[word.lower()] = np.array([float(number) for number in numbers])
+        rows = [
+            vectors.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab
+        ]
         return torch.from_numpy(np.stack(rows))
 
     def _tree(self, line: str) -> Graph:
@@ -678,13 +545,15 @@ class SSTDataset(LocalDataset):
 
     @property
     def vocab_size(self) -> int:
-        """Number of words."""
         return len(self.vocab)
 
     def __getitem__(self, idx: int) -> Any:
-        """A tree."""
         return self._transformed(self.trees[idx])
 
     def __len__(self) -> int:
-        """Number of trees."""
         return len(self.trees)
+
+
+QM9 = QM9Dataset
+QM9Edge = QM9EdgeDataset
+SST = SSTDataset

@@ -16,10 +16,16 @@ from ..._base.files import read_json_regular, read_text_regular
 from ...data import from_ogb
 from ...data.npy import read_npz
 from ...errors import GraphValueError
-from ...graph import Graph, from_scipy, graph, heterograph, load_graphs, to_bidirected
-from ..graphs._order import reorder_graph
-from .dgl_dataset import DGLBuiltinDataset, OneGraphDataset, find_folder, only_graph
-from .utils import _get_dgl_url
+from ...graph import Graph, from_scipy, graph, heterograph, to_bidirected
+from ..graphs._order import by_destination
+from .dgl_dataset import OneGraphDataset, RawOrSavedDataset, get_dgl_url
+
+__all__ = [
+    "AmazonCoBuyComputerDataset", "AmazonCoBuyPhotoDataset", "CoauthorCSDataset",
+    "CoauthorPhysicsDataset", "CoraFull", "CoraFullDataset", "DglNodePropPredDataset",
+    "FB15k237Dataset", "FB15kDataset", "FlickrDataset", "FraudAmazonDataset", "FraudDataset",
+    "FraudYelpDataset", "RedditDataset", "WN18Dataset", "WikiCSDataset", "YelpDataset",
+]  # fmt: skip
 
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 """OGB's names of the sets, and ours."""
@@ -31,19 +37,6 @@ class DglNodePropPredDataset:
     The class of that name in ``ogb`` needs DGL; this one reads the same files, see `from_ogb`. Node
     fields are ``feat`` and, without the ``node_`` of their files, the others; labels and sets are
     not among them.
-
-    Args:
-        name: Such as ``'ogbn-arxiv'``.
-        root: Folder that holds, or is to hold, ``ogbn_arxiv``.
-
-    Raises:
-        ImportError: As for `from_ogb`.
-        ValueError: As for `from_ogb`.
-
-    Example:
-        >>> dataset = DglNodePropPredDataset('ogbn-arxiv', 'downloads')  # doctest: +SKIP
-        >>> graph, labels = dataset[0]  # doctest: +SKIP
-        >>> train = dataset.get_idx_split()["train"]  # doctest: +SKIP
     """
 
     def __init__(self, name: str, root: str | os.PathLike[str] = "dataset") -> None:
@@ -55,15 +48,10 @@ class DglNodePropPredDataset:
         return len(self._data.graph.ntypes) > 1
 
     def __len__(self) -> int:
-        """1."""
         return 1
 
     def __getitem__(self, index: int) -> tuple[Graph, Any]:
-        """The graph, and labels ``[num_nodes, num_tasks]``; node type to these, if it has several.
-
-        Raises:
-            IndexError: ``index`` is not 0.
-        """
+        """The graph, and labels ``[num_nodes, num_tasks]`` (by node type, if it has several)."""
         if index != 0:
             raise IndexError(f"the data set has one graph, number 0 (got {index})")
         data, target = self._data, self._data.target
@@ -81,10 +69,10 @@ class DglNodePropPredDataset:
 
     def get_idx_split(self) -> dict[str, Any]:
         """``"train"``, ``"valid"`` and ``"test"`` to node ids; or to node type to ids."""
-        found: dict[str, Tensor] = {k: self._data.node_ids(v) for k, v in _SPLITS.items()}
+        split: dict[str, Tensor] = {k: self._data.node_ids(v) for k, v in _SPLITS.items()}
         if self._is_typed:
-            return {split: {self._data.target: ids} for split, ids in found.items()}
-        return found
+            return {name: {self._data.target: ids} for name, ids in split.items()}
+        return split
 
 
 def _rename(fields: Any, prefix: str) -> None:
@@ -93,30 +81,20 @@ def _rename(fields: Any, prefix: str) -> None:
             fields[name.removeprefix(prefix)] = fields.pop(name)
 
 
-_SAVED = "dgl_graph.bin"
 _ENDS, _NODES = ("row", "col", "shape"), ("feature", "label", "node_types")
 _MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-class RedditDataset(DGLBuiltinDataset):
+class RedditDataset(RawOrSavedDataset):
     """232,965 posts, 114,615,892 edges, 602 features, 41 communities.
 
     Read is ``reddit_graph.npz`` (``reddit_self_loop_graph.npz`` with self loops) with
-    ``reddit_data.npz``, or DGL's ``dgl_graph.bin``, in ``raw_dir`` or in a folder in it that has
-    the name that DGL gives it. Nothing is downloaded or saved. Nodes are numbered by reverse
-    Cuthill-McKee and edges by destination, as in DGL.
-
-    Args:
-        self_loop: The graph with an edge from each node to itself.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A damaged file, or files that do not fit together.
+    ``reddit_data.npz``, or DGL's ``dgl_graph.bin``. Nodes are numbered by reverse Cuthill-McKee and
+    edges by destination, as in DGL.
     """
+
+    _raw = ("{}_graph.npz", "reddit_data.npz")
+    num_classes = 41
 
     def __init__(
         self,
@@ -126,115 +104,74 @@ class RedditDataset(DGLBuiltinDataset):
         verbose: bool = False,
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
-        name = "reddit_self_loop" if self_loop else "reddit"
-        super().__init__(
-            name,
-            url=None,
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        self._title = "reddit_self_loop" if self_loop else "reddit"
+        super().__init__(raw_dir, force_reload, verbose, transform)
 
-    def process(self) -> None:
-        """Read the files."""
-        raw = [f"{self.name}_graph.npz", "reddit_data.npz"]
-        saved = [] if self._force_reload else [[_SAVED]]
-        folder = find_folder(self.raw_dir, [self.name], [raw, *saved])
-        if folder is None:
-            raise FileNotFoundError(
-                f"{self.name} is not downloaded: put {' and '.join(raw)}, or DGL's {_SAVED}, into "
-                f"{Path(self.raw_dir) / self.name}"
+    def _from_raw(self, *files: Path) -> Graph:
+        edges, nodes = files
+        ends, rows = read_npz(edges, _ENDS.__contains__), read_npz(nodes, _NODES.__contains__)
+        for path, arrays, names in ((edges, ends, _ENDS), (nodes, rows, _NODES)):
+            if set(arrays) != set(names):
+                raise GraphValueError(
+                    f"{path} must have the arrays {', '.join(names)}; get it again"
+                )
+        count = len(rows["label"])
+        shape = ends["shape"].tolist()
+        if any(len(rows[name]) != count for name in _NODES) or shape != [count] * 2:
+            raise GraphValueError(
+                f"{edges} and {nodes} must have the same nodes (got {shape} and {count}); get them "
+                "again"
             )
-        if all((folder / file).is_file() for file in raw):
-            self._g = _read(folder / raw[0], folder / raw[1])
-        else:
-            (self._g,), _ = load_graphs(str(folder / _SAVED))
-            for mask in _MASKS:
-                self._g.ndata[mask] = self._g.ndata[mask].bool()
-        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of communities."""
-        return 41
-
-    def __getitem__(self, idx: int) -> Any:
-        """The graph, with ``feat``, ``label``, ``train_mask``, ``val_mask`` and ``test_mask``."""
-        only_graph(idx)
-        return self._transformed(self._g)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
+        g = graph(_ids(ends["row"], ends["col"]), num_nodes=count)
+        for number, mask in enumerate(_MASKS, 1):
+            g.ndata[mask] = torch.from_numpy(rows["node_types"] == number)
+        g.ndata["feat"] = torch.from_numpy(rows["feature"].astype(np.float32))
+        g.ndata["label"] = torch.from_numpy(rows["label"].astype(np.int64))
+        return by_destination(g)
 
 
-def _read(edges: Path, nodes: Path) -> Graph:
-    ends, rows = read_npz(edges, _ENDS.__contains__), read_npz(nodes, _NODES.__contains__)
-    for path, arrays, wanted in ((edges, ends, _ENDS), (nodes, rows, _NODES)):
-        if set(arrays) != set(wanted):
-            raise GraphValueError(f"{path} must have the arrays {', '.join(wanted)}; get it again")
-    count = len(rows["label"])
-    if any(len(rows[name]) != count for name in _NODES) or ends["shape"].tolist() != [count] * 2:
-        raise GraphValueError(
-            f"{edges} and {nodes} must have the same nodes (got {ends['shape'].tolist()} and "
-            f"{count}); get them again"
-        )
-    src, dst = (torch.from_numpy(ends[name].astype(np.int64)) for name in ("row", "col"))
-    found = graph((src, dst), num_nodes=count)
-    for number, mask in enumerate(_MASKS, 1):
-        found.ndata[mask] = torch.from_numpy(rows["node_types"] == number)
-    found.ndata["feat"] = torch.from_numpy(rows["feature"].astype(np.float32))
-    found.ndata["label"] = torch.from_numpy(rows["label"].astype(np.int64))
-    return reorder_graph(found, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
+def _ids(*arrays: np.ndarray) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(ids.astype(np.int64)) for ids in arrays)
 
 
-class GNNBenchmarkDataset(OneGraphDataset):
+class GNNBenchmarkDataset(RawOrSavedDataset):
     """Base of the sets of "Pitfalls of Graph Neural Network Evaluation", with ``feat``, ``label``.
 
     Source: Shchur, Mumme, Bojchevski and Günnemann, 2018, https://arxiv.org/abs/1811.05868. Read is
     the set's ``.npz`` file, or DGL's ``dgl_graph_v1.bin``. Edges go both ways. Nodes are numbered
     by reverse Cuthill-McKee and edges by destination, as in DGL.
-
-    Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: A damaged file.
     """
 
-    _title = ""
+    _raw, _saved = ("{}.npz",), "dgl_graph_v1.bin"
     num_classes = 0
 
-    def __init__(
-        self,
-        raw_dir: str | os.PathLike[str] | None = None,
-        force_reload: bool = False,
-        verbose: bool = False,
-        transform: Callable[[Graph], Any] | None = None,
-    ) -> None:
-        super().__init__(
-            self._title,
-            url=_get_dgl_url(f"dataset/{self._title}.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+    def _from_raw(self, *files: Path) -> Graph:
+        """Of CSR matrices as arrays: ``adj``, and ``attr`` and ``labels`` so or as they are."""
+        (path,) = files
+        arrays = read_npz(path, lambda name: name.split("_")[0] in ("adj", "attr", "labels"))
 
-    def process(self) -> None:
-        """Read the file."""
-        raw, saved = f"{self.name}.npz", "dgl_graph_v1.bin"
-        folder = self._found([self.name], [raw], *([] if self._force_reload else [[saved]]))
-        if (folder / raw).is_file():
-            self._g = _by_destination(_from_benchmark(folder / raw))
-        else:
-            self._g = load_graphs(str(folder / saved))[0][0]
-        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
+        def matrix(name: str) -> Any:
+            if f"{name}_data" not in arrays:
+                return arrays[name if name in arrays else f"{name}_matrix"]
+            import scipy.sparse
+
+            parts = tuple(arrays[f"{name}_{part}"] for part in ("data", "indices", "indptr"))
+            stored = scipy.sparse.csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
+            stored.check_format(full_check=True)
+            return stored
+
+        try:
+            ends = matrix("adj").tocoo()
+            rows, labels = matrix("attr"), matrix("labels")
+        except (KeyError, ValueError, AttributeError, TypeError) as error:
+            raise GraphValueError(
+                f"{path} does not hold such a graph ({error}); get it again"
+            ) from None
+        rows, labels = (x if isinstance(x, np.ndarray) else x.toarray() for x in (rows, labels))
+        g = to_bidirected(graph(_ids(ends.row, ends.col), num_nodes=len(rows)))
+        g.ndata["feat"] = torch.from_numpy(rows.astype(np.float32))
+        g.ndata["label"] = torch.from_numpy(labels.astype(np.int64))
+        return by_destination(g)
 
 
 class CoraFullDataset(GNNBenchmarkDataset):
@@ -267,117 +204,37 @@ class AmazonCoBuyPhotoDataset(GNNBenchmarkDataset):
     _title, num_classes = "amazon_co_buy_photo", 8
 
 
-def _from_benchmark(path: Path) -> Graph:
-    """Of CSR matrices as arrays: ``adj``, and ``attr`` and ``labels`` so or as they are."""
-    arrays = read_npz(path, lambda name: name.split("_")[0] in ("adj", "attr", "labels"))
-
-    def matrix(name: str) -> Any:
-        if f"{name}_data" not in arrays:
-            return arrays[name if name in arrays else f"{name}_matrix"]
-        import scipy.sparse
-
-        parts = tuple(arrays[f"{name}_{part}"] for part in ("data", "indices", "indptr"))
-        found = scipy.sparse.csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
-        found.check_format(full_check=True)
-        return found
-
-    try:
-        ends = matrix("adj").tocoo()
-        rows, labels = matrix("attr"), matrix("labels")
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise GraphValueError(
-            f"{path} does not hold such a graph ({error}); get it again"
-        ) from None
-    dense = (rows if isinstance(rows, np.ndarray) else rows.toarray()).astype(np.float32)
-    found = graph((ends.row.astype(np.int64), ends.col.astype(np.int64)), num_nodes=len(dense))
-    found = to_bidirected(found)
-    found.ndata["feat"] = torch.from_numpy(dense)
-    if not isinstance(labels, np.ndarray):
-        labels = labels.toarray()
-    found.ndata["label"] = torch.from_numpy(labels.astype(np.int64))
-    return found
-
-
-def _by_destination(g: Graph) -> Graph:
-    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
-
-
-class WikiCSDataset(OneGraphDataset):
+class WikiCSDataset(RawOrSavedDataset):
     """11,701 articles on computer science of 10 branches, with 20 training sets.
 
     Source: Mernyei and Cangea, "Wiki-CS: A Wikipedia-Based Benchmark for Graph Neural Networks",
     2020, https://arxiv.org/abs/2007.02901. Read is ``data.json``, or DGL's ``dgl_graph.bin``.
     ``train_mask``, ``val_mask`` and ``stopping_mask`` are ``[num_nodes, 20]``.
-
-    Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
     """
 
-    num_classes = 10
+    _title, _raw, num_classes = "wiki_cs", ("data.json",), 10
 
-    def __init__(
-        self,
-        raw_dir: str | os.PathLike[str] | None = None,
-        force_reload: bool = False,
-        verbose: bool = False,
-        transform: Callable[[Graph], Any] | None = None,
-    ) -> None:
-        super().__init__(
-            "wiki_cs",
-            url=_get_dgl_url("dataset/wiki_cs.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
-
-    def process(self) -> None:
-        """Read the file."""
-        saved = [] if self._force_reload else [[_SAVED]]
-        folder = self._found([self.name], ["data.json"], *saved)
-        if not (folder / "data.json").is_file():
-            self._g = _saved_graph(folder / _SAVED)
-            return
-        stored = read_json_regular(folder / "data.json")
+    def _from_raw(self, *files: Path) -> Graph:
+        stored = read_json_regular(files[0])
         links = [(node, other) for node, others in enumerate(stored["links"]) for other in others]
         src, dst = torch.tensor(links, dtype=torch.int64).reshape(-1, 2).T
-        found = to_bidirected(graph((src, dst), num_nodes=len(stored["labels"])))
-        found.ndata["feat"] = torch.tensor(stored["features"], dtype=torch.float32)
-        found.ndata["label"] = torch.tensor(stored["labels"], dtype=torch.int64)
-        for masks, name in (
-            ("train_masks", "train_mask"),
-            ("val_masks", "val_mask"),
-            ("stopping_masks", "stopping_mask"),
-        ):
-            found.ndata[name] = torch.tensor(stored[masks]).bool().T.contiguous()
-        found.ndata["test_mask"] = torch.tensor(stored["test_mask"]).bool()
-        self._g = _by_destination(found)
+        g = to_bidirected(graph((src, dst), num_nodes=len(stored["labels"])))
+        g.ndata["feat"] = torch.tensor(stored["features"], dtype=torch.float32)
+        g.ndata["label"] = torch.tensor(stored["labels"], dtype=torch.int64)
+        for name in ("train_mask", "val_mask", "stopping_mask"):
+            g.ndata[name] = torch.tensor(stored[f"{name}s"]).bool().T.contiguous()
+        g.ndata["test_mask"] = torch.tensor(stored["test_mask"]).bool()
+        return by_destination(g)
 
 
-class GraphSAINTDataset(OneGraphDataset):
+class GraphSAINTDataset(RawOrSavedDataset):
     """Base of Flickr and Yelp of "GraphSAINT: Graph Sampling Based Inductive Learning Method".
 
     Source: Zeng et al., ICLR 2020, https://arxiv.org/abs/1907.04931. Read are ``adj_full.npz``,
     ``feats.npy``, ``class_map.json`` and ``role.json``, or DGL's ``dgl_graph.bin``.
-
-    Args:
-        raw_dir: As for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-        reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
     """
 
-    _title = ""
+    _raw = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
     num_classes = 0
 
     def __init__(
@@ -389,37 +246,28 @@ class GraphSAINTDataset(OneGraphDataset):
         reorder: bool = False,
     ) -> None:
         self._reorder = reorder
-        super().__init__(
-            self._title,
-            url=_get_dgl_url(f"dataset/{self._title}.zip"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        super().__init__(raw_dir, force_reload, verbose, transform)
 
-    def process(self) -> None:
-        """Read the files."""
+    def _from_raw(self, *files: Path) -> Graph:
         import scipy.sparse
 
-        raw = ["adj_full.npz", "feats.npy", "class_map.json", "role.json"]
-        folder = self._found([self.name], raw, *([] if self._force_reload else [[_SAVED]]))
-        if not all((folder / file).is_file() for file in raw):
-            self._g = _saved_graph(folder / _SAVED)
-            return
-        found = from_scipy(scipy.sparse.load_npz(folder / raw[0]))
-        found.ndata["feat"] = torch.from_numpy(np.load(folder / raw[1], allow_pickle=False)).float()
-        classes, roles = (read_json_regular(folder / file) for file in raw[2:])
+        g = from_scipy(scipy.sparse.load_npz(files[0]))
+        g.ndata["feat"] = torch.from_numpy(np.load(files[1], allow_pickle=False)).float()
+        classes, roles = (read_json_regular(file) for file in files[2:])
         first = next(iter(classes.values()), 0)
-        shape = (found.num_nodes(), *((len(first),) if isinstance(first, list) else ()))
+        shape = (g.num_nodes(), *((len(first),) if isinstance(first, list) else ()))
         labels = torch.full(shape, -1, dtype=torch.int64)
         for node, label in classes.items():
             labels[int(node)] = torch.as_tensor(label)
-        found.ndata["label"] = labels
+        g.ndata["label"] = labels
         for role, mask in zip(("tr", "va", "te"), _MASKS, strict=True):
-            found.ndata[mask] = torch.zeros(found.num_nodes(), dtype=torch.bool)
-            found.ndata[mask][torch.tensor(roles[role], dtype=torch.int64)] = True
-        self._g = _by_destination(found) if self._reorder else found
+            _set_mask(g, mask, torch.tensor(roles[role], dtype=torch.int64))
+        return by_destination(g) if self._reorder else g
+
+
+def _set_mask(g: Graph, name: str, ids: Tensor) -> None:
+    g.ndata[name] = torch.zeros(g.num_nodes(), dtype=torch.bool)
+    g.ndata[name][ids] = True
 
 
 class FlickrDataset(GraphSAINTDataset):
@@ -434,35 +282,12 @@ class YelpDataset(GraphSAINTDataset):
     _title, num_classes = "yelp", 100
 
 
-def _saved_graph(path: Path) -> Graph:
-    """What DGL has saved; its masks as bool."""
-    found: Graph = load_graphs(str(path))[0][0]
-    for name in list(found.ndata):
-        if name.endswith("_mask"):
-            found.ndata[name] = found.ndata[name].bool()
-    return found
-
-
 class FraudDataset(OneGraphDataset):
     """Reviews or users, joined in three ways; some are fraudulent.
 
     Source: Dou et al., "Enhancing Graph Neural Network-based Fraud Detectors against Camouflaged
     Fraudsters", CIKM 2020, https://arxiv.org/abs/2008.08692. Read is ``YelpChi.mat`` or
-    ``Amazon.mat``.
-
-    Args:
-        name: ``"yelp"`` or ``"amazon"``.
-        raw_dir: As for `DGLDataset`.
-        random_seed: Decides the sets.
-        train_size: Share of the nodes to train on.
-        val_size: Share of the nodes to validate on.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The file is not there; the error says what belongs where.
-        ValueError: An unknown name, or shares that are more than 1.
+    ``Amazon.mat``; ``random_seed`` decides the sets.
     """
 
     file_urls: ClassVar[dict[str, str]] = {
@@ -496,45 +321,28 @@ class FraudDataset(OneGraphDataset):
                 f"{val_size})"
             )
         self.seed, self.train_size, self.val_size = random_seed, train_size, val_size
-        super().__init__(
-            name,
-            url=_get_dgl_url(self.file_urls[name]),
-            raw_dir=raw_dir,
-            hash_key=(random_seed, train_size, val_size),
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        hash_key = (random_seed, train_size, val_size)
+        url = get_dgl_url(self.file_urls[name])
+        super().__init__(name, url, raw_dir, hash_key, force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the file."""
         from scipy.io import loadmat
 
         file, ntype = self.file_names[self.name], self.node_name[self.name]
-        stored = loadmat(self._found([self.name], [file]) / file)
+        stored = loadmat(self._folder_with([file]) / file)
         ends = {relation: stored[relation].tocoo() for relation in self.relations[self.name]}
-        found = heterograph(
-            {
-                (ntype, relation, ntype): (
-                    torch.from_numpy(matrix.row.astype(np.int64)),
-                    torch.from_numpy(matrix.col.astype(np.int64)),
-                )
-                for relation, matrix in ends.items()
-            },
-            num_nodes_dict={ntype: stored["features"].shape[0]},
-        )
-        found.ndata["feature"] = torch.from_numpy(stored["features"].toarray().astype(np.float32))
-        found.ndata["label"] = torch.from_numpy(stored["label"].squeeze().astype(np.int64))
-        self.graph = self._g = found
-        count = found.num_nodes()
+        edges = {(ntype, name, ntype): _ids(m.row, m.col) for name, m in ends.items()}
+        g = heterograph(edges, num_nodes_dict={ntype: stored["features"].shape[0]})
+        g.ndata["feature"] = torch.from_numpy(stored["features"].toarray().astype(np.float32))
+        g.ndata["label"] = torch.from_numpy(stored["label"].squeeze().astype(np.int64))
+        self.graph = self._g = g
         # the first users of Amazon have no labels
-        nodes = np.arange(3305 if self.name == "amazon" else 0, count)
+        nodes = np.arange(3305 if self.name == "amazon" else 0, g.num_nodes())
         nodes = np.random.RandomState(self.seed).permutation(nodes)
         num_train, num_val = (int(s * len(nodes)) for s in (self.train_size, self.val_size))
         sets = np.split(nodes, [num_train, len(nodes) - num_val])
         for mask, ids in zip(("train_mask", "test_mask", "val_mask"), sets, strict=True):
-            found.ndata[mask] = torch.zeros(count, dtype=torch.bool)
-            found.ndata[mask][torch.from_numpy(ids)] = True
+            _set_mask(g, mask, torch.from_numpy(ids))
 
 
 class FraudYelpDataset(FraudDataset):
@@ -557,17 +365,6 @@ class KnowledgeGraphDataset(OneGraphDataset):
     Read are ``entities.dict``, ``relations.dict``, ``train.txt``, ``valid.txt`` and ``test.txt``.
     Edge fields are ``etype``, and ``train_mask``, ``val_mask``, ``test_mask``, which reversed edges
     have too where ``train_edge_mask``, ``valid_edge_mask`` and ``test_edge_mask`` leave them out.
-
-    Args:
-        reverse: Have the reverse of each edge, as a relation of its own.
-        raw_dir: As for `DGLDataset`.
-        force_reload: Accepted for DGL's scripts.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A triple of an unknown entity or relation.
     """
 
     _title = ""
@@ -583,20 +380,13 @@ class KnowledgeGraphDataset(OneGraphDataset):
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
         self.reverse = reverse
-        super().__init__(
-            self._title,
-            url=_get_dgl_url(f"dataset/{self._title}.tgz"),
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        url = get_dgl_url(f"dataset/{self._title}.tgz")
+        super().__init__(self._title, url, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         files = ["entities.dict", "relations.dict", "train.txt", "valid.txt", "test.txt"]
         inside = [f"{self.name}/{file}" for file in files]
-        folder = self._found([self.name], files, inside)
+        folder = self._folder_with(files, inside)
         folder = folder if (folder / files[0]).is_file() else folder / self.name
         entities, relations = (_numbers(folder / file) for file in files[:2])
         self.num_nodes, self.num_rels = len(entities), len(relations)
@@ -628,11 +418,7 @@ class WN18Dataset(KnowledgeGraphDataset):
 
 
 def load_knowledge_graph(dataset: str) -> KnowledgeGraphDataset:
-    """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``.
-
-    Raises:
-        ValueError: Another name.
-    """
+    """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``."""
     for kind in (WN18Dataset, FB15kDataset, FB15k237Dataset):
         if kind._title == dataset:
             return kind()
@@ -668,12 +454,14 @@ def _knowledge_graph(
         src, dst = torch.cat([src, dst]), torch.cat([dst, src])
         rel, both = torch.cat([rel, rel + num_rels]), torch.cat([member, member])
         member = torch.cat([member, torch.zeros_like(member)])
-    found = graph((src, dst), num_nodes=num_nodes)
-    for number, (own, of_both) in enumerate(
-        (("train", "train"), ("valid", "val"), ("test", "test")), 1
-    ):
-        found.edata[f"{own}_edge_mask"] = member == number
-        found.edata[f"{of_both}_mask"] = both == number
-    found.edata["etype"] = rel
-    found.ndata["ntype"] = torch.zeros(num_nodes, dtype=torch.int64)
-    return found
+    g = graph((src, dst), num_nodes=num_nodes)
+    names = (("train", "train"), ("valid", "val"), ("test", "test"))
+    for number, (own, of_both) in enumerate(names, 1):
+        g.edata[f"{own}_edge_mask"] = member == number
+        g.edata[f"{of_both}_mask"] = both == number
+    g.edata["etype"] = rel
+    g.ndata["ntype"] = torch.zeros(num_nodes, dtype=torch.int64)
+    return g
+
+
+CoraFull = CoraFullDataset

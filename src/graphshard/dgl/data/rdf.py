@@ -21,7 +21,9 @@ from ..._base.files import open_regular, read_text_regular
 from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import Graph, heterograph, load_graphs
-from .dgl_dataset import DGLBuiltinDataset, find_folder
+from .dgl_dataset import OneGraphDataset, find_folder
+
+__all__ = ["AIFBDataset", "AMDataset", "BGSDataset", "MUTAGDataset", "RDFGraphDataset"]
 
 _SPLITS = ("trainingSet.tsv", "testSet.tsv")
 _RENAMED = {"type": "rdftype", "rev-type": "rev-rdftype"}
@@ -40,7 +42,6 @@ class Term(NamedTuple):
 
     Args:
         kind: ``"blank"``, ``"iri"`` or ``"literal"``; they sort in this order.
-        text: The IRI or what the literal says.
     """
 
     kind: str
@@ -54,26 +55,12 @@ class Entity(NamedTuple):
     cls: str | None
 
 
-class RDFGraphDataset(DGLBuiltinDataset):
+class RDFGraphDataset(OneGraphDataset):
     """Base of the four: a typed graph with labels on the nodes of ``predict_category``.
 
-    Files are looked for in ``raw_dir`` and in folders in it that have the name of the data set
-    (``aifb-hetero``, or with ``_`` and a digest after it, as DGL names them). Read is what DGL has
-    saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt`` (N-Triples, or ``*.n3``
-    that have a whole triple in each line) with ``trainingSet.tsv`` and ``testSet.tsv``. Nothing is
-    downloaded or saved.
-
-    Args:
-        print_every: Accepted for DGL's scripts.
-        insert_reverse: Add ``rev-NAME`` for each relation.
-        raw_dir: Where files are looked for; by default as for `DGLDataset`.
-        force_reload: Do not read what DGL has saved.
-        verbose: Print what was read.
-        transform: As for `DGLDataset`.
-
-    Raises:
-        FileNotFoundError: The files are not there; the error says what belongs where.
-        ValueError: A line is no triple, or a file is damaged.
+    Read is what DGL has saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt``
+    (N-Triples, or ``*.n3`` that have a whole triple in each line) with ``trainingSet.tsv`` and
+    ``testSet.tsv``.
     """
 
     _title: str
@@ -89,38 +76,30 @@ class RDFGraphDataset(DGLBuiltinDataset):
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
         self._insert_reverse, self._predict_category = insert_reverse, self._category
-        super().__init__(
-            self._title,
-            None,
-            raw_dir=raw_dir,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+        super().__init__(self._title, None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
-        """Read the files."""
         saved = f"{self.name}_dgl_graph.bin"
         usual = self._insert_reverse and not self._force_reload
-        wanted = [[saved], _SPLITS] if usual else [_SPLITS]
-        folder = find_folder(self.raw_dir, [self.name], wanted)
+        file_sets = [[saved], _SPLITS] if usual else [_SPLITS]
+        folder = find_folder(self.raw_dir, [self.name], file_sets)
         if folder is None:
             raise FileNotFoundError(
                 f"{self.name} is not downloaded: put its triples (*.nt), {' and '.join(_SPLITS)}, "
                 f"or DGL's {saved}, into {Path(self.raw_dir) / self.name}"
             )
         if usual and (folder / saved).is_file():
-            self._hg = load_graphs(str(folder / saved))[0][0]
-            data = self._hg.nodes[self._predict_category].data
+            self._g = load_graphs(str(folder / saved))[0][0]
+            data = self._g.nodes[self._predict_category].data
             if "label" not in data:
                 data["label"] = data["labels"]
         else:
-            self._hg = self._built(folder)
-            data = self._hg.nodes[self._predict_category].data
+            self._g = self._built(folder)
+            data = self._g.nodes[self._predict_category].data
         self._num_classes = int(data["label"].max()) + 1 if len(data["label"]) else 0
         self._say(
-            f"{self.name}: {self._hg.num_nodes()} nodes of {len(self._hg.ntypes)} types, "
-            f"{self._hg.num_edges()} edges of {len(self._hg.canonical_etypes)} relations"
+            f"{self.name}: {self._g.num_nodes()} nodes of {len(self._g.ntypes)} types, "
+            f"{self._g.num_edges()} edges of {len(self._g.canonical_etypes)} relations"
         )
 
     @property
@@ -130,16 +109,11 @@ class RDFGraphDataset(DGLBuiltinDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:
         """The graph, with ``label``, ``train_mask`` and ``test_mask`` of ``predict_category``."""
-        return self._transformed(self._hg)
-
-    def __len__(self) -> int:
-        """1."""
-        return 1
+        return self._transformed(self._g)
 
     def parse_entity(self, term: Term) -> Entity | None:
         """The node that a term stands for; None for none."""
@@ -189,11 +163,11 @@ class RDFGraphDataset(DGLBuiltinDataset):
                 sides[1].append(dst)
         if self._predict_category not in counts:
             raise GraphValueError(f"{folder} has no entity of type {self._predict_category!r}")
-        found: Graph = heterograph(
+        g: Graph = heterograph(
             {etype: (torch.tensor(s), torch.tensor(d)) for etype, (s, d) in edges.items()}, counts
         )
-        self._set_labels(found, folder, numbers)
-        return found
+        self._set_labels(g, folder, numbers)
+        return g
 
     def _set_labels(self, g: Graph, folder: Path, numbers: dict[str, tuple[str, int]]) -> None:
         num_nodes = g.num_nodes(self._predict_category)
@@ -207,23 +181,19 @@ class RDFGraphDataset(DGLBuiltinDataset):
                     raise GraphValueError(f"{folder / file} has a line without 3 columns: {line!r}")
                 entity_at, class_at = self.split_columns()
                 entity = self.parse_entity(Term("iri", columns[entity_at]))
-                found = None
-                if entity is not None:
-                    found = numbers.get(f"{entity.cls}/{entity.id}")
-                if found is None or found[0] != self._predict_category:
+                key = "" if entity is None else f"{entity.cls}/{entity.id}"
+                ntype, node = numbers.get(key, (None, -1))
+                if ntype != self._predict_category:
                     self._say(f"{columns[entity_at]} has no edges and is left out")
                     continue
-                mask[found[1]] = True
-                labels[found[1]] = classes.setdefault(columns[class_at], len(classes))
+                mask[node] = True
+                labels[node] = classes.setdefault(columns[class_at], len(classes))
             data[name] = mask
         data["labels"] = data["label"] = torch.from_numpy(labels)
 
 
 class AIFBDataset(RDFGraphDataset):
-    """People, projects and publications of an institute; labels are groups of ``Personen``.
-
-    Arguments are those of `RDFGraphDataset`.
-    """
+    """People, projects and publications of an institute; labels are groups of ``Personen``."""
 
     _entities, _relations = "http://www.aifb.uni-karlsruhe.de/", "http://swrc.ontoware.org/"
     _left_out = (f"{_relations}ontology#employs", f"{_relations}ontology#affiliation")
@@ -247,10 +217,7 @@ class AIFBDataset(RDFGraphDataset):
 
 
 class MUTAGDataset(RDFGraphDataset):
-    """Molecules, their atoms and bonds; labels say which of ``d`` (compounds) are mutagenic.
-
-    Arguments are those of `RDFGraphDataset`.
-    """
+    """Molecules, their atoms and bonds; labels say which of ``d`` (compounds) are mutagenic."""
 
     _prefix = "http://dl-learner.org/carcinogenesis#"
 
@@ -263,8 +230,8 @@ class MUTAGDataset(RDFGraphDataset):
         if term.kind == "blank" or not term.text.startswith(self._prefix):
             return None
         name = term.text[len(self._prefix) :]
-        known = re.match(r"(d|bond)[0-9]", name)
-        return Entity(name, known[1] if known else None)
+        numbered = re.match(r"(d|bond)[0-9]", name)
+        return Entity(name, numbered[1] if numbered else None)
 
     def parse_relation(self, term: Term) -> str | None:
         """All but the one that tells the label."""
@@ -277,11 +244,7 @@ class MUTAGDataset(RDFGraphDataset):
     def typed(
         self, triple: tuple[Term, Term, Term], ends: tuple[Entity, Entity], relation: str
     ) -> tuple[Entity, Entity]:
-        """What a schema speaks of is of type SCHEMA; else an end without type has the relation's.
-
-        Raises:
-            ValueError: The source has no type.
-        """
+        """What a schema speaks of is of type SCHEMA; an end without type has the relation's."""
         subject, target = ends
         if not triple[1].text.startswith(self._prefix):
             target = target._replace(cls="SCHEMA")
@@ -292,10 +255,7 @@ class MUTAGDataset(RDFGraphDataset):
 
 
 class BGSDataset(RDFGraphDataset):
-    """Rock units of a geological survey; labels are their lithogenesis.
-
-    Arguments are those of `RDFGraphDataset`.
-    """
+    """Rock units of a geological survey; labels are their lithogenesis."""
 
     _prefix = "http://data.bgs.ac.uk/"
 
@@ -324,10 +284,7 @@ class BGSDataset(RDFGraphDataset):
 
 
 class AMDataset(RDFGraphDataset):
-    """Artifacts of a museum; labels are the categories of ``proxy``.
-
-    Arguments are those of `RDFGraphDataset`.
-    """
+    """Artifacts of a museum; labels are the categories of ``proxy``."""
 
     _prefix = "http://purl.org/collections/nl/am/"
 
@@ -364,9 +321,6 @@ def read_triples(path: Path) -> Iterator[tuple[Term, Term, Term]]:
 
     Source: https://www.w3.org/TR/n-triples/.
 
-    Args:
-        path: The file, in UTF-8.
-
     Raises:
         ValueError: A line is no triple.
     """
@@ -374,13 +328,13 @@ def read_triples(path: Path) -> Iterator[tuple[Term, Term, Term]]:
         for number, line in enumerate(file, 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            found = _TRIPLE.fullmatch(line.rstrip("\r\n"))
-            if found is None:
+            parts = _TRIPLE.fullmatch(line.rstrip("\r\n"))
+            if parts is None:
                 raise GraphValueError(
                     f"line {number} of {path} is not one triple of N-Triples ({line[:60]!r}); "
                     "convert the file to N-Triples"
                 )
-            yield _term(found[1], found[2]), _term(found[3]), _term(found[4], found[5], found[6])
+            yield _term(parts[1], parts[2]), _term(parts[3]), _term(parts[4], parts[5], parts[6])
 
 
 def _term(iri: str | None, blank: str | None = None, literal: str | None = None) -> Term:

@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.data import Subset
 
 from ..._base.files import (
     open_regular,
@@ -37,25 +38,11 @@ from ...errors import GraphTypeError, GraphValueError
 from ...graph import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
 
 __all__ = [
-    "Subset",
-    "add_nodepred_split",
-    "check_sha1",
-    "download",
-    "extract_archive",
-    "generate_mask_tensor",
-    "get_download_dir",
-    "idx2mask",
-    "load_graphs",
-    "load_info",
-    "load_labels",
-    "load_tensors",
-    "loadtxt",
-    "makedirs",
-    "save_graphs",
-    "save_info",
-    "save_tensors",
-    "split_dataset",
-]
+    "Subset", "add_nodepred_split", "check_sha1", "download", "extract_archive",
+    "generate_mask_tensor", "get_download_dir", "idx2mask", "load_graphs", "load_info",
+    "load_labels", "load_tensors", "loadtxt", "makedirs", "save_graphs", "save_info",
+    "save_tensors", "split_dataset",
+]  # fmt: skip
 
 
 _MARK = "__graphshard__"
@@ -68,7 +55,6 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
     its metadata.
 
     Args:
-        path: The file.
         info: Numbers, strings, None, tensors, arrays, and lists and dictionaries of those.
             Tuples are read back as lists, NumPy's numbers as Python's.
 
@@ -92,9 +78,6 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
 def load_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `save_info` wrote.
 
-    Args:
-        path: The file.
-
     Raises:
         FileNotFoundError: There is none.
         ValueError: It is none of these, as where DGL wrote it.
@@ -105,13 +88,13 @@ def load_info(path: str | os.PathLike[str]) -> dict[str, Any]:
             size = int.from_bytes(file.read(8), "little")  # of a safetensors file's header
         if 8 + size <= os.path.getsize(path):
             with safe_open(os.fspath(path), "pt") as stored:
-                found = parse_json((stored.metadata() or {}).get(_MARK, ""))
+                content = parse_json((stored.metadata() or {}).get(_MARK, ""))
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         else:
-            found = read_json_regular(path)
-        if not isinstance(found, dict):
+            content = read_json_regular(path)
+        if not isinstance(content, dict):
             raise ValueError("it holds no dictionary")
-        return {key: _read(value, tensors) for key, value in found.items()}
+        return {key: _read(value, tensors) for key, value in content.items()}
     except (ValueError, KeyError, IndexError, TypeError, SafetensorError) as error:
         raise GraphValueError(
             f"{os.fspath(path)} is not what save_info writes ({error}); DGL's are pickles, which "
@@ -180,16 +163,7 @@ def download(
     """The file of a URL, which must lie on disk already: nothing is downloaded.
 
     Args:
-        url: Where the file can be had.
-        path: The file, or a folder that holds it; by default the working directory.
         overwrite: Accepted for DGL's scripts, as are the last three.
-        sha1_hash: What the file must have as its SHA-1.
-        retries: See ``overwrite``.
-        verify_ssl: See ``overwrite``.
-        log: See ``overwrite``.
-
-    Returns:
-        The file.
 
     Raises:
         FileNotFoundError: It is not there; the error says what to get, and where it belongs.
@@ -223,11 +197,6 @@ def extract_archive(
     file: str | os.PathLike[str], target_dir: str | os.PathLike[str], overwrite: bool = False
 ) -> None:
     """Unpack a ``.zip``, ``.tar``, ``.tar.gz``, ``.tgz`` or ``.gz`` file.
-
-    Args:
-        file: The file.
-        target_dir: Folder for what is in it; made.
-        overwrite: Unpack also where the folder is there.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -275,8 +244,6 @@ def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> 
     """A table of numbers, ``[num_rows, num_columns]``, as an array.
 
     Args:
-        path: The file.
-        delimiter: What stands between columns.
         dtype: Of the array; by default int64 if every number is whole, else float64.
     """
     text = read_text_regular(path)
@@ -285,48 +252,13 @@ def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> 
     return np.loadtxt(text.splitlines(), delimiter=delimiter, dtype=dtype, ndmin=2)
 
 
-class Subset:
-    """Some items of a data set.
-
-    Args:
-        dataset: The data set.
-        indices: Which items.
-    """
-
-    def __init__(self, dataset: Any, indices: Any) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __getitem__(self, item: int) -> Any:
-        """The item of that place among the indices."""
-        return self.dataset[self.indices[item]]
-
-    def __len__(self) -> int:
-        """Number of items."""
-        return len(self.indices)
-
-
 def split_dataset(
     dataset: Any,
     frac_list: Sequence[float] | None = None,
     shuffle: bool = False,
     random_state: int | None = None,
-) -> list[Subset]:
-    """Split a data set into parts.
-
-    Args:
-        dataset: What has ``__len__`` and ``__getitem__``.
-        frac_list: Share of each part, together 1; by default 0.8, 0.1 and 0.1. The last part has
-            what remains.
-        shuffle: Whether to take items in random order.
-        random_state: Seed of that order; None takes one of NumPy's.
-
-    Raises:
-        ValueError: The shares are not together 1.
-
-    Example:
-        >>> [len(part) for part in split_dataset(range(10), [0.5, 0.3, 0.2])]
-        [5, 3, 2]
-    """
+) -> list[Subset[Any]]:
+    """Split a data set into parts."""
     shares = np.asarray([0.8, 0.1, 0.1] if frac_list is None else frac_list, dtype=float)
     if not np.allclose(shares.sum(), 1.0):
         raise GraphValueError(f"frac_list must be together 1 (got {shares.sum():.4f})")
@@ -335,23 +267,12 @@ def split_dataset(
     order = np.arange(len(dataset))
     if shuffle:
         order = np.random.RandomState(random_state).permutation(len(dataset))
-    stops = sizes.cumsum()
-    return [
-        Subset(dataset, order[stop - size : stop]) for stop, size in zip(stops, sizes, strict=True)
-    ]
+    parts: Any = np.split(order, sizes.cumsum()[:-1])
+    return [Subset(dataset, part) for part in parts]
 
 
 def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None = None) -> None:
-    """Give the nodes of each graph ``train_mask``, ``val_mask`` and ``test_mask``, at random.
-
-    Args:
-        dataset: The graphs, which are changed; NumPy's generator draws.
-        ratio: Shares of the training and validation nodes, and a third; what remains is for tests.
-        ntype: The type of the nodes, if there are several.
-
-    Raises:
-        ValueError: Not three shares.
-    """
+    """Give the nodes of each graph ``train_mask``, ``val_mask`` and ``test_mask``, at random."""
     if len(ratio) != 3:
         raise GraphValueError(f"ratio must have three numbers (got {ratio!r})")
     for number in range(len(dataset)):
@@ -367,35 +288,19 @@ def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None =
 
 
 def idx2mask(idx: Any, len: int) -> np.ndarray:
-    """An array of zeros with ones at some places.
-
-    Args:
-        idx: The places.
-        len: Its length.
-    """
+    """An array of zeros with ones at some places."""
     mask = np.zeros(len)
     mask[idx] = 1
     return mask
 
 
 def generate_mask_tensor(mask: np.ndarray) -> Tensor:
-    """A bool tensor of an array.
-
-    Args:
-        mask: The array.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """A bool tensor of an array."""
     if not isinstance(mask, np.ndarray):
         raise GraphTypeError(f"mask must be a NumPy array (got {type(mask).__name__})")
     return torch.from_numpy(mask.astype(bool))
 
 
 def makedirs(path: str | os.PathLike[str]) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Args:
-        path: The folder.
-    """
+    """Make a folder and those above it, where they are not there."""
     os.makedirs(os.path.expanduser(os.path.normpath(path)), exist_ok=True)

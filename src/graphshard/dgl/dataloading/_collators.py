@@ -19,13 +19,7 @@ from ...sampling.sampler import EdgePredictionSampler, Exclude
 
 
 class ItemCollator:
-    """Base of both.
-
-    Args:
-        g: The graph.
-        ids: Ids, or type to ids.
-        kinds: The types that ids may have.
-    """
+    """Base of both."""
 
     def __init__(self, g: Any, ids: Any, kinds: Sequence[Any]) -> None:
         if not isinstance(ids, Mapping) and len(kinds) != 1:
@@ -55,11 +49,7 @@ class ItemCollator:
 
 
 class TypedItems:
-    """Ids of several types as a list of pairs, one type after another.
-
-    Args:
-        ids: Type to ids.
-    """
+    """Ids of several types as a list of pairs, one type after another."""
 
     def __init__(self, ids: Mapping[Any, Any]) -> None:
         self._ids = {kind: torch.as_tensor(some) for kind, some in ids.items()}
@@ -67,26 +57,18 @@ class TypedItems:
     def __len__(self) -> int:
         return sum(len(ids) for ids in self._ids.values())
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
-        if not 0 <= place < len(self):
-            raise IndexError(f"an item must be in [0, {len(self)}) (got {place})")
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"an item must be in [0, {len(self)}) (got {index})")
         for kind, ids in self._ids.items():
-            if place < len(ids):
-                return kind, int(ids[place])
-            place -= len(ids)
+            if index < len(ids):
+                return kind, int(ids[index])
+            index -= len(ids)
         raise AssertionError
 
 
 class NodeCollator(ItemCollator):
     """Makes batches of nodes.
-
-    Args:
-        g: The graph, or a `graphshard.servers.DistGraph`.
-        nids: Ids of nodes, or type to ids.
-        graph_sampler: Draws blocks.
-
-    Raises:
-        TypeError: Ids without a type on a graph of several.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -105,30 +87,12 @@ class NodeCollator(ItemCollator):
         self.nids, self.graph_sampler = nids, graph_sampler
 
     def collate(self, items: Any) -> Any:
-        """The batch of some items: ``(input_nodes, output_nodes, blocks)``.
-
-        Args:
-            items: Ids, or pairs of a type and an id.
-        """
+        """The batch of some items: ``(input_nodes, output_nodes, blocks)``."""
         return self.graph_sampler.sample(self.g, self.ids_of(items))
 
 
 class EdgeCollator(ItemCollator):
-    """Makes batches of edges.
-
-    Args:
-        g: The graph, or a `graphshard.servers.DistGraph`.
-        eids: Ids of edges, or relation to ids.
-        graph_sampler: Draws blocks for nodes.
-        g_sampling: As for `EdgePredictionSampler`.
-        exclude: As for `EdgePredictionSampler`.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
-        negative_sampler: As for `EdgePredictionSampler`.
-
-    Raises:
-        TypeError: Ids without a relation on a graph of several.
-    """
+    """Makes batches of edges."""
 
     def __init__(
         self,
@@ -153,9 +117,5 @@ class EdgeCollator(ItemCollator):
         )
 
     def collate(self, items: Any) -> Any:
-        """The batch of some items: ``(input_nodes, pair_graph, [negative_pair_graph,] blocks)``.
-
-        Args:
-            items: Ids, or pairs of a relation and an id.
-        """
+        """The batch of some items: ``(input_nodes, pair_graph, [negative_pair_graph,] blocks)``."""
         return self.graph_sampler.sample(self.g, self.ids_of(items))

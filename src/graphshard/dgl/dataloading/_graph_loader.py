@@ -25,10 +25,6 @@ class GraphCollator:
         Args:
             items: Graphs, tensors, arrays, numbers or strings, or tuples, lists or dictionaries of
                 those, all built alike.
-
-        Raises:
-            TypeError: An item is something else.
-            ValueError: Items of several lengths.
         """
         first = items[0]
         if isinstance(first, Graph):
@@ -61,13 +57,8 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
     """torch's loader over a data set of graphs, each batch of which is one batched graph.
 
     Args:
-        dataset: A data set of torch, such as a `graphshard.dgl.data.DGLDataset`, or what has
-            ``__getitem__`` and ``__len__``.
-        collate_fn: Makes a batch of items; by default `GraphCollator.collate`.
         use_ddp: Share the items among the ranks of the default process group; some come twice
             where they do not divide, as with torch's `DistributedSampler`.
-        ddp_seed: Of the order, where ``use_ddp`` and ``shuffle`` are set.
-        **kwargs: As for torch's loader.
 
     Example:
         >>> from graphshard.dgl.data import MiniGCDataset
@@ -98,11 +89,7 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, collate_fn=collate_fn, **kwargs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's order is next, where ``use_ddp`` is set.
-
-        Raises:
-            DGLError: ``use_ddp`` is not set.
-        """
+        """Which epoch's order is next, where ``use_ddp`` is set."""
         if not self.use_ddp:
             raise GraphValueError("set_epoch is for loaders with use_ddp=True")
         self.dist_sampler.set_epoch(epoch)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..._base.typing import EType
 from ...sampling.sampler import find_exclude_eids
 
 
+@dataclass(repr=False, eq=False)
 class SpotTarget:
     """For ``exclude`` of an edge sampler: excludes edges that have an end of low degree.
 
@@ -21,25 +23,13 @@ class SpotTarget:
 
     Source: Zhu et al., "SpotTarget: Rethinking the Effect of Target Edges for Link Prediction in
     Graph Neural Networks", https://arxiv.org/abs/2306.00899.
-
-    Args:
-        g: A graph of this process, of one relation.
-        exclude: As for `EdgePredictionSampler`: how those edges are excluded.
-        degree_threshold: Edges are excluded if an end has fewer in-edges.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
     """
 
-    def __init__(
-        self,
-        g: Any,
-        exclude: Any,
-        degree_threshold: int = 10,
-        reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
-        reverse_etypes: Mapping[EType, EType] | None = None,
-    ) -> None:
-        self.g, self.exclude, self.degree_threshold = g, exclude, degree_threshold
-        self.reverse_eids, self.reverse_etypes = reverse_eids, reverse_etypes
+    g: Any
+    exclude: Any
+    degree_threshold: int = 10
+    reverse_eids: Tensor | Mapping[EType, Tensor] | None = None
+    reverse_etypes: Mapping[EType, EType] | None = None
 
     def __call__(self, seed_edges: Tensor) -> Any:
         """Ids of the edges to exclude for a batch of edges."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,10 +18,9 @@ from torch import Tensor
 from ..._base.files import check_regular
 from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
-from ...graph import EID, NID, Graph, node_subgraph
+from ...graph import EID, NID, Graph, node_subgraph, remove_edges
 from ...graph.structure import by_first_occurrence
 from ...ops import Adjacency
-from ...partition import UndirectedGraph, metis_partition
 from ...sampling.graph_store import graph_store_of
 from ...sampling.lazy_features import (
     FeatureNames,
@@ -42,6 +39,7 @@ from ...sampling.sampler import (
     only_if_plain,
 )
 from ..sampling.walks import ONE_OUT_EDGE, walks_along
+from ..transforms._partition import metis_partition_assignment
 
 
 class SubgraphSampler(Sampler):
@@ -53,8 +51,6 @@ class SubgraphSampler(Sampler):
     Args:
         prefetch_ndata: Names of node features that a loader gathers ahead of the training loop; on
             a typed graph also node type to names.
-        prefetch_edata: The same for edge features.
-        output_device: Where the subgraph shall be; by default where the graph is.
     """
 
     def __init__(
@@ -68,28 +64,20 @@ class SubgraphSampler(Sampler):
         self.output_device = output_device
 
     def induced(self, g: Graph, nodes: dict[str, Tensor]) -> Graph:
-        """The subgraph of some nodes, each of them once, with ids and without features.
-
-        Args:
-            g: The graph.
-            nodes: Node type to ids.
-
-        Raises:
-            ValueError: Features are named that the graph does not have.
-        """
+        """The subgraph of some nodes, each of them once, with ids and without features."""
         named = self.prefetch_ndata, self.prefetch_edata
         check_named(lambda t: g.nodes[t].data, g.ntypes, named[0], "prefetch_ndata")
         check_named(lambda t: g.edges[t].data, g.canonical_etypes, named[1], "prefetch_edata")
-        found: Graph = node_subgraph(without_features(g), nodes)
-        return found
+        subgraph: Graph = node_subgraph(without_features(g), nodes)
+        return subgraph
 
-    def with_features(self, g: Graph, found: Graph) -> Graph:
+    def with_features(self, g: Graph, subgraph: Graph) -> Graph:
         """A subgraph that has ids, with the features of the graph, where batches shall be."""
         for ntype in g.ntypes:
-            set_lazy(g.nodes[ntype].data, found.nodes[ntype].data, NID)
+            set_lazy(g.nodes[ntype].data, subgraph.nodes[ntype].data, NID)
         for etype in g.canonical_etypes:
-            set_lazy(g.edges[etype].data, found.edges[etype].data, EID)
-        return found if self.output_device is None else found.to(self.output_device)
+            set_lazy(g.edges[etype].data, subgraph.edges[etype].data, EID)
+        return subgraph if self.output_device is None else subgraph.to(self.output_device)
 
     def prefetch(self, batch: Any) -> None:
         """Gather the features that were named, for a batch that ``sample`` returned."""
@@ -107,11 +95,6 @@ class ShaDowKHopSampler(SubgraphSampler):
     Args:
         fanouts: Neighbours per node, one number (or relation to number) per hop, the last for the
             seeds; -1 for all.
-        replace: Draw with replacement.
-        prob: Name of an edge feature; neighbours are drawn in proportion to it.
-        prefetch_node_feats: As ``prefetch_ndata`` of `SubgraphSampler`.
-        prefetch_edge_feats: As ``prefetch_edata`` of `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -147,42 +130,35 @@ class ShaDowKHopSampler(SubgraphSampler):
         have the same in-edges, and out-edges leave from the first.
 
         Args:
-            g: A graph of this process.
-            seed_nodes: Node ids, or node type to ids.
             exclude_eids: Ids of edges that must neither be drawn nor be in the subgraph, or
                 relation to ids.
-            draw_seed: Which draw to make; by default one from torch's generator.
 
         Returns:
             ``(input_nodes, output_nodes, subgraph)``: the subgraph's nodes, which begin with the
             seeds; the seeds; and the subgraph.
-
-        Raises:
-            TypeError: Ids without a type on a graph of several types.
-            ValueError: Ids that are out of range.
         """
         store = graph_store_of(g)
         seeds = by_type(store, seed_nodes, "seed_nodes")
         excluded = by_relation(store, exclude_eids, "exclude_eids")
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         blocks = self._sampler.draw(store, seeds, draw_seed, excluded=excluded, with_eids=False)
-        found = {t: blocks[0].srcnodes[t].data[NID] for t in g.ntypes}
-        distinct = {t: by_first_occurrence(ids) for t, ids in found.items()}
+        drawn = {t: blocks[0].srcnodes[t].data[NID] for t in g.ntypes}
+        distinct = {t: by_first_occurrence(ids) for t, ids in drawn.items()}
         subgraph = self.induced(g, distinct)
-        if any(len(ids) < len(found[t]) for t, ids in distinct.items()):
-            subgraph = _repeated(subgraph, found, distinct)
+        if any(len(ids) < len(drawn[t]) for t, ids in distinct.items()):
+            subgraph = _repeated(subgraph, drawn, distinct)
         subgraph = _without(subgraph, excluded or {})
         is_plain = len(g.ntypes) == 1 and not isinstance(seed_nodes, dict)
         given = only_if_plain(seeds) if is_plain else seeds
-        return only_if_plain(found), given, self.with_features(g, subgraph)
+        return only_if_plain(drawn), given, self.with_features(g, subgraph)
 
 
-def _repeated(subgraph: Graph, found: dict[str, Tensor], distinct: dict[str, Tensor]) -> Graph:
-    """A subgraph of distinct nodes with a node for each time that one was found."""
+def _repeated(subgraph: Graph, drawn: dict[str, Tensor], distinct: dict[str, Tensor]) -> Graph:
+    """A subgraph of distinct nodes with a node for each time that one was drawn."""
     rows, first = {}, {}
-    for ntype, ids in found.items():
-        ascending, places = torch.sort(distinct[ntype])
-        rows[ntype] = places[torch.searchsorted(ascending, ids)]
+    for ntype, ids in drawn.items():
+        ascending, order = torch.sort(distinct[ntype])
+        rows[ntype] = order[torch.searchsorted(ascending, ids)]
         at = torch.arange(len(ids), device=ids.device)
         none = torch.full_like(distinct[ntype], len(ids), dtype=torch.int64)
         first[ntype] = none.scatter_reduce(0, rows[ntype], at, "amin").to(ids.dtype)
@@ -195,13 +171,13 @@ def _repeated(subgraph: Graph, found: dict[str, Tensor], distinct: dict[str, Ten
         relations[etype] = Adjacency(
             first[etype[0]][src.long()],
             dst.to(subgraph.idtype),
-            len(found[etype[0]]),
+            len(drawn[etype[0]]),
             len(near),
             check=False,
         )
         eids[etype] = subgraph.edges[etype].data[EID][edges.long()]
-    new = Graph({ntype: len(ids) for ntype, ids in found.items()}, relations)
-    for ntype, ids in found.items():
+    new = Graph({ntype: len(ids) for ntype, ids in drawn.items()}, relations)
+    for ntype, ids in drawn.items():
         new.nodes[ntype].data[NID] = ids
     for etype, ids in eids.items():
         new.edges[etype].data[EID] = ids
@@ -210,25 +186,11 @@ def _repeated(subgraph: Graph, found: dict[str, Tensor], distinct: dict[str, Ten
 
 def _without(subgraph: Graph, excluded: dict[CanonicalEType, Tensor]) -> Graph:
     """A subgraph without edges of some ids of the graph that it is from."""
-    kept = {
-        etype: ~torch.isin(subgraph.edges[etype].data[EID], ids) for etype, ids in excluded.items()
-    }
-    if all(bool(mask.all()) for mask in kept.values()):
-        return subgraph
-    relations = {}
-    for etype, adjacency in zip(subgraph.canonical_etypes, subgraph.relations, strict=True):
-        relations[etype] = adjacency
-        if etype in kept:
-            src, dst = (side[kept[etype]] for side in adjacency.coo())
-            num_src, num_dst = subgraph.num_nodes(etype[0]), subgraph.num_nodes(etype[2])
-            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
-    new = Graph({t: subgraph.num_nodes(t) for t in subgraph.ntypes}, relations)
-    for ntype in subgraph.ntypes:
-        new.nodes[ntype].data[NID] = subgraph.nodes[ntype].data[NID]
-    for etype in subgraph.canonical_etypes:
-        ids = subgraph.edges[etype].data[EID]
-        new.edges[etype].data[EID] = ids[kept[etype]] if etype in kept else ids
-    return new
+    eids = {}
+    for etype, ids in excluded.items():
+        is_excluded = torch.isin(subgraph.edges[etype].data[EID], ids)
+        eids[etype] = is_excluded.nonzero().squeeze(1).to(subgraph.idtype)
+    return remove_edges(subgraph, eids) if any(map(len, eids.values())) else subgraph
 
 
 # In the place of a layer's index in `DrawSeed.key`.
@@ -248,13 +210,6 @@ class SAINTSampler(SubgraphSampler):
             takes the nodes on random walks from nodes drawn uniformly.
         budget: How many nodes or edges are drawn, with replacement; for walks a pair, how many and
             how long.
-        cache: Keep what depends on the graph alone from batch to batch.
-        prefetch_ndata: As for `SubgraphSampler`.
-        prefetch_edata: As for `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
-
-    Raises:
-        DGLError: Another mode, or a budget that does not fit it.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -285,19 +240,10 @@ class SAINTSampler(SubgraphSampler):
             )
         self.mode, self.budget, self.cache = mode, budget, cache
         self._numbers = numbers
-        self._kept: tuple[weakref.ref[Graph], Tensor] | None = None
+        self._last_sums: tuple[weakref.ref[Graph], Tensor] | None = None
 
     def sample(self, g: Graph, indices: Any = None, draw_seed: DrawSeed | None = None) -> Graph:
-        """A subgraph of ``g``.
-
-        Args:
-            g: A graph of this process, of one node type and one relation.
-            indices: Without effect: what a loader iterates over only counts batches.
-            draw_seed: Which draw to make; by default one from torch's generator.
-
-        Raises:
-            DGLError: A graph of several types.
-        """
+        """A subgraph of ``g``."""
         if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
             raise GraphValueError(
                 f"SAINTSampler takes a graph of one relation (got {g.canonical_etypes}); make one "
@@ -319,25 +265,25 @@ class SAINTSampler(SubgraphSampler):
             roots = roots.to(device=g.device, dtype=g.idtype)
             traces, _ = walks_along(g, roots, path, options, None, draw_seed)
             nodes = traces[traces >= 0]
-        found = self.induced(g, {g.ntypes[0]: nodes.unique().to(g.idtype)})
-        return self.with_features(g, found)
+        subgraph = self.induced(g, {g.ntypes[0]: nodes.unique().to(g.idtype)})
+        return self.with_features(g, subgraph)
 
     def _drawn(
         self, g: Graph, weights: Callable[[Graph], Tensor], generator: torch.Generator
     ) -> Tensor:
         """Places drawn in proportion to weights, with replacement."""
-        kept = self._kept
-        if kept is not None and kept[0]() is g:
-            sums = kept[1]
+        last = self._last_sums
+        if last is not None and last[0]() is g:
+            sums = last[1]
         else:
             sums = weights(g).double().cumsum(0)
             if self.cache:
-                self._kept = weakref.ref(g), sums
+                self._last_sums = weakref.ref(g), sums
         if sums.numel() == 0:
             return sums.long()
         drawn = torch.rand(self._numbers[0], generator=generator, dtype=torch.float64)
-        places = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
-        return places.clamp_(max=len(sums) - 1)
+        indices = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
+        return indices.clamp_(max=len(sums) - 1)
 
 
 def _node_weights(g: Graph) -> Tensor:
@@ -360,16 +306,10 @@ class ClusterGCNSampler(SubgraphSampler):
     Convolutional Networks", KDD 2019, https://arxiv.org/abs/1905.07953.
 
     Args:
-        g: A graph of this process, of one node type and one relation.
         k: Number of clusters; a loader over this sampler iterates over ``torch.arange(k)``.
         cache_path: File that keeps the clusters (safetensors); what is there is used again. None
             keeps none.
         balance_ntypes: ``[num_nodes]`` a class for each node; clusters get alike many of each.
-        balance_edges: Clusters get alike many edges.
-        mode: ``"k-way"`` or ``"recursive"`` bisection.
-        prefetch_ndata: As for `SubgraphSampler`.
-        prefetch_edata: As for `SubgraphSampler`.
-        output_device: As for `SubgraphSampler`.
 
     Raises:
         DGLError: A graph of several types, another mode, or a file at ``cache_path`` that holds no
@@ -408,30 +348,20 @@ class ClusterGCNSampler(SubgraphSampler):
             raise GraphValueError(f"mode must be 'k-way' or 'recursive' (got {mode!r})")
         path = None if cache_path is None else Path(cache_path)
         if path is not None and path.exists():
-            kept = _read(path, k, g.num_nodes())
+            clusters = _read(path, k, g.num_nodes())
         else:
-            parts = torch.from_numpy(_clusters(g, k, balance_ntypes, balance_edges, mode))
+            parts = _clusters(g, k, balance_ntypes, balance_edges, mode)
             sizes = torch.bincount(parts, minlength=k)
             offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            kept = {
-                "partition_offset": offset,
-                "partition_node_ids": torch.argsort(parts, stable=True),
-            }
+            order = torch.argsort(parts, stable=True)
+            clusters = {"partition_offset": offset, "partition_node_ids": order}
             if path is not None:
-                _write(kept, path)
-        self.partition_offset = kept["partition_offset"]
-        self.partition_node_ids = kept["partition_node_ids"]
+                _write(clusters, path)
+        self.partition_offset = clusters["partition_offset"]
+        self.partition_node_ids = clusters["partition_node_ids"]
 
     def sample(self, g: Graph, partition_ids: Any) -> Graph:
-        """The graph of all nodes of some clusters.
-
-        Args:
-            g: The graph that was divided.
-            partition_ids: Numbers of clusters, each once.
-
-        Raises:
-            DGLError: A cluster that is not there, or is given twice.
-        """
+        """The graph of all nodes of some clusters."""
         numbers = torch.as_tensor(partition_ids).reshape(-1).tolist()
         offset = self.partition_offset.tolist()
         if any(not 0 <= number < len(offset) - 1 for number in numbers):
@@ -442,44 +372,32 @@ class ClusterGCNSampler(SubgraphSampler):
         return self.with_features(g, self.induced(g, {g.ntypes[0]: nodes}))
 
 
-def _clusters(
-    g: Graph, k: int, balance_ntypes: Any, balance_edges: bool, mode: str
-) -> npt.NDArray[np.int64]:
+def _clusters(g: Graph, k: int, balance_ntypes: Any, balance_edges: bool, mode: str) -> Tensor:
     num_nodes = g.num_nodes()
     if k == 1 or num_nodes <= k:
-        alone: npt.NDArray[np.int64] = np.arange(num_nodes, dtype=np.int64) % k
-        return alone
-    columns: list[npt.NDArray[np.int64]] = []
+        return torch.arange(num_nodes) % k
     if balance_ntypes is not None:
-        classes = torch.as_tensor(balance_ntypes).cpu().numpy()
-        if classes.shape != (num_nodes,):
+        shape = torch.as_tensor(balance_ntypes).shape
+        if shape != (num_nodes,):
             raise GraphValueError(
                 f"balance_ntypes must have one class for each of {num_nodes} nodes (got shape "
-                f"{classes.shape})"
+                f"{tuple(shape)})"
             )
-        columns += [(classes == one).astype(np.int64) for one in np.unique(classes)]
-    if balance_edges:
-        columns.append(g.in_degrees().cpu().numpy().astype(np.int64))
-    weights = np.stack(columns, 1) if columns else None
-    undirected = UndirectedGraph.from_edges([g.cpu().edges()], num_nodes)
-    return metis_partition(
-        undirected,
-        k,
-        node_weights=weights,
-        method="kway" if mode == "k-way" else "recursive",
-    )
+    return metis_partition_assignment(g.long(), k, balance_ntypes, balance_edges, mode)
 
 
 def _read(path: Path, k: int, num_nodes: int) -> dict[str, Tensor]:
     cure = f"remove {path}, or give another cache_path"
     try:
         check_regular(path)
-        kept = load_file(path)
+        clusters = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise GraphValueError(f"the file of clusters cannot be read ({error}); {cure}") from None
-    if set(kept) != _KEYS or any(x.dim() != 1 or x.dtype != torch.int64 for x in kept.values()):
-        raise GraphValueError(f"the file holds no clusters (it has {sorted(kept)}); {cure}")
-    offset, nodes = kept["partition_offset"], kept["partition_node_ids"]
+    if set(clusters) != _KEYS or any(
+        x.dim() != 1 or x.dtype != torch.int64 for x in clusters.values()
+    ):
+        raise GraphValueError(f"the file holds no clusters (it has {sorted(clusters)}); {cure}")
+    offset, nodes = clusters["partition_offset"], clusters["partition_node_ids"]
     if len(offset) != k + 1:
         raise GraphValueError(f"the file has {len(offset) - 1} clusters and not k={k}; {cure}")
     rising = int(offset[0]) == 0 and bool((offset.diff() >= 0).all())
@@ -489,16 +407,12 @@ def _read(path: Path, k: int, num_nodes: int) -> dict[str, Tensor]:
         )
     if not torch.equal(nodes.sort().values, torch.arange(num_nodes)):
         raise GraphValueError(f"the file does not have each node in one cluster; {cure}")
-    return kept
+    return clusters
 
 
-def _write(kept: dict[str, Tensor], path: Path) -> None:
+def _write(clusters: dict[str, Tensor], path: Path) -> None:
     """Whole or not at all, also where several processes write at a time."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(kept, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        whole = Path(folder) / path.name
+        save_file(clusters, whole)
+        os.replace(whole, path)

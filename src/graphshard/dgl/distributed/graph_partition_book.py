@@ -26,11 +26,6 @@ class IdMap:
     Args:
         id_ranges: Type -> ``[num_parts, 2]``, first id of the type in each part and the one after
             its last: the ``node_map`` or ``edge_map`` of a partition.
-
-    Example:
-        >>> ranges = {"a": torch.tensor([[0, 2], [5, 6]]), "b": torch.tensor([[2, 5], [6, 9]])}
-        >>> IdMap(ranges)(torch.tensor([0, 3, 5, 8]))
-        (tensor([0, 1, 0, 1]), tensor([0, 1, 2, 5]))
     """
 
     def __init__(self, id_ranges: Mapping[object, Tensor]) -> None:
@@ -44,20 +39,13 @@ class IdMap:
 
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Number of the type, and id within it, of each id."""
-        place = torch.searchsorted(self._starts, ids, right=True) - 1
+        row = torch.searchsorted(self._starts, ids, right=True) - 1
         # a type without ids in a part starts where the next one does
-        return place % self.num_types, ids - self._starts[place] + self._first[place]
+        return row % self.num_types, ids - self._starts[row] + self._first[row]
 
 
 __all__ = [
-    "DEFAULT_ETYPE",
-    "DEFAULT_NTYPE",
-    "EdgePartitionPolicy",
-    "GraphPartitionBook",
-    "HeteroDataName",
-    "IdMap",
-    "NodePartitionPolicy",
-    "PartitionPolicy",
-    "RangePartitionBook",
+    "DEFAULT_ETYPE", "DEFAULT_NTYPE", "EdgePartitionPolicy", "GraphPartitionBook",
+    "HeteroDataName", "IdMap", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook",
     "_etype_tuple_to_str",
-]
+]  # fmt: skip

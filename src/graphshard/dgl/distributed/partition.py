@@ -8,12 +8,9 @@ from ...graph import EID, ETYPE, NID, NTYPE, Graph
 from ...partition import load_partition, load_partition_book, load_partition_feats, partition_graph
 
 __all__ = [
-    "RESERVED_FIELD_DTYPE",
-    "load_partition",
-    "load_partition_book",
-    "load_partition_feats",
+    "RESERVED_FIELD_DTYPE", "load_partition", "load_partition_book", "load_partition_feats",
     "partition_graph",
-]
+]  # fmt: skip
 
 RESERVED_FIELD_DTYPE = {
     "inner_node": torch.bool,

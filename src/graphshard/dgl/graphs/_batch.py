@@ -17,6 +17,8 @@ from ...graph.message_passing import frames_of
 from ...graph.structure import ALL, EID, NID, is_all
 from ...ops import Adjacency
 
+__all__ = ["batch", "merge", "slice_batch", "unbatch"]
+
 
 def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     """One graph that holds several, one behind another: nodes and edges are numbered anew.
@@ -26,7 +28,6 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
             batch may be batched again: its graphs become graphs of the new one.
         ndata: Names of the node features to carry over; all by default, None for none. Graphs
             without nodes of a type need not have its features.
-        edata: The same for edge features.
 
     Returns:
         The batched graph; ``batch_num_nodes`` and ``batch_num_edges`` tell its graphs apart.
@@ -41,21 +42,8 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         >>> both.edges(), both.batch_num_nodes()
         ((tensor([0, 2, 3]), tensor([1, 4, 4])), tensor([2, 3]))
     """
-    given = list(graphs)
-    if not given:
-        raise GraphValueError("batch needs at least one graph (got none)")
+    given = _alike(graphs, "batch", "graphs of a batch")
     some = given[0]
-    for g in given:
-        if not isinstance(g, Graph):
-            raise GraphTypeError(
-                f"batch takes graphs (got {type(g).__name__}); of a block, block_to_graph makes one"
-            )
-        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
-            if getattr(g, what) != getattr(some, what):
-                raise GraphValueError(
-                    f"graphs of a batch must have the same {what} (got {getattr(some, what)} and "
-                    f"{getattr(g, what)})"
-                )
     schema = some._schema
     sizes = [[[frame.num_rows for frame in side] for side in frames_of(g)] for g in given]
     starts = [  # per side and type, where each graph begins
@@ -89,6 +77,26 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     return new
 
 
+def _alike(graphs: Iterable[Graph], caller: str, which: str) -> list[Graph]:
+    """Graphs as a list: at least one, and all of the same types, id type and device."""
+    given = list(graphs)
+    if not given:
+        raise GraphValueError(f"{caller} needs at least one graph (got none)")
+    for g in given:
+        if not isinstance(g, Graph):
+            raise GraphTypeError(
+                f"{caller} takes graphs (got {type(g).__name__}); of a block, block_to_graph makes "
+                "one"
+            )
+        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
+            expected, value = getattr(given[0], what), getattr(g, what)
+            if value != expected:
+                raise GraphValueError(
+                    f"{which} must have the same {what} (got {expected} and {value})"
+                )
+    return given
+
+
 def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Frame]:
     """One frame per type, of the frames that each graph has for it."""
     joined = []
@@ -98,15 +106,15 @@ def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Fra
         new = Frame(total, some.device, some.what, some.default_view)
         new.initializers = some.initializers
         filled = [frame for frame in frames if frame.num_rows > 0] or list(frames)
-        wanted = list(filled[0]) if is_all(names) else list(names or ())
+        carried = list(filled[0]) if is_all(names) else list(names or ())
         for frame in filled:
             schemes = frame.schemes
-            if is_all(names) and set(schemes) != set(wanted):
+            if is_all(names) and set(schemes) != set(carried):
                 raise GraphValueError(
-                    f"graphs of a batch must have the same features on {some.what} (got {wanted} "
+                    f"graphs of a batch must have the same features on {some.what} (got {carried} "
                     f"and {sorted(schemes)}); name those to carry over in ndata and edata"
                 )
-            for name in wanted:
+            for name in carried:
                 if name not in schemes:
                     raise GraphValueError(
                         f"every graph of a batch must have the feature {name!r} on {some.what} "
@@ -117,7 +125,7 @@ def _joined_frames(per_graph: Sequence[Sequence[Frame]], names: Any) -> list[Fra
                         f"feature {name!r} on {some.what} must have one row shape and dtype in all "
                         f"graphs of a batch (got {filled[0].schemes[name]} and {schemes[name]})"
                     )
-        for name in wanted:
+        for name in carried:
             new[name] = torch.cat([frame[name] for frame in filled])
         joined.append(new)
     return joined
@@ -127,13 +135,8 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
     """The graphs of a batch, with their features.
 
     Args:
-        g: Graph.
         node_split: Number of nodes of each graph, where it differs from ``batch_num_nodes``; node
             type -> numbers, where there are several types.
-        edge_split: The same for edges.
-
-    Returns:
-        The graphs, in order.
 
     Raises:
         ValueError: numbers that do not add up, that are not as many for every type, or an edge
@@ -151,21 +154,23 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
             f"node_split and edge_split must have one number per graph for every type (got "
             f"{sorted(lengths)} numbers)"
         )
-    made = []
+    parts = []
     first_node = dict.fromkeys(nodes, 0)
     first_edge = dict.fromkeys(edges, 0)
     for index in range(lengths.pop()):
         num_nodes = {ntype: sizes[index] for ntype, sizes in nodes.items()}
         num_edges = {etype: sizes[index] for etype, sizes in edges.items()}
-        made.append(_part(g, first_node, num_nodes, first_edge, num_edges))
+        parts.append(_part(g, first_node, num_nodes, first_edge, num_edges))
         first_node = {ntype: first_node[ntype] + count for ntype, count in num_nodes.items()}
         first_edge = {etype: first_edge[etype] + count for etype, count in num_edges.items()}
-    return made
+    return parts
 
 
-def _splits(given: Any, names: Sequence[Any], known: Any, total: Any, what: str) -> dict[Any, Any]:
+def _splits(
+    given: Any, names: Sequence[Any], in_batch: Any, total: Any, what: str
+) -> dict[Any, Any]:
     if given is None:
-        given = {name: known(name) for name in names}
+        given = {name: in_batch(name) for name in names}
     elif not isinstance(given, Mapping):
         if len(names) != 1:
             raise GraphTypeError(
@@ -187,16 +192,7 @@ def _splits(given: Any, names: Sequence[Any], known: Any, total: Any, what: str)
 
 
 def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
-    """One graph of a batch.
-
-    Args:
-        g: Batched graph.
-        gid: Which of its graphs, from 0.
-        store_ids: Whether to store ids in ``g`` as ``ndata[NID]`` and ``edata[EID]``.
-
-    Raises:
-        ValueError: there is no such graph, or edges run between graphs.
-    """
+    """One graph of a batch."""
     if not 0 <= gid < g.batch_size:
         raise GraphValueError(f"gid must be in [0, {g.batch_size}) (got {gid})")
     nodes = {ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes}
@@ -253,24 +249,9 @@ def merge(graphs: Sequence[Graph]) -> Graph:
 
     Features come along; of nodes, those of the later graph that has the node count. Where a graph
     lacks a feature its rows get initial values.
-
-    Args:
-        graphs: Graphs of the same node types and relations, id type and device.
-
-    Raises:
-        ValueError: no graph, or graphs that differ in types, id type or device.
     """
-    given = list(graphs)
-    if not given:
-        raise GraphValueError("merge needs at least one graph (got none)")
+    given = _alike(graphs, "merge", "graphs to merge")
     some = given[0]
-    for g in given:
-        for what in ("ntypes", "canonical_etypes", "idtype", "device"):
-            if getattr(g, what) != getattr(some, what):
-                raise GraphValueError(
-                    f"graphs to merge must have the same {what} (got {getattr(some, what)} and "
-                    f"{getattr(g, what)})"
-                )
     counts = {ntype: max(g.num_nodes(ntype) for g in given) for ntype in some.ntypes}
     relations = {}
     for index, etype in enumerate(some.canonical_etypes):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
+__all__ = ["bipartite_from_networkx", "bipartite_from_scipy", "block_to_graph"]
+
 
 def bipartite_from_scipy(
     sp_mat: scipy.sparse.spmatrix,
@@ -28,20 +30,7 @@ def bipartite_from_scipy(
     idtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Graph:
-    """Graph of one relation, an edge for each stored entry of a matrix, rows as sources.
-
-    Args:
-        sp_mat: ``[num_src_nodes, num_dst_nodes]`` SciPy sparse matrix.
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
-        eweight_name: Edge feature that gets the entries; None for none.
-        idtype: torch.int32 or torch.int64; None means int64.
-        device: Where the graph is to live.
-
-    Raises:
-        TypeError: no sparse matrix.
-    """
+    """Graph of one relation, an edge for each stored entry of a matrix, rows as sources."""
     if not hasattr(sp_mat, "tocoo"):
         raise GraphTypeError(f"sp_mat must be a SciPy sparse matrix (got {type(sp_mat).__name__})")
     matrix = sp_mat.tocoo()
@@ -72,15 +61,6 @@ def bipartite_from_networkx(
     Args:
         nx_graph: Directed graph. The node attribute ``bipartite`` is 0 for sources, 1 for
             destinations; each side is numbered in the sorted order of its labels.
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
-        u_attrs: Attributes of source nodes to stack into features.
-        e_attrs: Attributes of edges.
-        v_attrs: Attributes of destination nodes.
-        edge_id_attr_name: Edge attribute with the id of each edge; None takes NetworkX's order.
-        idtype: torch.int32 or torch.int64; None means int64.
-        device: Where the graph is to live.
 
     Raises:
         TypeError: the graph is not directed.
@@ -130,14 +110,7 @@ def bipartite_from_networkx(
 
 
 def block_to_graph(block: Block) -> Graph:
-    """The graph of a block: source types get the ending ``_src``, destination types ``_dst``.
-
-    Args:
-        block: Block; all features are carried over.
-
-    Raises:
-        TypeError: no block.
-    """
+    """The graph of a block: source types get the ending ``_src``, destination types ``_dst``."""
     if not isinstance(block, Block):
         raise GraphTypeError(f"block_to_graph takes a block (got {type(block).__name__})")
     counts = {f"{ntype}_src": block.num_src_nodes(ntype) for ntype in block.srctypes}

@@ -15,6 +15,8 @@ from ...graph.structure import by_first_occurrence, check_ids, id_tensor, places
 from ...graph.transforms import check_plain, node_counts, select_fields
 from ...ops import Adjacency
 
+__all__ = ["compact_graphs", "to_simple_graph"]
+
 
 def compact_graphs(
     graphs: Any, always_preserve: Any = None, copy_ndata: bool = True, copy_edata: bool = True

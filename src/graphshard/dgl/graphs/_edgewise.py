@@ -13,6 +13,11 @@ from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ...ops import gsddmm, gspmm
 
+__all__ = [
+    "copy_u", "copy_v", "edge_homophily", "linkx_homophily", "node_homophily", "u_add_v",
+    "u_div_v", "u_dot_v", "u_mul_v", "u_sub_v",
+]  # fmt: skip
+
 
 def _of_ends(op: str) -> Callable[..., Tensor]:
     def combine(g: LocalGraph, x_node: Tensor, y_node: Tensor, etype: Any = None) -> Tensor:
@@ -23,10 +28,8 @@ def _of_ends(op: str) -> Callable[..., Tensor]:
     combine.__doc__ = f"""{what} of source rows and destination rows, per edge.
 
     Args:
-        g: Graph.
         x_node: ``[num_src_nodes, ...]``.
         y_node: ``[num_dst_nodes, ...]``; rows broadcast.
-        etype: The relation, where there are several.
 
     Returns:
         ``[num_edges, ...]``, differentiable in both.
@@ -34,11 +37,8 @@ def _of_ends(op: str) -> Callable[..., Tensor]:
     return combine
 
 
-u_add_v = _of_ends("add")
-u_sub_v = _of_ends("sub")
-u_mul_v = _of_ends("mul")
-u_div_v = _of_ends("div")
-u_dot_v = _of_ends("dot")
+u_add_v, u_sub_v, u_mul_v = _of_ends("add"), _of_ends("sub"), _of_ends("mul")
+u_div_v, u_dot_v = _of_ends("div"), _of_ends("dot")
 
 
 def copy_u(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:
@@ -52,12 +52,7 @@ def copy_v(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:
 
 
 def edge_homophily(graph: LocalGraph, y: Tensor) -> float:
-    """Share of the edges that join nodes of one class.
-
-    Args:
-        graph: Graph with one node type and one relation.
-        y: ``[num_nodes]`` classes.
-    """
+    """Share of the edges that join nodes of one class."""
     return float(_same_class(graph, y).mean())
 
 
@@ -65,10 +60,6 @@ def node_homophily(graph: LocalGraph, y: Tensor) -> float:
     """Share of a node's in-edges that come from its own class, averaged over the nodes.
 
     A node without in-edges counts as 0.
-
-    Args:
-        graph: Graph with one node type and one relation.
-        y: ``[num_nodes]`` classes.
     """
     shares = gspmm(graph.adjacency(), "copy_rhs", "mean", None, _same_class(graph, y))
     return float(shares.mean())
@@ -78,13 +69,6 @@ def linkx_homophily(graph: LocalGraph, y: Tensor) -> float:
     """How much more often than by chance edges come from a node's own class, averaged over classes.
 
     From "Large Scale Learning on Non-Homophilous Graphs" (https://arxiv.org/abs/2110.14446).
-
-    Args:
-        graph: Graph with one node type and one relation.
-        y: ``[num_nodes]`` classes, from 0; at least two.
-
-    Raises:
-        ValueError: fewer than two classes.
     """
     same = gspmm(graph.adjacency(), "copy_rhs", "sum", None, _same_class(graph, y))
     num_classes = int(y.max()) + 1

@@ -19,6 +19,11 @@ from ...graph.convert import require, to_scipy
 from ._matrices import adj_external
 from ._products import check_one_relation
 
+__all__ = [
+    "double_radius_node_labeling", "lap_pe", "laplacian_lambda_max", "laplacian_pe",
+    "random_walk_pe", "shortest_dist", "svd_pe",
+]  # fmt: skip
+
 
 def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     """Probabilities that a random walk is back where it began after 1, 2, ..., ``k`` steps.
@@ -26,22 +31,17 @@ def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     From "Graph Neural Networks with Learnable Structural and Positional Representations"
     (https://arxiv.org/abs/2110.07875).
 
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
-        eweight_name: Edge feature with the weights that steps are drawn by; None for equal ones.
-
     Returns:
         float32 ``[num_nodes, k]``.
     """
     check_one_relation(g, "random_walk_pe")
     steps = to_scipy(g, eweight_name, fmt="csr").toarray()
     steps = steps / (steps.sum(1, keepdims=True) + 1e-30)
-    power, found = steps, [steps.diagonal()]
+    power, returns = steps, [steps.diagonal()]
     for _ in range(k - 1):
         power = power @ steps
-        found.append(power.diagonal())
-    return torch.from_numpy(np.stack(found, -1)).float()
+        returns.append(power.diagonal())
+    return torch.from_numpy(np.stack(returns, -1)).float()
 
 
 def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False) -> Any:
@@ -51,11 +51,8 @@ def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False)
     Each vector's sign is drawn at random.
 
     Args:
-        g: Graph with one node type and one relation, usually with both directions of each edge.
-        k: Number of eigenvectors.
         padding: Whether to fill up with zeros where there are fewer than ``k``; else ``k`` must be
             below the number of nodes.
-        return_eigval: Whether to return the eigenvalues as well, NaN where there are none.
 
     Returns:
         float32 ``[num_nodes, k]``; with ``return_eigval`` a pair of it and ``[k]``.
@@ -73,13 +70,13 @@ def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False)
     values, vectors = np.linalg.eig(_laplacian(g, sparse, transpose=False).toarray())
     # the eigenvalue 0 comes first, and its vector says nothing
     chosen = np.argsort(values.real, kind="stable")[1 : min(count - 1, k) + 1]
-    found = torch.from_numpy(vectors[:, chosen].real.copy()).float()
-    found = found * (2.0 * (torch.rand(found.shape[1]) > 0.5) - 1.0)
+    encoding = torch.from_numpy(vectors[:, chosen].real.copy()).float()
+    encoding = encoding * (2.0 * (torch.rand(encoding.shape[1]) > 0.5) - 1.0)
     eigenvalues = torch.from_numpy(values[chosen].real.copy()).float()
-    missing = k - found.shape[1]
-    found = torch.cat([found, torch.zeros(count, missing)], 1)
+    missing = k - encoding.shape[1]
+    encoding = torch.cat([encoding, torch.zeros(count, missing)], 1)
     eigenvalues = torch.cat([eigenvalues, torch.full((missing,), float("nan"))])
-    return (found, eigenvalues) if return_eigval else found
+    return (encoding, eigenvalues) if return_eigval else encoding
 
 
 laplacian_pe = lap_pe
@@ -91,17 +88,8 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     From "Global Self-Attention as a Replacement for Graph Convolution"
     (https://arxiv.org/abs/2108.03348).
 
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of singular values.
-        padding: Whether to fill up with zeros where there are fewer than ``k`` nodes.
-        random_flip: Whether to draw the sign of each row at random.
-
     Returns:
         float32 ``[num_nodes, 2 * k]``.
-
-    Raises:
-        ValueError: fewer nodes than ``k`` without ``padding``.
     """
     check_one_relation(g, "svd_pe")
     count = g.num_nodes()
@@ -114,28 +102,24 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     m = min(count, k)
     root = np.sqrt(sizes[:m])
     rows = np.concatenate([left[:, :m] * root, right.T[:, :m] * root], 1)
-    found = torch.from_numpy(rows).float()
+    encoding = torch.from_numpy(rows).float()
     if random_flip:
-        found = found * (2.0 * (torch.rand(count, 1) > 0.5) - 1.0)
-    return torch.cat([found, torch.zeros(count, 2 * (k - m))], 1)
+        encoding = encoding * (2.0 * (torch.rand(count, 1) > 0.5) - 1.0)
+    return torch.cat([encoding, torch.zeros(count, 2 * (k - m))], 1)
 
 
 def laplacian_lambda_max(g: Graph) -> list[float]:
-    """Largest eigenvalue of the normalized Laplacian, for each graph of a batch.
-
-    Args:
-        g: Graph with one node type and one relation, with both directions of each edge.
-    """
+    """Largest eigenvalue of the normalized Laplacian, for each graph of a batch."""
     from ._batch import unbatch
 
     check_one_relation(g, "laplacian_lambda_max")
     sparse = require("scipy.sparse", "scipy", "laplacian_lambda_max")
-    found = []
+    largest = []
     for part in unbatch(g):
         matrix = _laplacian(part, sparse, transpose=True).toarray()
         values = np.linalg.eigvals(matrix)
-        found.append(float(values[np.abs(values).argmax()].real))
-    return found
+        largest.append(float(values[np.abs(values).argmax()].real))
+    return largest
 
 
 def _laplacian(g: Graph, sparse: Any, transpose: bool) -> Any:
@@ -153,11 +137,6 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
     ``1 + min(a, b) + (d // 2) * (d // 2 + d % 2 - 1)`` with ``d = a + b`` for a node at distance
     ``a`` of one and ``b`` of the other; 1 for the two, 0 for nodes that do not reach both.
 
-    Args:
-        g: Graph with one node type and one relation; edges count both ways.
-        src: One node.
-        dst: The other.
-
     Returns:
         int64 ``[num_nodes]``.
     """
@@ -169,10 +148,10 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
     def distances(of: int, without: int) -> Any:
         rest = np.delete(np.arange(adjacency.shape[0]), without)
         index = of - (without < of)
-        found = csgraph.shortest_path(
+        lengths = csgraph.shortest_path(
             adjacency[rest][:, rest], directed=False, unweighted=True, indices=index
         )
-        return np.insert(found, without, 0)
+        return np.insert(lengths, without, 0)
 
     a, b = distances(low, high), distances(high, low)
     total = a + b
@@ -185,11 +164,6 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
 
 def shortest_dist(g: Graph, root: int | None = None, return_paths: bool = False) -> Any:
     """Number of edges on a shortest path from one node, or from every node, to every node.
-
-    Args:
-        g: Graph with one node type and one relation.
-        root: The first node; None for every node.
-        return_paths: Whether to return the edges of one shortest path to each node as well.
 
     Returns:
         int64 ``[num_nodes]`` (a row per first node, ``[num_nodes, num_nodes]``, without ``root``),
@@ -209,18 +183,18 @@ def shortest_dist(g: Graph, root: int | None = None, return_paths: bool = False)
     if not return_paths:
         return answer
     longest = int(lengths.max()) if lengths.numel() else 0
-    at, sources, ends = [], [], []
+    cells, sources, ends = [], [], []
     for row in range(len(roots)):
         for node in range(g.num_nodes()):
             here = node
-            for place in range(int(lengths[row, node]) - 1, -1, -1):
+            for step in range(int(lengths[row, node]) - 1, -1, -1):
                 previous = int(before[row, here])
-                at.append((row, node, place))
+                cells.append((row, node, step))
                 sources.append(previous)
                 ends.append(here)
                 here = previous
     paths = torch.full((len(roots), g.num_nodes(), longest), -1, dtype=torch.int64)
-    if at:
-        places = torch.tensor(at).unbind(1)
-        paths[places] = torch.as_tensor(g.edge_ids(sources, ends)).cpu().long()
+    if cells:
+        index = torch.tensor(cells).unbind(1)
+        paths[index] = torch.as_tensor(g.edge_ids(sources, ends)).cpu().long()
     return answer, (paths if root is None else paths[0]).to(g.device)

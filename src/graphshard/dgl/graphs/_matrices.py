@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
-    """The graph of the types: a node per node type, an edge per relation, with its name as key.
-
-    Raises:
-        ImportError: NetworkX is not installed.
-    """
+    """The graph of the types: a node per node type, an edge per relation, with its name as key."""
     out = require("networkx", "networkx", "metagraph").MultiDiGraph()
     for source, name, destination in g.canonical_etypes:
         out.add_edge(source, destination, key=name)
@@ -32,13 +28,9 @@ def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
 def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Tensor:
     """The edges of a relation as a sparse tensor.
 
-    Args:
-        g: Graph.
-        etype: The relation, where there are several.
-        eweight_name: Edge feature with the values; None for 1.
-
     Returns:
-        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source; edges by id.
+        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source. It has an entry per edge, by
+        id, and so is not coalesced; DGL 1.1 gives its own SparseMatrix of the same entries.
     """
     relation = g.adjacency(etype)
     src, dst = relation.coo()
@@ -60,15 +52,8 @@ def adj_external(
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
     Args:
-        g: Graph.
-        transpose: Whether rows are destinations; by default they are sources.
-        ctx: Device of a torch matrix.
         scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
             their own, in each row by edge id; None for a torch COO tensor.
-        etype: The relation, where there are several.
-
-    Raises:
-        ValueError: another format.
     """
     if scipy_fmt is None:
         matrix = adj(g, etype).to(ctx)
@@ -76,8 +61,8 @@ def adj_external(
     if scipy_fmt not in ("coo", "csr"):
         raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
     if scipy_fmt == "coo":
-        found = to_scipy(g, None, etype)
-        return found.transpose() if transpose else found
+        matrix = to_scipy(g, None, etype)
+        return matrix.transpose() if transpose else matrix
     relation = g.adjacency(etype)
     sparse = require("scipy.sparse", "scipy", "adj_external")
     indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
@@ -91,17 +76,11 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     """The incidence matrix of a relation: a row per node, a column per edge.
 
     Args:
-        g: Graph.
         typestr: ``"in"``: 1 where the edge enters the node. ``"out"``: 1 where it leaves it.
             ``"both"``: 1 where it enters, -1 where it leaves, 0 for self loops.
-        ctx: Device of the matrix.
-        etype: The relation, where there are several.
 
     Returns:
         Sparse ``[num_nodes, num_edges]``.
-
-    Raises:
-        ValueError: an unknown ``typestr``, or ``"both"`` for a relation between two node types.
     """
     relation = g.adjacency(etype)
     src, dst = (end.long() for end in relation.coo())
@@ -110,10 +89,10 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     if typestr in ("in", "out"):
         rows = torch.stack([dst if typestr == "in" else src, edges])
         size = relation.num_dst if typestr == "in" else relation.num_src
-        made = torch.sparse_coo_tensor(
+        matrix = torch.sparse_coo_tensor(
             rows, ones, (size, relation.num_edges), check_invariants=False
         )
-        return made.to(ctx)
+        return matrix.to(ctx)
     if typestr != "both":
         raise GraphValueError(f"typestr must be 'in', 'out' or 'both' (got {typestr!r})")
     source, _, destination = g.to_canonical_etype(etype)

@@ -14,6 +14,8 @@ from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
 from ...graph.transforms import check_plain
 
+__all__ = ["edge_type_subgraph", "khop_in_subgraph", "khop_out_subgraph", "node_type_subgraph"]
+
 
 def khop_in_subgraph(
     graph: Graph,
@@ -27,26 +29,12 @@ def khop_in_subgraph(
     """The graph of all nodes from which some nodes are reached in at most ``k`` steps.
 
     Args:
-        graph: Graph.
-        nodes: Node ids; per type on a graph with several node types.
-        k: Number of steps.
         relabel_nodes: Whether to keep only those nodes, by ascending id; if not, all nodes stay
             and only edges are left out.
-        store_ids: Whether to store original ids as ``ndata[NID]`` and ``edata[EID]``.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Returns:
         The subgraph; with ``relabel_nodes`` a pair of it and the ids in it of ``nodes``, in the
         form of ``nodes``.
-
-    Raises:
-        ValueError: an unknown type, an id out of range, or a negative ``k``.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> sub, where = khop_in_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2], 1)
-        >>> sub.ndata["_ID"], where
-        (tensor([1, 2]), tensor([1]))
     """
     return _within_hops(graph, nodes, k, "in", relabel_nodes, store_ids, output_device)
 
@@ -85,7 +73,7 @@ def _within_hops(
         ntype: id_tensor(ids, f"nodes of type {ntype!r}", g.idtype, g.device)
         for ntype, ids in given.items()
     }
-    found = {ntype: [ids] for ntype, ids in seeds.items()}
+    reached_ids = {ntype: [ids] for ntype, ids in seeds.items()}
     frontier = seeds
     for _ in range(k):
         reached: dict[str, list[Tensor]] = {}
@@ -98,17 +86,17 @@ def _within_hops(
             reached.setdefault(far, []).append(ends)
         frontier = {ntype: torch.unique(torch.cat(ends)) for ntype, ends in reached.items()}
         for ntype, ids in frontier.items():
-            found.setdefault(ntype, []).append(ids)
-    kept, places = {}, {}
-    for ntype, parts in found.items():
-        kept[ntype], places[ntype] = torch.unique(torch.cat(parts), return_inverse=True)
+            reached_ids.setdefault(ntype, []).append(ids)
+    node_ids, new_ids = {}, {}
+    for ntype, parts in reached_ids.items():
+        node_ids[ntype], new_ids[ntype] = torch.unique(torch.cat(parts), return_inverse=True)
     sub = node_subgraph(
-        g, kept, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
+        g, node_ids, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
     )
     if not relabel_nodes:
         return sub
     where = {
-        ntype: places[ntype][: ids.shape[0]].to(g.idtype).to(sub.device)
+        ntype: new_ids[ntype][: ids.shape[0]].to(g.idtype).to(sub.device)
         for ntype, ids in seeds.items()
     }
     return sub, where if typed else where[g.ntypes[0]]
@@ -118,38 +106,22 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
     """The graph of some node types, and of all relations between them.
 
     Features are shared: what is set on one graph is seen on the other.
-
-    Args:
-        graph: Graph.
-        ntypes: The types.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Raises:
-        ValueError: an unknown type, or no relation is left.
     """
     check_plain(graph, "node_type_subgraph")
-    wanted = {graph.ntypes[graph.get_ntype_id(ntype)] for ntype in ntypes}
-    etypes = [e for e in graph.canonical_etypes if {e[0], e[2]} <= wanted]
-    return _of_types(graph, wanted, etypes).to(output_device)
+    chosen = {graph.ntypes[graph.get_ntype_id(ntype)] for ntype in ntypes}
+    etypes = [e for e in graph.canonical_etypes if {e[0], e[2]} <= chosen]
+    return _of_types(graph, chosen, etypes).to(output_device)
 
 
 def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any = None) -> Graph:
     """The graph of some relations, and of the node types that they join.
 
     Features are shared as by `node_type_subgraph`.
-
-    Args:
-        graph: Graph.
-        etypes: The relations, in the order that the result reports.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Raises:
-        ValueError: an unknown relation, or none.
     """
     check_plain(graph, "edge_type_subgraph")
     chosen = list(dict.fromkeys(graph.to_canonical_etype(etype) for etype in etypes))
-    wanted = {ntype for source, _, destination in chosen for ntype in (source, destination)}
-    return _of_types(graph, wanted, chosen).to(output_device)
+    ntypes = {ntype for source, _, destination in chosen for ntype in (source, destination)}
+    return _of_types(graph, ntypes, chosen).to(output_device)
 
 
 def _of_types(g: Graph, ntypes: set[str], etypes: list[Any]) -> Graph:

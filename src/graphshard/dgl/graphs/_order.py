@@ -17,6 +17,8 @@ from ...graph.structure import EID, NID, id_tensor
 from ._matrices import adj_external
 from ._products import check_one_relation
 
+__all__ = ["to_bfloat16", "to_double", "to_float", "to_half"]
+
 
 def reorder_graph(
     g: Graph,
@@ -28,14 +30,11 @@ def reorder_graph(
     """The graph with its nodes and edges in an order that is better for memory.
 
     Args:
-        g: Graph with one node type and one relation; features move with their rows.
         node_permute_algo: None leaves nodes where they are; ``"rcmk"`` is the reverse
             Cuthill-McKee order; ``"custom"`` takes ``permute_config["nodes_perm"]``, the old id of
             each new node.
         edge_permute_algo: ``"src"`` or ``"dst"``: by that end; ``"custom"`` takes
             ``permute_config["edges_perm"]``, the old id of each new edge.
-        store_ids: Whether to store old ids as ``ndata[NID]`` and ``edata[EID]``.
-        permute_config: For ``"custom"``.
 
     Raises:
         ValueError: an unknown order, a missing or wrong permutation, or a typed graph.
@@ -56,7 +55,7 @@ def reorder_graph(
             f"edge_permute_algo must be 'src', 'dst' or 'custom' (got {edge_permute_algo!r})"
         )
     config = permute_config or {}
-    nodes, old_edges, made = g.nodes(), g.edges("eid"), g.local_var()
+    nodes, old_edges, new = g.nodes(), g.edges("eid"), g.local_var()
     if node_permute_algo is not None:
         if node_permute_algo == "rcmk":
             csgraph = require("scipy.sparse.csgraph", "scipy", "reorder_graph")
@@ -64,22 +63,27 @@ def reorder_graph(
             nodes = torch.from_numpy(order.astype(np.int64)).to(g.device, g.idtype)
         else:
             nodes = _permutation(g, config, "nodes_perm", g.num_nodes())
-        made = node_subgraph(g, nodes)
-        old_edges = made.edata.pop(EID)
-        del made.ndata[NID]
+        new = node_subgraph(g, nodes)
+        old_edges = new.edata.pop(EID)
+        del new.ndata[NID]
     if edge_permute_algo == "custom":
         order = _permutation(g, config, "edges_perm", g.num_edges())
-        place = torch.empty_like(old_edges)
-        place[old_edges.long()] = made.edges("eid")
-        edges = place.index_select(0, order)
+        new_ids = torch.empty_like(old_edges)
+        new_ids[old_edges.long()] = new.edges("eid")
+        edges = new_ids.index_select(0, order)
     else:
-        ends = made.edges()[0 if edge_permute_algo == "src" else 1]
+        ends = new.edges()[0 if edge_permute_algo == "src" else 1]
         edges = torch.sort(ends, stable=True).indices.to(g.idtype)
-    new = edge_subgraph(made, edges, relabel_nodes=False, store_ids=False)
+    new = edge_subgraph(new, edges, relabel_nodes=False, store_ids=False)
     if store_ids:
         new.ndata[NID] = nodes
         new.edata[EID] = old_edges.index_select(0, edges)
     return new
+
+
+def by_destination(g: Graph) -> Graph:
+    """As DGL stores its data sets: nodes by reverse Cuthill-McKee, edges by destination; no ids."""
+    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
 
 
 def _permutation(g: Graph, config: Mapping[str, Any], name: str, count: int) -> Tensor:

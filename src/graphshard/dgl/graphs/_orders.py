@@ -18,27 +18,21 @@ from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ...graph.structure import id_tensor
 
+__all__ = [
+    "bfs_edges_generator",
+    "bfs_nodes_generator",
+    "dfs_edges_generator",
+    "dfs_labeled_edges_generator",
+    "topological_nodes_generator",
+]
+
 FORWARD, REVERSE, NONTREE = 0, 1, 2
 
 
 def bfs_nodes_generator(
     graph: LocalGraph, source: Any, reverse: bool = False
 ) -> tuple[Tensor, ...]:
-    """Nodes by their distance from some nodes.
-
-    Args:
-        graph: Graph with one node type and one relation.
-        source: The first nodes.
-        reverse: Whether to walk edges from their destination to their source.
-
-    Returns:
-        Per distance from 0, the ids of the nodes.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> bfs_nodes_generator(graph(([0, 0, 1], [1, 2, 3])), 0)
-        (tensor([0]), tensor([1, 2]), tensor([3]))
-    """
+    """Nodes by their distance from some nodes."""
     return tuple(nodes for nodes, _ in _breadth_first(graph, source, reverse))
 
 
@@ -71,10 +65,6 @@ def _breadth_first(g: LocalGraph, source: Any, reverse: bool) -> Iterator[tuple[
 
 def topological_nodes_generator(graph: LocalGraph, reverse: bool = False) -> tuple[Tensor, ...]:
     """Nodes in steps such that every edge runs from one step to a later one.
-
-    Args:
-        graph: Graph with one node type and one relation.
-        reverse: Whether edges count from their destination to their source.
 
     Returns:
         Per step, the ids of the nodes all of whose predecessors are in earlier steps.
@@ -110,15 +100,10 @@ def dfs_edges_generator(
     """The edges of a depth-first search in the order of their steps.
 
     Args:
-        graph: Graph with one node type and one relation.
         source: The first nodes; searches from several run side by side, each on its own.
-        reverse: Whether to walk edges from their destination to their source.
-
-    Returns:
-        Per step, an edge of each search that goes on.
     """
-    found = _depth_first(graph, source, reverse, False, False)
-    return tuple(edges for edges, _ in found)
+    steps = _depth_first(graph, source, reverse, False, False)
+    return tuple(edges for edges, _ in steps)
 
 
 def dfs_labeled_edges_generator(
@@ -132,20 +117,16 @@ def dfs_labeled_edges_generator(
     """The edges of a depth-first search, with what each is; see `dfs_edges_generator`.
 
     Args:
-        graph: Graph with one node type and one relation.
-        source: The first nodes.
-        reverse: Whether to walk edges from their destination to their source.
         has_reverse_edge: Whether an edge comes again, with label 1, when the search goes back.
         has_nontree_edge: Whether edges to nodes that were reached before come, with label 2.
-        return_labels: Whether to return labels.
 
     Returns:
         Per step the edges; and, with ``return_labels``, per step their labels: 0 for an edge that
         the search goes forward on, 1 and 2 as above.
     """
-    found = _depth_first(graph, source, reverse, has_reverse_edge, has_nontree_edge)
-    edges = tuple(each for each, _ in found)
-    return (edges, tuple(labels for _, labels in found)) if return_labels else (edges,)
+    steps = _depth_first(graph, source, reverse, has_reverse_edge, has_nontree_edge)
+    edges = tuple(each for each, _ in steps)
+    return (edges, tuple(labels for _, labels in steps)) if return_labels else (edges,)
 
 
 def _depth_first(

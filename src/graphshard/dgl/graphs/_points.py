@@ -14,6 +14,8 @@ from ...errors import DGLWarning, GraphValueError
 from ...graph import Graph, graph, remove_edges
 from ._compaction import neighbor_matching as neighbor_matching
 
+__all__ = ["knn_graph", "radius_graph", "segmented_knn_graph"]
+
 _DISTANCES = ("euclidean", "cosine")
 
 
@@ -28,25 +30,19 @@ def knn_graph(
 
     Args:
         x: ``[num_points, dim]``, or several sets of points, ``[num_sets, num_points, dim]``.
-        k: Number of neighbours; at most the number of points.
         algorithm: Accepted so that calls written for DGL run; all compute every distance.
-        dist: ``"euclidean"`` or ``"cosine"``.
-        exclude_self: Whether a point is none of its own neighbours.
 
     Returns:
         A graph with a node per point, a batch of graphs where there are several sets. In-edges of
         a node come by its place, nearest first.
-
-    Raises:
-        ValueError: ``k`` below 1, no point, or an unknown distance.
     """
     if x.numel() == 0:
         raise GraphValueError("there must be at least one point (got none)")
     sizes = [x.shape[1]] * x.shape[0] if x.dim() == 3 else [x.shape[0]]
-    made = _nearest(x.reshape(-1, x.shape[-1]), k, sizes, dist, exclude_self)
+    new = _nearest(x.reshape(-1, x.shape[-1]), k, sizes, dist, exclude_self)
     if x.dim() != 3:
-        made._batch_nodes = made._batch_edges = None
-    return made
+        new._batch_nodes = new._batch_edges = None
+    return new
 
 
 def segmented_knn_graph(
@@ -61,14 +57,6 @@ def segmented_knn_graph(
 
     Args:
         x: ``[num_points, dim]``, all sets.
-        k: Number of neighbours; all sets take fewer where one has fewer points.
-        segs: Number of points of each set.
-        algorithm: As for `knn_graph`.
-        dist: As for `knn_graph`.
-        exclude_self: As for `knn_graph`.
-
-    Raises:
-        ValueError: as for `knn_graph`; or numbers that do not add up to the points.
     """
     sizes = [int(size) for size in segs]
     if sum(sizes) != x.shape[0]:
@@ -115,18 +103,9 @@ def farthest_point_sampler(pos: Tensor, npoints: int, start_idx: int | None = No
 
     Args:
         pos: ``[num_sets, num_points, dim]`` sets of points.
-        npoints: How many to choose of each set.
-        start_idx: The first point of every set; drawn at random by default.
 
     Returns:
         ``[num_sets, npoints]`` int64, in the order they were chosen.
-
-    Raises:
-        ValueError: ``start_idx`` is no point, or more points are wanted than there are.
-
-    Example:
-        >>> farthest_point_sampler(torch.tensor([[[0.0], [1.0], [5.0]]]), 2, start_idx=0)
-        tensor([[0, 2]])
     """
     num_sets, num_points, _ = pos.shape
     if start_idx is not None and not 0 <= start_idx < num_points:
@@ -156,19 +135,8 @@ def radius_graph(
 ) -> Any:
     """The graph that joins points at most ``r`` apart.
 
-    Args:
-        x: ``[num_points, dim]``.
-        r: The radius.
-        p: Which norm measures distances.
-        self_loop: Whether a point is joined to itself.
-        compute_mode: As for `torch.cdist`.
-        get_distances: Whether to return the length of each edge as well.
-
     Returns:
         The graph; with ``get_distances`` a pair of it and ``[num_edges, 1]``.
-
-    Raises:
-        ValueError: a radius that is not positive, or no point.
     """
     if r <= 0:
         raise GraphValueError(f"r must be positive (got {r})")
@@ -176,10 +144,10 @@ def radius_graph(
         raise GraphValueError("there must be at least one point (got none)")
     far = torch.cdist(x, x, p=p, compute_mode=compute_mode)
     ends = (far <= r).nonzero(as_tuple=True)
-    made = graph(ends, num_nodes=x.shape[0], device=x.device)
+    new = graph(ends, num_nodes=x.shape[0], device=x.device)
     if not self_loop:
         loops = (ends[0] == ends[1]).nonzero().squeeze(1)
-        made = remove_edges(made, loops)
+        new = remove_edges(new, loops)
     if not get_distances:
-        return made
-    return made, far[made.edges()].unsqueeze(-1)
+        return new
+    return new, far[new.edges()].unsqueeze(-1)

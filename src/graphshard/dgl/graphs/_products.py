@@ -21,6 +21,11 @@ from ._matrices import adj_external
 if TYPE_CHECKING:
     import scipy.sparse
 
+__all__ = [
+    "adj_product_graph", "adj_sum_graph", "khop_adj", "khop_graph", "line_graph",
+    "metapath_reachable_graph", "norm_by_dst",
+]  # fmt: skip
+
 
 def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Graph:
     """The graph whose nodes are the edges of ``g``, joined where one ends as the other begins.
@@ -29,26 +34,17 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
     loop does not point to itself. Edges come by ``e``, then ``f``.
 
     Args:
-        g: Graph with one node type and one relation.
         backtracking: Whether an edge is joined to edges that go straight back.
-        shared: Whether edge features of ``g`` become node features.
-
-    Raises:
-        ValueError: the graph is typed or a block.
-
-    Example:
-        >>> line_graph(graph(([0, 1], [1, 2]))).edges()
-        (tensor([0]), tensor([1]))
     """
     check_one_relation(g, "line_graph")
     src, dst = g.edges()
     count = g.out_degrees(dst)
     first = torch.arange(g.num_edges(), dtype=g.idtype, device=g.device).repeat_interleave(count)
     second = g.out_edges(dst, "eid")
-    kept = first != second
+    is_edge = first != second
     if not backtracking:
-        kept &= dst[second.long()] != src[first.long()]
-    first, second = first[kept], second[kept]
+        is_edge &= dst[second.long()] != src[first.long()]
+    first, second = first[is_edge], second[is_edge]
     new = graph((first, second), num_nodes=g.num_edges(), idtype=g.idtype, device=g.device)
     if shared:
         new.ndata.update(g.edata)
@@ -58,10 +54,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 def khop_adj(g: Graph, k: int) -> Tensor:
     """Number of walks of ``k`` edges between every pair of nodes.
 
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
-
     Returns:
         Dense float32 ``[num_nodes, num_nodes]``, a row per first node.
     """
@@ -69,13 +61,7 @@ def khop_adj(g: Graph, k: int) -> Tensor:
 
 
 def khop_graph(g: Graph, k: int, copy_ndata: bool = True) -> Graph:
-    """The graph with an edge for every walk of ``k`` edges.
-
-    Args:
-        g: Graph with one node type and one relation.
-        k: Number of steps.
-        copy_ndata: Whether to carry node features over.
-    """
+    """The graph with an edge for every walk of ``k`` edges."""
     walks = _walks(g, k, "khop_graph").tocoo()
     times = walks.data.astype(np.int64)
     ends = [torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col)]
@@ -90,19 +76,15 @@ def _walks(g: Graph, k: int, name: str) -> scipy.sparse.csr_matrix:
     if k < 0:
         raise GraphValueError(f"k of {name} must not be negative (got {k})")
     sparse = require("scipy.sparse", "scipy", name)
-    one = adj_external(g, scipy_fmt="csr").astype(np.int64)
+    step = adj_external(g, scipy_fmt="csr").astype(np.int64)
     walks = sparse.identity(g.num_nodes(), dtype=np.int64, format="csr")
     for _ in range(k):
-        walks = walks @ one
+        walks = walks @ step
     return walks.tocsr()
 
 
 def metapath_reachable_graph(g: Graph, metapath: Sequence[Any]) -> Graph:
     """The graph of the pairs of nodes that a walk along some relations joins.
-
-    Args:
-        g: Graph.
-        metapath: Relations, each beginning at the node type where the one before ended.
 
     Returns:
         A graph of one relation, ``_E``, one edge per pair, with the node features of its types.
@@ -136,14 +118,7 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
     products over all such k. Zero sums stay edges.
 
     Args:
-        A: Graph of one relation, without parallel edges.
-        B: Graph of one relation from the destination type of A, without parallel edges.
         weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
-        etype: Name of the result's relation.
-
-    Raises:
-        ValueError: several relations, or types or counts that do not meet.
-        KeyError: a graph lacks the weights.
     """
     (first,), (second,) = _one_each("adj_product_graph", A, B)
     if first[2] != second[0] or A.num_dst_nodes(first[2]) != B.num_src_nodes(second[0]):
@@ -167,22 +142,13 @@ def adj_product_graph(A: Graph, B: Graph, weight_name: str, etype: str = "_E") -
 
 
 def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
-    """The graph of the sum of weighted adjacency matrices, differentiable in the weights.
-
-    Args:
-        graphs: Graphs of one and the same relation and number of nodes.
-        weight_name: Edge feature with the weights, ``[num_edges]``; of the result as well.
-
-    Raises:
-        ValueError: no graph, several relations, or graphs that differ in them.
-        KeyError: a graph lacks the weights.
-    """
+    """The graph of the sum of weighted adjacency matrices, differentiable in the weights."""
     if not graphs:
         raise GraphValueError("adj_sum_graph needs at least one graph (got none)")
-    found = _one_each("adj_sum_graph", *graphs)
+    relations = _one_each("adj_sum_graph", *graphs)
     shapes = {
         (g.adjacency().num_src, g.adjacency().num_dst, *etypes)
-        for g, etypes in zip(graphs, found, strict=True)
+        for g, etypes in zip(graphs, relations, strict=True)
     }
     if len(shapes) > 1:
         raise GraphValueError(f"graphs to add must have one relation and size (got {shapes})")
@@ -205,8 +171,8 @@ def _summed(
     keys: Tensor, values: Tensor, width: int, idtype: torch.dtype
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Ends of the distinct keys ``source * width + destination``, and the sum at each."""
-    distinct, place = torch.unique(keys, return_inverse=True)
-    total = values.new_zeros((distinct.shape[0], *values.shape[1:])).index_add(0, place, values)
+    distinct, row = torch.unique(keys, return_inverse=True)
+    total = values.new_zeros((distinct.shape[0], *values.shape[1:])).index_add(0, row, values)
     return ((distinct // width).to(idtype), (distinct % width).to(idtype)), total
 
 
@@ -230,11 +196,6 @@ def check_one_relation(g: Graph, name: str) -> None:
 
 
 def norm_by_dst(g: Graph, etype: Any = None) -> Tensor:
-    """One over the in-degree of each edge's destination: float32 ``[num_edges]``.
-
-    Args:
-        g: Graph.
-        etype: The relation, where there are several.
-    """
+    """One over the in-degree of each edge's destination: float32 ``[num_edges]``."""
     _, dst = g.edges(etype=etype)
     return g.in_degrees(dst, etype=etype).float().reciprocal()

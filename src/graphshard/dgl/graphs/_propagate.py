@@ -9,6 +9,8 @@ from typing import Any
 from ...graph.local_graph import LocalGraph
 from ._orders import bfs_nodes_generator, dfs_labeled_edges_generator, topological_nodes_generator
 
+__all__ = ["prop_edges", "prop_edges_dfs", "prop_nodes", "prop_nodes_bfs", "prop_nodes_topo"]
+
 
 def prop_nodes(
     graph: LocalGraph,
@@ -18,16 +20,7 @@ def prop_nodes(
     apply_node_func: Any = None,
     etype: Any = None,
 ) -> None:
-    """`pull` on one set of nodes after another.
-
-    Args:
-        graph: Graph.
-        nodes_generator: The nodes of each step.
-        message_func: As for ``update_all``.
-        reduce_func: As for ``update_all``.
-        apply_node_func: As for ``update_all``.
-        etype: The relation, where there are several.
-    """
+    """`pull` on one set of nodes after another."""
     for nodes in nodes_generator:
         graph.pull(nodes, message_func, reduce_func, apply_node_func, etype)
 

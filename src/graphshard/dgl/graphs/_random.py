@@ -11,6 +11,8 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph import Graph, graph, heterograph
 
+__all__ = ["rand_bipartite", "rand_graph", "seed"]
+
 
 def rand_graph(
     num_nodes: int,
@@ -18,21 +20,7 @@ def rand_graph(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Graph:
-    """A graph whose edges are drawn from all pairs of nodes, without replacement.
-
-    Args:
-        num_nodes: Number of nodes.
-        num_edges: Number of edges; at most ``num_nodes ** 2``.
-        idtype: torch.int32 or torch.int64.
-        device: Where the graph lives.
-
-    Raises:
-        ValueError: more edges than pairs.
-
-    Example:
-        >>> rand_graph(10, 30).num_edges()
-        30
-    """
+    """A graph whose edges are drawn from all pairs of nodes, without replacement."""
     ends = _pairs(num_nodes, num_nodes, num_edges)
     return graph(ends, num_nodes=num_nodes, idtype=idtype, device=device)
 
@@ -47,21 +35,7 @@ def rand_bipartite(
     idtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Graph:
-    """A graph of one relation between two node types, with edges drawn without replacement.
-
-    Args:
-        utype: Source type.
-        etype: Name of the relation.
-        vtype: Destination type.
-        num_src_nodes: Number of source nodes.
-        num_dst_nodes: Number of destination nodes.
-        num_edges: Number of edges; at most the product of both.
-        idtype: torch.int32 or torch.int64.
-        device: Where the graph lives.
-
-    Raises:
-        ValueError: more edges than pairs.
-    """
+    """A graph of one relation between two node types, with edges drawn without replacement."""
     ends = _pairs(num_src_nodes, num_dst_nodes, num_edges)
     counts = {utype: num_src_nodes, vtype: num_dst_nodes}
     return heterograph({(utype, etype, vtype): ends}, counts, idtype, device)
@@ -91,19 +65,7 @@ def choice(
 
     Args:
         a: ``[num_rows, ...]``, or how many numbers there are.
-        size: How many to draw, or the shape of what is drawn.
-        replace: Whether one row may be drawn several times.
         prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
-
-    Returns:
-        The rows, or int64 numbers, in the order they were drawn.
-
-    Raises:
-        ValueError: more draws than rows of a weight above 0, without replacement.
-
-    Example:
-        >>> sorted(choice(3, 3, replace=False).tolist())
-        [0, 1, 2]
     """
     population = a.shape[0] if isinstance(a, Tensor) else int(a)
     shape = (size,) if isinstance(size, int) else tuple(size)
@@ -125,9 +87,5 @@ def choice(
 
 
 def seed(val: int) -> None:
-    """Seed everything that draws at random, here and in torch: the generators of torch.
-
-    Args:
-        val: Any integer.
-    """
+    """Seed everything that draws at random, here and in torch: the generators of torch."""
     torch.manual_seed(val)

@@ -16,6 +16,12 @@ from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ._segments import segment_reduce, segment_softmax
 
+__all__ = [
+    "broadcast_edges", "broadcast_nodes", "max_edges", "max_nodes", "mean_edges", "mean_nodes",
+    "readout_edges", "readout_nodes", "softmax_edges", "softmax_nodes", "sum_edges", "sum_nodes",
+    "topk_edges", "topk_nodes",
+]  # fmt: skip
+
 _OPS = ("sum", "mean", "max", "min")
 
 
@@ -30,19 +36,13 @@ def readout_nodes(
     """Sum, mean, maximum or minimum of a node feature over each graph of a batch.
 
     Args:
-        graph: Graph, batched or not.
         feat: Name of the feature, ``[num_nodes, ...]``.
         weight: Name of a feature to multiply by first, ``[num_nodes, 1]``; None for 1.
         op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``. With weights a mean is the sum divided
             by the number of nodes.
-        ntype: The node type, where there are several.
 
     Returns:
         ``[batch_size, ...]``; 0 for graphs without nodes of the type.
-
-    Raises:
-        KeyError: there is no such feature.
-        ValueError: unknown ``op``, or the type must be given.
     """
     return _reduced(graph.nodes[ntype].data, graph.batch_num_nodes(ntype), feat, weight, op)
 
@@ -74,18 +74,15 @@ def _named(op: str, what: str) -> Callable[..., Tensor]:
     ) -> Tensor:
         return readout_edges(graph, feat, weight, op=op, etype=etype)
 
-    made: Callable[..., Tensor] = over_nodes if what == "nodes" else over_edges
-    made.__name__ = made.__qualname__ = f"{op}_{what}"
-    made.__doc__ = f"`readout_{what}` with ``op={op!r}``."
-    return made
+    reduce: Callable[..., Tensor] = over_nodes if what == "nodes" else over_edges
+    reduce.__name__ = reduce.__qualname__ = f"{op}_{what}"
+    reduce.__doc__ = f"`readout_{what}` with ``op={op!r}``."
+    return reduce
 
 
-sum_nodes = _named("sum", "nodes")
-mean_nodes = _named("mean", "nodes")
-max_nodes = _named("max", "nodes")
-sum_edges = _named("sum", "edges")
-mean_edges = _named("mean", "edges")
-max_edges = _named("max", "edges")
+sum_nodes, sum_edges = _named("sum", "nodes"), _named("sum", "edges")
+mean_nodes, mean_edges = _named("mean", "nodes"), _named("mean", "edges")
+max_nodes, max_edges = _named("max", "nodes"), _named("max", "edges")
 
 
 def softmax_nodes(graph: LocalGraph, feat: str, *, ntype: str | None = None) -> Tensor:
@@ -102,15 +99,7 @@ def broadcast_nodes(graph: LocalGraph, graph_feat: Tensor, *, ntype: str | None 
     """The row of its graph for each node.
 
     Args:
-        graph: Graph, batched or not.
         graph_feat: ``[batch_size, ...]``; for a single graph ``[...]`` will do.
-        ntype: The node type, where there are several.
-
-    Returns:
-        ``[num_nodes, ...]``.
-
-    Raises:
-        ValueError: another number of rows.
     """
     return _spread(graph.batch_num_nodes(ntype), graph_feat)
 
@@ -144,19 +133,11 @@ def topk_nodes(
     """The ``k`` nodes of each graph that come first by a feature.
 
     Args:
-        graph: Graph, batched or not.
         feat: Name of the feature, ``[num_nodes, dim]``.
-        k: How many.
-        descending: Whether the largest come first; else the smallest.
-        sortby: Column that decides; None ranks each column on its own.
-        ntype: The node type, where there are several.
 
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,
         ``[batch_size, k]``, or ``[batch_size, k, dim]`` without ``sortby``, without meaning there.
-
-    Raises:
-        ValueError: a feature of more than two dimensions, or a negative ``k``.
     """
     counts = graph.batch_num_nodes(ntype)
     return _first(graph.nodes[ntype].data[feat], counts, feat, k, descending, sortby)
@@ -190,15 +171,15 @@ def _first(
     longest = max(int(counts.max()) if size else 0, k)
     graph_of = torch.arange(size, device=value.device).repeat_interleave(counts)
     begin = (counts.cumsum(0) - counts).index_select(0, graph_of)
-    place = torch.arange(rows.shape[0], device=value.device) - begin
+    rank = torch.arange(rows.shape[0], device=value.device) - begin
     worst = float("-inf") if descending else float("inf")
     padded = rows.new_full((size, longest, rows.shape[1]), worst)
-    padded = padded.index_put((graph_of, place), rows)
+    padded = padded.index_put((graph_of, rank), rows)
     if sortby is None:
         order = padded.detach().argsort(1, descending=descending)[:, :k]
-        found = padded.gather(1, order)
+        values = padded.gather(1, order)
         chosen = order if value.dim() == 2 else order.squeeze(-1)
     else:
         chosen = padded.detach()[..., sortby].topk(k, -1, largest=descending).indices
-        found = padded.gather(1, chosen.unsqueeze(-1).expand(-1, -1, rows.shape[1]))
-    return found.masked_fill(found.isinf(), 0), chosen
+        values = padded.gather(1, chosen.unsqueeze(-1).expand(-1, -1, rows.shape[1]))
+    return values.masked_fill(values.isinf(), 0), chosen

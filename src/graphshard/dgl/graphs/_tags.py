@@ -10,6 +10,8 @@ from ...errors import GraphValueError
 from ...graph import Graph, edge_subgraph
 from ...graph.structure import EID
 
+__all__ = ["sort_csc_by_tag", "sort_csr_by_tag"]
+
 
 def sort_csr_by_tag(
     g: Graph, tag: Tensor, tag_offset_name: str = "_TAG_OFFSET", tag_type: str = "node"
@@ -20,20 +22,9 @@ def sort_csr_by_tag(
     them, and ``edata[EID]`` holds the ids they had.
 
     Args:
-        g: Graph with one relation.
         tag: Numbers from 0 up: ``[num_dst_nodes]`` of destinations, or ``[num_edges]``.
         tag_offset_name: Source feature for ``[num_src_nodes, num_tags + 1]``: where the edges of
             each tag begin among a node's out-edges.
-        tag_type: ``"node"`` or ``"edge"``: what ``tag`` is about.
-
-    Raises:
-        ValueError: several relations, an unknown ``tag_type``, or a wrong number of tags.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = sort_csr_by_tag(graph(([0, 0], [1, 2])), torch.tensor([0, 1, 0]))
-        >>> g.edges(), g.ndata["_TAG_OFFSET"][0]
-        ((tensor([0, 0]), tensor([2, 1])), tensor([0, 1, 2]))
     """
     new, offsets = _sorted(g, tag, tag_type, 0)
     new.srcdata[tag_offset_name] = offsets
@@ -46,10 +37,8 @@ def sort_csc_by_tag(
     """The graph with the in-edges of each node in the order of tags; see `sort_csr_by_tag`.
 
     Args:
-        g: Graph with one relation.
         tag: ``[num_src_nodes]`` of sources, or ``[num_edges]``.
         tag_offset_name: Destination feature for ``[num_dst_nodes, num_tags + 1]``.
-        tag_type: ``"node"`` or ``"edge"``.
     """
     new, offsets = _sorted(g, tag, tag_type, 1)
     new.dstdata[tag_offset_name] = offsets

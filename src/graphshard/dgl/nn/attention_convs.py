@@ -17,6 +17,8 @@ from ...nn.recompute import Projections
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ...ops import Attention
 
+__all__ = ["AGNNConv", "DotGatConv"]
+
 
 class AGNNConv(ZeroInDegreeCheck):
     r"""Propagation guided by cosine attention.
@@ -27,25 +29,12 @@ class AGNNConv(ZeroInDegreeCheck):
     .. math::
         h'_i = \sum_{j \in N(i)} \mathrm{softmax}_{j \in N(i)}\big(\beta \cos(h_j, h_i)\big) h_j
 
-    Args:
-        init_beta: First value of :math:`\beta`.
-        learn_beta: Learn :math:`\beta`; otherwise it is a buffer.
-        allow_zero_in_degree: Accept nodes without in-edges.
-
     Shape:
         ``feat`` ``[num_nodes, *, dim]``, or a pair ``[num_src, *, dim]``, ``[num_dst, *, dim]``;
         output ``[num_dst, *, dim]``.
 
     Raises:
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import AGNNConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> AGNNConv()(g, torch.ones(3, 4)).shape
-        torch.Size([3, 4])
     """
 
     beta: Tensor
@@ -96,13 +85,6 @@ class DotGatConv(AttentionConv):
 
     for each head, with :math:`d` the width of one head.
 
-    Args:
-        in_feats: Width of the input; a pair (source, destination) gives each side its own
-            :math:`W`.
-        out_feats: Width of the output of one head.
-        num_heads: Number of heads.
-        allow_zero_in_degree: Accept nodes without in-edges.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair ``[num_src, in]``, ``[num_dst, in]``; output
         ``[num_dst, num_heads, out_feats]``, and with ``get_attention`` also :math:`\alpha`
@@ -110,14 +92,6 @@ class DotGatConv(AttentionConv):
 
     Raises:
         ValueError: Nodes without in-edges; one tensor where a pair is needed.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import DotGatConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> DotGatConv(4, 2, num_heads=3)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 3, 2])
     """
 
     def __init__(
@@ -133,11 +107,7 @@ class DotGatConv(AttentionConv):
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
     ) -> Any:
-        """Apply the layer; see the class for shapes.
-
-        Returns:
-            The output, or (output, attention) with ``get_attention``.
-        """
+        """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
         projections = Projections(graph)
         source, destination, _ = self._projected(graph, feat, projections, lambda rows: rows)

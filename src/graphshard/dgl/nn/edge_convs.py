@@ -17,6 +17,8 @@ from ...graph import EdgeBatch, MessagePassingGraph
 from ...nn.inputs import Features, Widths, split_features, split_widths
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 
+__all__ = ["EdgeConv", "GINEConv", "GMMConv", "GatedGraphConv", "NNConv"]
+
 _REDUCERS = {"sum": fn.sum, "mean": fn.mean, "max": fn.max}
 
 
@@ -32,24 +34,15 @@ class EdgeConv(ZeroInDegreeCheck):
     node, and nothing is stored per edge.
 
     Args:
-        in_feat: Width of the input.
-        out_feat: Width of the output.
         batch_norm: Normalise the messages, all edges together. On a sharded graph the statistics
             are those of the rank's own edges, unless the layer went through
             `graphshard.pyg.convert_sync_norm`.
-        allow_zero_in_degree: Accept nodes without in-edges; their output is 0.
 
     Shape:
         ``feat`` ``[num_nodes, in_feat]``, or a pair; output ``[num_dst, out_feat]``.
 
     Raises:
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> EdgeConv(4, 2)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -100,26 +93,12 @@ class GatedGraphConv(nn.Module):
     then mapped, so that they travel once, and every rank of a sharded graph makes the same calls
     whatever types its edges have.
 
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the state and the output, at least ``in_feats``.
-        n_steps: Number of steps.
-        n_etypes: Number of edge types.
-        bias: Whether the recurrent unit has biases.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``etypes`` ``[num_edges]``, needed if there are several
         types; output ``[num_nodes, out_feats]``.
 
     Raises:
         ValueError: ``out_feats`` is less than ``in_feats``; a type that the layer does not have.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> layer = GatedGraphConv(4, 5, n_steps=2, n_etypes=3)
-        >>> layer(g, torch.ones(3, 4), torch.tensor([0, 2, 1])).shape
-        torch.Size([3, 5])
     """
 
     def __init__(
@@ -154,11 +133,7 @@ class GatedGraphConv(nn.Module):
 def gated_graph_conv(
     layer: Any, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
 ) -> Tensor:
-    """What `GatedGraphConv` computes, also for DGL's layer of that name.
-
-    Raises:
-        ValueError: A type that the layer does not have.
-    """
+    """What `GatedGraphConv` computes, also for DGL's layer of that name."""
     num_types = layer._n_etypes
     if etypes is None:
         etypes = torch.zeros(graph.num_edges(), dtype=torch.int64, device=feat.device)
@@ -193,20 +168,9 @@ class GINEConv(nn.Module):
     .. math::
         h'_i = f\Big((1 + \epsilon) h_i + \sum_{j \in N(i)} \mathrm{ReLU}(h_j + e_{ji})\Big)
 
-    Args:
-        apply_func: :math:`f`; None for the identity.
-        init_eps: First value of :math:`\epsilon`.
-        learn_eps: Learn :math:`\epsilon`; otherwise it is a buffer.
-
     Shape:
         ``node_feat`` ``[num_nodes, dim]``, or a pair; ``edge_feat`` ``[num_edges, dim]``; output
         ``[num_dst, dim]`` after :math:`f`.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> GINEConv(nn.Linear(4, 2))(g, torch.ones(3, 4), torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     eps: Tensor
@@ -250,15 +214,8 @@ class GMMConv(ZeroInDegreeCheck):
         w_k(u) = \exp\Big(-\frac12 \sum_d (u_d - \mu_{kd})^2 \sigma_{kd}^{-2}\Big)
 
     Args:
-        in_feats: Width of the input, or (source, destination).
-        out_feats: Width of the output.
-        dim: Number of pseudo-coordinates.
-        n_kernels: Number of Gaussians.
         aggregator_type: ``sum``, ``mean`` or ``max``; of each Gaussian's messages, before the sum
             over them.
-        residual: Add the destination's own features, mapped if their width differs.
-        bias: Learn an added row.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``pseudo`` ``[num_edges, dim]``; output
@@ -267,12 +224,6 @@ class GMMConv(ZeroInDegreeCheck):
     Raises:
         KeyError: An unknown aggregator.
         ValueError: Nodes without in-edges.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> GMMConv(4, 2, dim=3, n_kernels=5)(g, torch.ones(3, 4), torch.ones(3, 3)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -333,13 +284,9 @@ class NNConv(nn.Module):
     ``num_edges * in_feats * out_feats`` numbers.
 
     Args:
-        in_feats: Width of the input, or (source, destination).
-        out_feats: Width of the output.
         edge_func: :math:`f_\Theta`, from edge features to ``in_feats * out_feats`` numbers.
         aggregator_type: ``sum``, ``mean`` or ``max``; of the products, before they are summed over
             ``in_feats``.
-        residual: Add the destination's own features, mapped if their width differs.
-        bias: Learn an added row.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``, or a pair; ``efeat`` ``[num_edges, *]``; output
@@ -347,12 +294,6 @@ class NNConv(nn.Module):
 
     Raises:
         KeyError: An unknown aggregator.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> NNConv(4, 2, nn.Linear(3, 8))(g, torch.ones(3, 4), torch.ones(3, 3)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(

@@ -21,17 +21,12 @@ from ..graphs._neighborhoods import khop_in_subgraph
 class GNNExplainer(nn.Module):
     """Explains predictions of a model for nodes, or for graphs.
 
+    ``alpha1`` and ``beta1`` weigh the sizes of the masks of edges and of features in the loss,
+    ``alpha2`` and ``beta2`` their entropies.
+
     Args:
         model: Called as ``model(graph=graph, feat=feat, **kwargs)``, and with ``eweight=``
             ``[num_edges]``; gives logits.
-        num_hops: How far a node's prediction depends on others.
-        lr: Learning rate.
-        num_epochs: Number of steps.
-        alpha1: Weight of the sum of the edges' mask.
-        alpha2: Weight of the entropy of the edges' mask.
-        beta1: Weight of the mean of the features' mask.
-        beta2: Weight of the entropy of the features' mask.
-        log: Print the loss at the end.
     """
 
     def __init__(
@@ -58,9 +53,6 @@ class GNNExplainer(nn.Module):
         """Explain the prediction for a node.
 
         Args:
-            node_id: The node.
-            graph: A graph with one node type and one relation.
-            feat: ``[num_nodes, dim]``.
             **kwargs: For the model; of tensors with a row for each node or edge, it gets those of
                 the subgraph.
 
@@ -68,26 +60,17 @@ class GNNExplainer(nn.Module):
             The node's id in the subgraph, the subgraph of ``num_hops`` hops, and masks between 0
             and 1 of ``[dim]`` and of the subgraph's edges.
         """
-        near, place = khop_in_subgraph(graph, node_id, self.num_hops)
+        near, center = khop_in_subgraph(graph, node_id, self.num_hops)
         nodes, edges = near.ndata[NID].long(), near.edata[EID].long()
         for name, value in kwargs.items():
             if isinstance(value, Tensor) and value.dim() and len(value) == graph.num_nodes():
                 kwargs[name] = value[nodes]
             elif isinstance(value, Tensor) and value.dim() and len(value) == graph.num_edges():
                 kwargs[name] = value[edges]
-        return place, near, *self._masks(near, feat[nodes], place, kwargs)
+        return center, near, *self._masks(near, feat[nodes], center, kwargs)
 
     def explain_graph(self, graph: Graph, feat: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Explain the prediction for a graph.
-
-        Args:
-            graph: The graph; not a batch of several.
-            feat: ``[num_nodes, dim]``.
-            **kwargs: For the model.
-
-        Returns:
-            Masks between 0 and 1, of ``[dim]`` and of the edges.
-        """
+        """Explain the prediction for a graph."""
         return self._masks(graph, feat, torch.tensor([0], device=feat.device), kwargs)
 
     def _masks(

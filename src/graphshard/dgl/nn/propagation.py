@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -20,6 +20,8 @@ from ...ops import is_plain
 from ..base import dgl_warning
 from ..graphs._readout import broadcast_nodes
 
+__all__ = ["APPNPConv", "ChebConv", "EdgeWeightNorm", "LabelPropagation", "SGConv", "TAGConv"]
+
 NORMS = ("none", "both", "right")
 
 
@@ -35,10 +37,6 @@ class EdgeWeightNorm(nn.Module):
     `Semi-Supervised Classification with Graph Convolutional Networks
     <https://arxiv.org/abs/1609.02907>`_. Give the result to a layer with ``norm="none"``.
 
-    Args:
-        norm: ``both``, ``right`` or ``none``.
-        eps: Added to the weighted degrees.
-
     Shape:
         ``edge_weight`` ``[num_edges]``; output ``[num_edges]``.
 
@@ -47,10 +45,8 @@ class EdgeWeightNorm(nn.Module):
             positive with norm ``both``.
 
     Example:
-        >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import EdgeWeightNorm
-        >>> g = graph((torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])))
+        >>> g = graph(([0, 1, 1], [1, 0, 1]))
         >>> EdgeWeightNorm("right")(g, torch.tensor([1.0, 2.0, 3.0]))
         tensor([0.2500, 1.0000, 0.7500])
     """
@@ -120,24 +116,8 @@ class APPNPConv(nn.Module):
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{out}^{-1/2}`, or edge weights normalised by
     :class:`EdgeWeightNorm`. Edge dropout draws anew in every step.
 
-    Args:
-        k: Number of steps.
-        alpha: Probability of going back to the start.
-        edge_drop: Dropout on the edges.
-
     Shape:
         ``feat`` ``[num_nodes, *]``; ``edge_weight`` ``[num_edges]``; output ``[num_nodes, *]``.
-
-    Raises:
-        ValueError: The edge weights are not positive, or not one per edge.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import APPNPConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> APPNPConv(k=3, alpha=0.5)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 4])
     """
 
     def __init__(self, k: int, alpha: float, edge_drop: float = 0.0) -> None:
@@ -193,14 +173,8 @@ class SGConv(ZeroInDegreeCheck):
     or :math:`\hat A^k X \Theta + b` with edge weights normalised by :class:`EdgeWeightNorm`.
 
     Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Number of propagations.
         cached: Keep the propagated features of the first call and use them in all later ones: for
             one graph whose input never changes. Later inputs and edge weights are not read.
-        bias: Learn :math:`b`.
-        norm: Applied to the propagated features, before the linear layer.
-        allow_zero_in_degree: Accept nodes without in-edges.
 
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
@@ -208,14 +182,6 @@ class SGConv(ZeroInDegreeCheck):
 
     Raises:
         ValueError: Nodes without in-edges; edge weights not positive, or not one per edge.
-
-    Example:
-        >>> import torch
-        >>> from graphshard.graph import graph
-        >>> from graphshard.dgl.nn import SGConv
-        >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
-        >>> SGConv(4, 2, k=2)(g, torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -249,32 +215,15 @@ class SGConv(ZeroInDegreeCheck):
         self._check_in_degrees(graph)
         propagated = self._cached_h
         if propagated is None:
-            propagated = self._propagate(graph, feat, edge_weight)
+            propagated = feat
+            for rows in _propagated(graph, feat, edge_weight, self._k):
+                propagated = rows
             if self.norm is not None:
                 propagated = self.norm(propagated)
             if self._cached:
                 self._cached_h = propagated
         result: Tensor = self.fc(propagated)
         return result
-
-    def _propagate(
-        self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None
-    ) -> Tensor:
-        """``k`` normalised sums over the neighbours."""
-        with graph.local_scope():
-            scale = None
-            if edge_weight is None:
-                scale = degree_scale(graph.in_degrees(), -0.5, feat)
-            else:
-                edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
-            message = neighbour_message(graph, edge_weight, feat.dim())
-            for _ in range(self._k):
-                graph.srcdata["h"] = feat if scale is None else feat * scale
-                graph.update_all(message, fn.sum("m", "out"))
-                feat = graph.dstdata.pop("out")
-                if scale is not None:
-                    feat = feat * scale
-        return feat
 
     def extra_repr(self) -> str:
         return f"k={self._k}, cached={self._cached}"
@@ -291,21 +240,9 @@ class TAGConv(nn.Module):
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{in}^{-1/2}`, or edge weights normalised by
     :class:`EdgeWeightNorm`.
 
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Highest power.
-        bias: Learn :math:`b`.
-        activation: Applied to the output.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``edge_weight`` ``[num_edges]``; output
         ``[num_nodes, out_feats]``.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> TAGConv(4, 2)(graph(([0, 1, 2], [1, 2, 0])), torch.ones(3, 4)).shape
-        torch.Size([3, 2])
     """
 
     def __init__(
@@ -329,21 +266,29 @@ class TAGConv(nn.Module):
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
-        with graph.local_scope():
-            scale = None
-            if edge_weight is None:
-                scale = degree_scale(graph.in_degrees(), -0.5, feat)
-            else:
-                edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
-            message = neighbour_message(graph, edge_weight, feat.dim())
-            powers = [feat]
-            for _ in range(self._k):
-                graph.srcdata["h"] = powers[-1] if scale is None else powers[-1] * scale
-                graph.update_all(message, fn.sum("m", "out"))
-                result = graph.dstdata.pop("out")
-                powers.append(result if scale is None else result * scale)
-            out: Tensor = self.lin(torch.cat(powers, dim=-1))
-            return out if self._activation is None else self._activation(out)
+        powers = [feat, *_propagated(graph, feat, edge_weight, self._k)]
+        out: Tensor = self.lin(torch.cat(powers, dim=-1))
+        return out if self._activation is None else self._activation(out)
+
+
+def _propagated(
+    graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None, k: int
+) -> Iterator[Tensor]:
+    """The features after 1, 2, ..., ``k`` normalised sums over the neighbours."""
+    with graph.local_scope():
+        scale = None
+        if edge_weight is None:
+            scale = degree_scale(graph.in_degrees(), -0.5, feat)
+        else:
+            edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
+        message = neighbour_message(graph, edge_weight, feat.dim())
+        for _ in range(k):
+            graph.srcdata["h"] = feat if scale is None else feat * scale
+            graph.update_all(message, fn.sum("m", "out"))
+            feat = graph.dstdata.pop("out")
+            if scale is not None:
+                feat = feat * scale
+            yield feat
 
 
 class ChebConv(nn.Module):
@@ -357,22 +302,10 @@ class ChebConv(nn.Module):
         Z^i = 2 \tilde L Z^{i-1} - Z^{i-2}, \quad
         \tilde L = \frac{2}{\lambda_{max}} (I - D^{-1/2} A D^{-1/2}) - I
 
-    Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
-        k: Number of polynomials.
-        activation: :math:`\sigma`; None for the identity.
-        bias: Learn an added row.
-
     Shape:
         ``feat`` ``[num_nodes, in_feats]``; ``lambda_max`` a list or tensor of one number for each
         graph of a batch, with 2 and a warning where it is not given; output
         ``[num_nodes, out_feats]``. A sharded graph is one graph.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> ChebConv(4, 2, k=3)(graph(([0, 1], [1, 0])), torch.ones(2, 4), [2.0]).shape
-        torch.Size([2, 2])
     """
 
     def __init__(
@@ -436,27 +369,16 @@ class LabelPropagation(nn.Module):
 
     with :math:`\hat A = D_{in}^{-1/2} A^T D_{out}^{-1/2}`, or :math:`D_{in}^{-1} A^T`.
 
-    Args:
-        k: Number of steps.
-        alpha: Share of the neighbours.
-        norm_type: ``sym``, or ``row`` for the mean over the neighbours.
-        clamp: Keep values between 0 and 1.
-        normalize: Divide rows by their sum.
-        reset: Give the known nodes their labels again after every step.
-
     Shape:
         ``labels`` ``[num_nodes]`` or ``[num_nodes, 1]`` classes, or ``[num_nodes, num_classes]``
         ones and zeros; ``mask`` the known nodes, as a mask or ids of this process; output
         ``[num_nodes, num_classes]`` float32. On a sharded graph classes are counted over all ranks.
 
-    Raises:
-        ValueError: An unknown ``norm_type``; ``reset`` without a mask.
-
     Example:
         >>> from graphshard.graph import graph
         >>> g = graph(([0, 1, 2], [1, 2, 0]))
-        >>> known = torch.tensor([True, True, False])
-        >>> LabelPropagation(2, 0.5)(g, torch.tensor([0, 1, 0]), known).argmax(1)
+        >>> mask = torch.tensor([True, True, False])
+        >>> LabelPropagation(2, 0.5)(g, torch.tensor([0, 1, 0]), mask).argmax(1)
         tensor([0, 1, 1])
     """
 

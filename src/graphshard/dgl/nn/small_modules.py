@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 from ..base import dgl_warning
 
+__all__ = [
+    "EdgePredictor", "Identity", "JumpingKnowledge", "Sequential", "TransE", "TransR",
+    "WeightBasis",
+]  # fmt: skip
+
 _MODES = ("cat", "max", "lstm")
 
 
@@ -18,16 +23,6 @@ class Sequential(nn.Sequential):
     """Layers one after another, on one graph or on a graph each.
 
     What a layer returns, a tuple or one value, is what the next one gets after its graph.
-
-    Args:
-        *args: The layers.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> from graphshard.nn import GraphConv
-        >>> stack = Sequential(GraphConv(4, 8), GraphConv(8, 2))
-        >>> stack(graph(([0, 1], [1, 0])), torch.ones(2, 4)).shape
-        torch.Size([2, 2])
     """
 
     def forward(self, graph: Any, *feats: Any) -> Any:
@@ -35,7 +30,6 @@ class Sequential(nn.Sequential):
 
         Args:
             graph: Any graph of the protocol; or a list of graphs, one per layer.
-            *feats: What the first layer gets after the graph.
         """
         values: Any = feats
         graphs = graph if isinstance(graph, list) else [graph] * len(self)
@@ -53,11 +47,6 @@ class JumpingKnowledge(nn.Module):
     Args:
         mode: ``"cat"`` puts them side by side, ``"max"`` takes the largest of each column, and
             ``"lstm"`` weighs them per node, by a bidirectional LSTM over the layers.
-        in_feats: Width of every output, for ``"lstm"``.
-        num_layers: Number of outputs, for ``"lstm"``.
-
-    Raises:
-        ValueError: an unknown ``mode``, or ``"lstm"`` without its numbers.
     """
 
     def __init__(
@@ -101,20 +90,6 @@ class EdgePredictor(nn.Module):
 
     .. math:: \text{dot}: h_u \cdot h_v \quad \text{cos}: \frac{h_u \cdot h_v}{|h_u||h_v|}
         \quad \text{ele}: h_u \odot h_v \quad \text{cat}: h_u \| h_v
-
-    Args:
-        op: ``"dot"``, ``"cos"``, ``"ele"`` or ``"cat"``.
-        in_feats: Width of a node's row, if the result goes through a linear layer.
-        out_feats: Width of the result of that layer.
-        bias: Whether that layer has a bias.
-
-    Raises:
-        ValueError: an unknown ``op``.
-
-    Example:
-        >>> EdgePredictor("dot")(torch.ones(2, 3), torch.ones(2, 3))
-        tensor([[3.],
-                [3.]])
     """
 
     def __init__(
@@ -156,11 +131,6 @@ class TransE(nn.Module):
 
     `Translating Embeddings for Modeling Multi-relational Data
     <https://papers.nips.cc/paper/2013/hash/1cecc7a77928ca8133fa24680a88d2f9-Abstract.html>`__
-
-    Args:
-        num_rels: Number of relations.
-        feats: Width of a node's row.
-        p: Which norm.
     """
 
     def __init__(self, num_rels: int, feats: int, p: float = 1) -> None:
@@ -182,12 +152,6 @@ class TransR(nn.Module):
 
     `Learning Entity and Relation Embeddings for Knowledge Graph Completion
     <https://ojs.aaai.org/index.php/AAAI/article/view/9491>`__
-
-    Args:
-        num_rels: Number of relations.
-        rfeats: Width of a relation's space.
-        nfeats: Width of a node's row.
-        p: Which norm.
     """
 
     def __init__(self, num_rels: int, rfeats: int, nfeats: int, p: float = 1) -> None:
@@ -213,15 +177,6 @@ class WeightBasis(nn.Module):
 
     From `Modeling Relational Data with Graph Convolutional Networks
     <https://arxiv.org/abs/1703.06103>`_: :math:`W_o = \sum_b c_{ob} V_b`.
-
-    Args:
-        shape: Shape of each weight.
-        num_bases: Number of bases :math:`V_b`.
-        num_outputs: Number of weights :math:`W_o`.
-
-    Example:
-        >>> WeightBasis((4, 2), num_bases=2, num_outputs=5)().shape
-        torch.Size([5, 4, 2])
     """
 
     def __init__(self, shape: Sequence[int], num_bases: int, num_outputs: int) -> None:

@@ -13,6 +13,11 @@ from ...graph import Graph
 from ..graphs._points import knn_graph, radius_graph, segmented_knn_graph
 from ..graphs._readout import broadcast_nodes, readout_nodes, softmax_nodes, topk_nodes
 
+__all__ = [
+    "AvgPooling", "GlobalAttentionPooling", "KNNGraph", "MaxPooling", "RadiusGraph",
+    "SegmentedKNNGraph", "Set2Set", "SortPooling", "SumPooling", "WeightAndSum",
+]  # fmt: skip
+
 
 class _Readout(nn.Module):
     """One reduction over the nodes of each graph."""
@@ -27,16 +32,7 @@ class _Readout(nn.Module):
 
 
 class SumPooling(_Readout):
-    """The sum of the rows of each graph.
-
-    Example:
-        >>> from graphshard.dgl import batch
-        >>> from graphshard.graph import graph
-        >>> both = batch([graph(([0], [1])), graph(([0, 1], [2, 2]))])
-        >>> SumPooling()(both, torch.ones(5, 1))
-        tensor([[2.],
-                [3.]])
-    """
+    """The sum of the rows of each graph."""
 
     op = "sum"
 
@@ -58,9 +54,6 @@ class SortPooling(nn.Module):
 
     From "An End-to-End Deep Learning Architecture for Graph Classification" (AAAI 2018). Rows are
     sorted within themselves first.
-
-    Args:
-        k: How many rows; zeros where a graph has fewer.
     """
 
     def __init__(self, k: int) -> None:
@@ -82,7 +75,6 @@ class GlobalAttentionPooling(nn.Module):
 
     Args:
         gate_nn: From rows to ``[num_nodes, 1]``.
-        feat_nn: Applied to the rows before they are summed; None for nothing.
     """
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None) -> None:
@@ -94,9 +86,6 @@ class GlobalAttentionPooling(nn.Module):
         """Take ``[num_nodes, dim]`` to ``[batch_size, dim]``.
 
         With ``get_attention`` the weights, ``[num_nodes, 1]``, come as well.
-
-        Raises:
-            ValueError: the gate gives something else than one value per node.
         """
         with graph.local_scope():
             gate = self.gate_nn(feat)
@@ -115,11 +104,6 @@ class Set2Set(nn.Module):
     """An LSTM that attends to the rows of each graph several times.
 
     From "Order Matters: Sequence to sequence for sets" (https://arxiv.org/abs/1511.06391).
-
-    Args:
-        input_dim: Width of the rows.
-        n_iters: How many times.
-        n_layers: Layers of the LSTM.
     """
 
     def __init__(self, input_dim: int, n_iters: int, n_layers: int) -> None:
@@ -158,11 +142,7 @@ class Set2Set(nn.Module):
 
 
 class WeightAndSum(nn.Module):
-    """The sum of the rows of each graph, each times a learnt weight between 0 and 1.
-
-    Args:
-        in_feats: Width of the rows.
-    """
+    """The sum of the rows of each graph, each times a learnt weight between 0 and 1."""
 
     def __init__(self, in_feats: int) -> None:
         super().__init__()
@@ -178,16 +158,7 @@ class WeightAndSum(nn.Module):
 
 
 class KNNGraph(nn.Module):
-    """`graphshard.dgl.knn_graph` with a fixed number of neighbours.
-
-    Args:
-        k: Number of neighbours.
-
-    Example:
-        >>> import torch
-        >>> KNNGraph(2)(torch.rand(5, 3)).num_edges()
-        10
-    """
+    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -205,11 +176,7 @@ class KNNGraph(nn.Module):
 
 
 class SegmentedKNNGraph(nn.Module):
-    """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours.
-
-    Args:
-        k: Number of neighbours.
-    """
+    """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -228,14 +195,7 @@ class SegmentedKNNGraph(nn.Module):
 
 
 class RadiusGraph(nn.Module):
-    """`graphshard.dgl.radius_graph` with a fixed radius.
-
-    Args:
-        r: The radius.
-        p: Which norm measures distances.
-        self_loop: Whether a point is joined to itself.
-        compute_mode: As for `torch.cdist`.
-    """
+    """`graphshard.dgl.radius_graph` with a fixed radius."""
 
     def __init__(
         self,

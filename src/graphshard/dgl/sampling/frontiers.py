@@ -29,25 +29,21 @@ from ...sampling.graph_store import (
 from ...sampling.lazy_features import set_lazy, without_features
 from ...sampling.sampler import DrawSeed, LayerFanout
 
+__all__ = [
+    "sample_etype_neighbors", "sample_labors", "sample_neighbors", "sample_neighbors_biased",
+    "select_topk",
+]  # fmt: skip
+
 
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:
-    """Ids in the graph's idtype, from a tensor, an array, a list or one number.
-
-    Raises:
-        DGLError: They are no integers, or out of range.
-    """
-    found = as_integers(ids, what)
-    check_ids(found, count, "an id", what)
-    return found.to(device=g.device, dtype=g.idtype)
+    """Ids in the graph's idtype, from a tensor, an array, a list or one number."""
+    tensor = as_integers(ids, what)
+    check_ids(tensor, count, "an id", what)
+    return tensor.to(device=g.device, dtype=g.idtype)
 
 
 def nodes_by_type(g: Graph, nodes: Any) -> dict[str, Tensor]:
-    """Nodes by type, of the types that are given.
-
-    Raises:
-        DGLError: Ids without a type on a graph of several, an unknown type, or ids that are none.
-        ValueError: An empty dictionary.
-    """
+    """Nodes by type, of the types that are given."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
             raise GraphTypeError(
@@ -78,50 +74,36 @@ def edges_by_relation(g: Graph, edges: Any, what: str) -> dict[CanonicalEType, T
 
 
 def number_by_relation(g: Graph, number: Any, what: str) -> dict[CanonicalEType, int]:
-    """A number per relation, at least -1, which means all.
-
-    Raises:
-        DGLError: Another number, or a dictionary that leaves a relation out.
-    """
+    """A number per relation, at least -1, which means all."""
     given = number
     if not isinstance(number, Mapping):
         given = dict.fromkeys(g.canonical_etypes, number)
-    found = {}
-    for etype, one in given.items():
-        if isinstance(one, bool) or not hasattr(one, "__index__") or int(one) < -1:
+    numbers = {}
+    for etype, count in given.items():
+        if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < -1:
             raise GraphValueError(
-                f"{what} must be an integer of at least -1, which means all (got {one!r})"
+                f"{what} must be an integer of at least -1, which means all (got {count!r})"
             )
-        found[g.to_canonical_etype(etype)] = int(one)
-    missing = [etype for etype in g.canonical_etypes if etype not in found]
+        numbers[g.to_canonical_etype(etype)] = int(count)
+    missing = [etype for etype in g.canonical_etypes if etype not in numbers]
     if missing:
         raise GraphValueError(
             f"a dictionary for {what} must name every relation (missing {missing}); give 0 for "
             "those that shall have no edges"
         )
-    return found
+    return numbers
 
 
 def options_for(edge_dir: str, replace: bool = False) -> DrawOptions:
-    """How to draw.
-
-    Raises:
-        DGLError: An unknown direction.
-    """
+    """How to draw."""
     return DrawOptions(replace=bool(replace), edge_dir=checked_dir(edge_dir))
 
 
 def checked_dir(edge_dir: str) -> EdgeDir:
-    """A direction, ``"in"`` or ``"out"``.
-
-    Raises:
-        DGLError: It is none.
-    """
-    if edge_dir == "in":
-        return "in"
-    if edge_dir == "out":
-        return "out"
-    raise GraphValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+    """A direction: ``in`` or ``out``."""
+    if edge_dir not in ("in", "out"):
+        raise GraphValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+    return "in" if edge_dir == "in" else "out"
 
 
 def frontier_of(
@@ -131,24 +113,16 @@ def frontier_of(
     copy_edata: bool,
     output_device: torch.device | str | None,
 ) -> Graph:
-    """The graph of all nodes and some edges.
-
-    Args:
-        g: The graph.
-        eids: Relation to ids of edges; none of the relations that are left out.
-        copy_ndata: Whether it has the features of nodes.
-        copy_edata: Whether it has the features of edges, and their ids as ``edata[EID]``.
-        output_device: Where it shall be; None: where ``g`` is.
-    """
-    found: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
+    """The graph of all nodes and some edges."""
+    frontier: Graph = edge_subgraph(without_features(g), eids, relabel_nodes=False, store_ids=True)
     for ntype in g.ntypes if copy_ndata else ():
-        found.nodes[ntype].data.update(g.nodes[ntype].data)
+        frontier.nodes[ntype].data.update(g.nodes[ntype].data)
     for etype in g.canonical_etypes:
         if copy_edata:
-            set_lazy(g.edges[etype].data, found.edges[etype].data, EID)
+            set_lazy(g.edges[etype].data, frontier.edges[etype].data, EID)
         else:
-            found.edges[etype].data.clear()
-    return found if output_device is None else found.to(output_device)
+            frontier.edges[etype].data.clear()
+    return frontier if output_device is None else frontier.to(output_device)
 
 
 EdgeWeights: TypeAlias = str | Tensor | Mapping[EType, Tensor] | None
@@ -174,18 +148,12 @@ def sample_neighbors(
     makes a block of what is returned.
 
     Args:
-        g: A graph of this process.
         nodes: Ids, or type to ids. A node that is given twice has the same edges twice.
         fanout: Edges for a node, -1 for all that have a weight; or relation to that, for all.
-        edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: What edges are drawn in proportion to, never where it is 0: the name of an edge
             feature ``[num_edges]``, bool (a mask) or floating point, which relations without it do
             without; or the weights, or relation to weights.
         replace: Draw with replacement: nodes with any edge then have ``fanout`` of them.
-        copy_ndata: Whether the graph that is returned has the features of nodes.
-        copy_edata: Whether it has those of its edges, and their ids as ``edata[EID]``.
-        exclude_edges: Ids of edges that are treated as absent, or relation to ids.
-        output_device: Where the graph that is returned shall be; by default where ``g`` is.
 
     Returns:
         A graph of the same nodes and relations, with the edges that were drawn, grouped by node.
@@ -223,19 +191,8 @@ def sample_labors(
     """Draw edges as `graphshard.dgl.dataloading.LaborSampler` does, about ``fanout`` for a node.
 
     Args:
-        g: A graph of this process.
-        nodes: As for `sample_neighbors`.
-        fanout: As for `sample_neighbors`; a mean.
-        edge_dir: As for `sample_neighbors`.
-        prob: As for `sample_neighbors`.
-        importance_sampling: 0, the paper's LABOR-0.
         random_seed: A number, or a tensor that holds one: equal ones draw alike. By default one
             from torch's generator.
-        seed2_contribution: 0.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
-        exclude_edges: As for `sample_neighbors`.
-        output_device: As for `sample_neighbors`.
 
     Returns:
         The graph, and an empty tensor per relation in the place of importances, which LABOR-0
@@ -286,27 +243,32 @@ def drawn_edges(
         given = weights[etype]
         how = with_changes(options, weights=given) if isinstance(given, str) else options
         by_id = given if isinstance(given, Tensor) else None
-        try:
-            found = store.draw(request, how, excluded, by_id)
-        except ValueError as error:
-            raise GraphValueError(str(error)) from None
-        eids = found.eids
-        assert eids is not None
-        drawn[etype] = eids if isinstance(eids, Tensor) else eids.gather()
+        drawn[etype] = _drawn_ids(store, request, how, excluded, by_id)
     return drawn
 
 
-def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str | Tensor | None]:
-    """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing.
+def _drawn_ids(
+    store: LocalGraphStore,
+    request: NeighborRequest,
+    options: DrawOptions,
+    excluded: dict[CanonicalEType, Tensor],
+    weights: Tensor | None,
+) -> Tensor:
+    try:
+        eids = store.draw(request, options, excluded, weights).eids
+    except ValueError as error:
+        raise GraphValueError(str(error)) from None
+    assert eids is not None
+    return eids if isinstance(eids, Tensor) else eids.gather()
 
-    Raises:
-        DGLError: No relation has the feature, or the numbers are no weights.
-    """
-    found: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
+
+def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str | Tensor | None]:
+    """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing."""
+    weights: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
     if isinstance(prob, str):
         for etype in g.canonical_etypes:
-            found[etype] = prob if prob in g.edges[etype].data else None
-        if not any(found.values()):
+            weights[etype] = prob if prob in g.edges[etype].data else None
+        if not any(weights.values()):
             raise GraphValueError(
                 f"no relation has an edge feature {prob!r} to draw by; set "
                 f"g.edata[{prob!r}] to one number per edge"
@@ -315,16 +277,12 @@ def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str
         given = prob if isinstance(prob, Mapping) else {None: prob}
         for name, values in given.items():
             etype = g.to_canonical_etype(name)
-            found[etype] = checked_weights_of(g, etype, values)
-    return found
+            weights[etype] = checked_weights_of(g, etype, values)
+    return weights
 
 
 def checked_weights_of(g: Graph, etype: CanonicalEType, values: Any) -> Tensor:
-    """Weights of the edges of a relation by id, as float32 or float64.
-
-    Raises:
-        DGLError: They are no weights, or another number of them.
-    """
+    """Weights of the edges of a relation by id, as float32 or float64."""
     weights = torch.as_tensor(values, device=g.device)
     if weights.shape[:1] != (g.num_edges(etype),):
         raise GraphValueError(
@@ -355,22 +313,9 @@ def sample_etype_neighbors(
 
     Args:
         g: A graph of one relation whose edges come type by type, as `to_homogeneous` makes it.
-        nodes: Ids.
         etype_offset: ``[num_types + 1]``, the first edge id of each type, and the number of edges.
         fanout: ``[num_types]``, edges of each type for a node, -1 for all.
-        edge_dir: As for `sample_neighbors`.
         prob: Weights of the edges of each type, None for equal ones; or the name of a feature.
-        replace: As for `sample_neighbors`.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
-        etype_sorted: Accepted for DGL's scripts: edges of a node are found by type in any case.
-        output_device: As for `sample_neighbors`.
-
-    Returns:
-        A graph of the same nodes, with the edges that were drawn, type by type.
-
-    Raises:
-        DGLError: Several relations, offsets that do not fit, or as for `sample_neighbors`.
     """
     if len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -394,7 +339,7 @@ def sample_etype_neighbors(
     by_id = _weights(g, bounds, prob)
     near = nodes_by_type(g, nodes)
     options, draw_seed = options_for(edge_dir, replace), DrawSeed.fresh()
-    found = []
+    per_type = [torch.empty(0, dtype=g.idtype, device=g.device)]
     for number, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
         weights = torch.zeros_like(by_id)
         weights[first:stop] = by_id[first:stop]
@@ -402,9 +347,8 @@ def sample_etype_neighbors(
         seed = DrawSeed(draw_seed.key(0, number))
         if count != 0 and stop > first:
             drawn = drawn_edges(g, near, count, {etype: weights}, options, None, seed)
-            found.append(drawn[etype])
-    none = torch.empty(0, dtype=g.idtype, device=g.device)
-    eids = torch.cat([none, *found])
+            per_type.append(drawn[etype])
+    eids = torch.cat(per_type)
     return frontier_of(g, {etype: eids}, copy_ndata, copy_edata, output_device)
 
 
@@ -448,22 +392,9 @@ def sample_neighbors_biased(
     Args:
         g: A graph of one relation whose edges are grouped by tag, as `sort_csc_by_tag` (for
             ``edge_dir="in"``) or `sort_csr_by_tag` makes it.
-        nodes: Ids of nodes at the near end of edges.
-        fanout: Edges for a node, -1 for all.
         bias: ``[num_tags]``, 0 or more: what the edges of a tag are drawn in proportion to.
-        edge_dir: ``"in"`` or ``"out"``.
         tag_offset_name: Node feature ``[num_nodes, num_tags + 1]``, where the edges of each tag
             begin among those of the node.
-        replace: As for `sample_neighbors`.
-        copy_ndata: As for `sample_neighbors`.
-        copy_edata: As for `sample_neighbors`.
-        output_device: As for `sample_neighbors`.
-
-    Returns:
-        A graph of the same nodes, with the edges that were drawn, grouped by node.
-
-    Raises:
-        DGLError: Several relations, or offsets or numbers that do not fit.
     """
     if len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -501,9 +432,7 @@ def sample_neighbors_biased(
     at = etype[2] if edge_dir == "in" else etype[0]
     near = nodes_by_type(g, nodes if isinstance(nodes, dict) else {at: nodes})[at]
     request = NeighborRequest(etype, near, int(fanout), DrawSeed.fresh().key(0, 0))
-    found = store.draw(request, options, {}, weights).eids
-    assert found is not None
-    drawn = found if isinstance(found, Tensor) else found.gather()
+    drawn = _drawn_ids(store, request, options, {}, weights)
     return frontier_of(g, {etype: drawn}, copy_ndata, copy_edata, output_device)
 
 
@@ -522,29 +451,8 @@ def select_topk(
 
     Of equal weights the smaller edge id goes first.
 
-    Args:
-        g: A graph of this process.
-        k: Edges for a node, -1 for all; or relation to that, for all.
-        weight: Name of an edge feature ``[num_edges]``, which every relation has.
-        nodes: Ids, or type to ids; by default all.
-        edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
-        ascending: Take those that weigh least.
-        copy_ndata: Whether the graph that is returned has the features of nodes.
-        copy_edata: Whether it has those of its edges, and their ids as ``edata[EID]``.
-        output_device: Where the graph that is returned shall be; by default where ``g`` is.
-
     Returns:
         A graph of the same nodes and relations, with the edges that were chosen, grouped by node.
-
-    Raises:
-        DGLError: A relation lacks the weights, unknown types, or ids out of range.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> g = graph(([0, 1, 2], [3, 3, 3]))
-        >>> g.edata["w"] = torch.tensor([0.5, 2.0, 1.0])
-        >>> select_topk(g, 2, "w").edges()
-        (tensor([1, 2]), tensor([3, 3]))
     """
     side = checked_dir(edge_dir)
     if nodes is None:
@@ -588,10 +496,25 @@ def _largest(
         eids, degrees = g.out_edges(nodes, "eid", etype), g.out_degrees(nodes, etype)
     degrees = torch.as_tensor(degrees, device=eids.device).reshape(-1).long()
     rows = torch.arange(len(nodes), device=eids.device).repeat_interleave(degrees)
-    order = torch.sort(weights.index_select(0, eids), descending=not ascending, stable=True).indices
-    order = order[torch.sort(rows[order], stable=True).indices]
-    if k >= 0:
-        first = degrees.cumsum(0) - degrees
-        rank = torch.arange(len(eids), device=eids.device) - first.repeat_interleave(degrees)
-        order = order[rank < k]
+    values = weights.index_select(0, eids)
+    order = first_of_rows(rows, values, degrees, k, descending=not ascending)
     return eids[order]
+
+
+def first_of_rows(rows: Tensor, values: Tensor, sizes: Tensor, k: int, descending: bool) -> Tensor:
+    """Places of the first ``k`` values of each row, row by row; all of them where ``k`` is -1.
+
+    Of equal values the first place goes first.
+
+    Args:
+        rows: ``[num_values]`` row of each value, ascending.
+        values: ``[num_values]``.
+        sizes: int64 ``[num_rows]``, how many values each row has.
+    """
+    order = torch.sort(values, descending=descending, stable=True).indices
+    order = order[torch.sort(rows[order], stable=True).indices]
+    if k < 0:
+        return order
+    first = sizes.cumsum(0) - sizes
+    rank = torch.arange(len(order), device=order.device) - first.repeat_interleave(sizes)
+    return order[rank < k]

@@ -16,9 +16,9 @@ PinSAGE: Ying et al., "Graph Convolutional Neural Networks for Web-Scale Recomme
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,9 +31,18 @@ from ...ops import draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
 from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborRequest, graph_store_of
 from ...sampling.sampler import DrawSeed
+from .frontiers import first_of_rows
+
+__all__ = [
+    "PinSAGESampler", "RandomWalkNeighborSampler", "node2vec_random_walk", "pack_traces",
+    "random_walk",
+]  # fmt: skip
 
 ONE_OUT_EDGE = DrawOptions(replace=True, edge_dir="out")
 """What a step draws."""
+
+_Moves: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Which walks have moved, bool ``[n]``; where these are, and the edges they took."""
 
 _STOPS = -4
 """In the place of a layer's index in `DrawSeed.key`, besides those of loaders."""
@@ -56,16 +65,12 @@ def random_walk(
     A walk ends before its time at a node that it cannot leave.
 
     Args:
-        g: A graph of this process.
         nodes: ``[n]`` ids of the nodes where walks begin, of the type that the first relation
             leaves; one may be there several times.
-        metapath: The relation of each step. It may be left out on a graph of one relation.
-        length: Number of steps, where there is no ``metapath``.
         prob: Name of an edge feature ``[num_edges]``; steps are drawn in proportion to it.
             Relations without it are drawn from uniformly.
         restart_prob: With what probability a walk ends before a step: a number for all steps, or
             ``[length]``.
-        return_eids: Whether ids of edges are wanted.
 
     Returns:
         ``(traces, types)``, or with ``return_eids`` ``(traces, eids, types)``: ids of nodes
@@ -111,25 +116,42 @@ def walks_along(
     """What `random_walk` says, without its checks: nodes and edges of walks.
 
     Args:
-        g: The graph.
         at: ``[n]``, where walks begin, of its idtype.
-        path: The relation of each step.
-        options: How steps along each relation are drawn, from `step_options`.
         stops: ``[length]``, the probability that a walk ends before each step.
-        draw_seed: Which draw to make.
     """
-    traces = torch.full((len(at), len(path) + 1), -1, dtype=g.idtype, device=g.device)
-    eids = torch.full((len(at), len(path)), -1, dtype=g.idtype, device=g.device)
+
+    def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
+        etype = path[step]
+        return one_step(g, etype, walks, at, options[etype], draw_seed.key(step, 0))
+
+    return _walk(g, at, len(path), take, stops, draw_seed)
+
+
+def _walk(
+    g: Graph,
+    at: Tensor,
+    length: int,
+    take: Callable[[int, Tensor, Tensor, Tensor | None], _Moves],
+    stops: Tensor | None,
+    draw_seed: DrawSeed,
+) -> tuple[Tensor, Tensor]:
+    """Nodes and edges of walks, by a step of all walks after another.
+
+    ``take`` gets the number of the step, which walks go on, where they are, and where they were.
+    """
+    traces = torch.full((len(at), length + 1), -1, dtype=g.idtype, device=g.device)
+    eids = torch.full((len(at), length), -1, dtype=g.idtype, device=g.device)
     traces[:, 0] = at
     walks = torch.arange(len(at), device=g.device)
-    for step, etype in enumerate(path):
+    for step in range(length):
         if stops is not None:
             key = key_state(draw_seed.key(_STOPS, step), _DOMAIN)
             goes_on = unit(word(states(key, walks), 0)) >= stops[step]
             walks, at = walks[goes_on], at[goes_on]
         if len(walks) == 0:
             break
-        moved, at, along = one_step(g, etype, walks, at, options[etype], draw_seed.key(step, 0))
+        before = traces[walks, step - 1] if step else None
+        moved, at, along = take(step, walks, at, before)
         walks = walks[moved]
         traces[walks, step + 1] = at
         eids[walks, step] = along
@@ -146,13 +168,6 @@ def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     Returns:
         ``(nodes, their types, lengths, offsets)``: nodes and types of all walks together, how many
         each walk has and where they begin, int64 ``[n]``.
-
-    Raises:
-        DGLError: They are no tensors, or their shapes do not fit together.
-
-    Example:
-        >>> pack_traces(torch.tensor([[0, 1, -1], [2, 0, 1]]), torch.tensor([0, 0, 0]))[2:]
-        (tensor([2, 3]), tensor([0, 2]))
     """
     if not isinstance(traces, Tensor) or not isinstance(types, Tensor):
         raise GraphTypeError(
@@ -171,22 +186,14 @@ def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def start_nodes(g: Graph, nodes: Any, ntype: str) -> Tensor:
-    """Ids of nodes of a type, in the graph's idtype.
-
-    Raises:
-        DGLError: They are no integers, or out of range.
-    """
+    """Ids of nodes of a type, in the graph's idtype."""
     ids = as_integers(nodes, "nodes")
     check_ids(ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
     return ids.to(device=g.device, dtype=g.idtype)
 
 
 def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptions:
-    """How a step along a relation is drawn: by a feature of its edges, if they have it.
-
-    Raises:
-        DGLError: The feature does not have one number per edge.
-    """
+    """How a step along a relation is drawn: by a feature of its edges, if they have it."""
     if prob is None or prob not in g.edges[etype].data:
         return ONE_OUT_EDGE
     if g.edges[etype].data[prob].dim() != 1:
@@ -199,22 +206,11 @@ def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptio
 
 def one_step(
     g: Graph, etype: CanonicalEType, walks: Tensor, at: Tensor, options: DrawOptions, key: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Moves:
     """Draw an out-edge for each walk.
 
     Args:
-        g: The graph.
-        etype: The relation.
         walks: int64 ``[n]``, the number of each walk, which names its draw.
-        at: ``[n]``, where they are.
-        options: From `step_options`.
-        key: 64 bits that name the step.
-
-    Returns:
-        Which walks have moved, bool ``[n]``; where these are, and the edges they took.
-
-    Raises:
-        DGLError: The feature holds no weights.
     """
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
@@ -289,28 +285,13 @@ def node2vec_random_walk(
     """Walk from each node, each step depending on the one before.
 
     Args:
-        g: A graph of this process, of one node type and one relation.
-        nodes: ``[n]`` ids of the nodes where walks begin.
         p: The greater, the less likely a walk goes back at once.
         q: The greater, the more likely it stays near; a node x is near the last one, u, if there
             is an edge from x to u.
-        walk_length: Number of steps.
-        prob: Name of an edge feature ``[num_edges]`` with weights.
-        return_eids: Whether ids of edges are wanted.
 
     Returns:
         ``traces``, or ``(traces, eids)``: ids of nodes ``[n, walk_length + 1]`` and of edges
         ``[n, walk_length]``, -1 where a walk has ended.
-
-    Raises:
-        DGLError: Several types, ids out of range, ``p`` or ``q`` not positive, or weights that are
-            missing or none.
-
-    Example:
-        >>> from graphshard.graph import graph
-        >>> node2vec_random_walk(graph(([0, 1, 2], [1, 2, 0])), [0, 1], 1.0, 2.0, 3)
-        tensor([[0, 1, 2, 0],
-                [1, 2, 0, 1]])
     """
     if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
         raise GraphValueError(
@@ -324,29 +305,18 @@ def node2vec_random_walk(
     if prob is not None and prob not in g.edata:
         raise GraphValueError(f"the graph has no edge feature {prob!r} to walk by")
     at = start_nodes(g, nodes, g.ntypes[0])
-    traces = torch.full((len(at), walk_length + 1), -1, dtype=g.idtype, device=g.device)
-    eids = torch.full((len(at), walk_length), -1, dtype=g.idtype, device=g.device)
-    traces[:, 0] = at
-    walks, draw_seed, options = (
-        torch.arange(len(at), device=g.device),
-        DrawSeed.fresh(),
-        step_options(g, etype, prob),
-    )
-    for step in range(walk_length):
-        if len(walks) == 0:
-            break
+    draw_seed, options = DrawSeed.fresh(), step_options(g, etype, prob)
+
+    def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
         key = draw_seed.key(step, 0)
-        if step == 0:
-            moved, at, along = one_step(g, etype, walks, at, options, key)
-        else:
-            store = graph_store_of(g)
-            assert isinstance(store, LocalGraphStore)
-            weights = store.placed_weights(etype, options)
-            before = traces[walks, step - 1]
-            moved, at, along = _biased_step(g, etype, walks, at, before, weights, p, q, key)
-        walks = walks[moved]
-        traces[walks, step + 1] = at
-        eids[walks, step] = along
+        if before is None:
+            return one_step(g, etype, walks, at, options, key)
+        store = graph_store_of(g)
+        assert isinstance(store, LocalGraphStore)
+        weights = store.placed_weights(etype, options)
+        return _biased_step(g, etype, walks, at, before, weights, p, q, key)
+
+    traces, eids = _walk(g, at, walk_length, take, None, draw_seed)
     return (traces, eids) if return_eids else traces
 
 
@@ -405,24 +375,11 @@ def _biased_step(
 class RandomWalkNeighborSampler:
     """Finds neighbours by walks that follow a metapath again and again.
 
-    Args:
-        G: A graph of this process.
-        num_traversals: How often a walk follows the metapath, at most.
-        termination_prob: With what probability it ends after each time.
-        num_random_walks: Walks from each node.
-        num_neighbors: How many of the nodes that walks came upon are taken.
-        metapath: Relations that lead from a node type back to it; it may be left out on a graph of
-            one relation.
-        weight_column: Name of the edge feature with the numbers of visits.
-
-    Raises:
-        DGLError: No metapath where one is needed, or one that does not lead back.
-
     Example:
         >>> from graphshard.graph import graph
         >>> sampler = RandomWalkNeighborSampler(graph(([0, 1, 2], [1, 2, 0])), 2, 0.0, 3, 2)
-        >>> found = sampler(torch.tensor([0]))
-        >>> found.edges(), found.edata["weights"]
+        >>> near = sampler(torch.tensor([0]))
+        >>> near.edges(), near.edata["weights"]
         ((tensor([1, 2]), tensor([0, 0])), tensor([3, 3]))
     """
 
@@ -458,15 +415,9 @@ class RandomWalkNeighborSampler:
     def __call__(self, seed_nodes: Any) -> Graph:
         """The neighbours of some nodes.
 
-        Args:
-            seed_nodes: Ids of nodes of the type that the metapath starts from.
-
         Returns:
             A graph of all nodes of that type, with an edge from each neighbour that was found to
             the node it was found from, those visited most first.
-
-        Raises:
-            DGLError: Ids that are none, or out of range.
         """
         seeds = start_nodes(self.G, seed_nodes, self.ntype)
         paths, _ = random_walk(
@@ -478,49 +429,31 @@ class RandomWalkNeighborSampler:
         visited = paths[:, self.metapath_hops :: self.metapath_hops].reshape(-1)
         num_visits = self.num_random_walks * self.num_traversals
         src, dst, counts = self._most_visited(visited, seeds, num_visits)
-        found: Graph = heterograph(
+        neighbors: Graph = heterograph(
             {(self.ntype, "_E", self.ntype): (src, dst)},
             {self.ntype: self.G.num_nodes(self.ntype)},
         )
-        found.edata[self.weight_column] = counts
-        return found
+        neighbors.edata[self.weight_column] = counts
+        return neighbors
 
     def _most_visited(
         self, visited: Tensor, seeds: Tensor, num_visits: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of equally many visits the smaller id goes first."""
-        place = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
+        seed_rows = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
         is_there = visited >= 0
         num_nodes = self.G.num_nodes(self.ntype)
         codes, counts = torch.unique(
-            place[is_there] * num_nodes + visited[is_there].long(), return_counts=True
+            seed_rows[is_there] * num_nodes + visited[is_there].long(), return_counts=True
         )
         row, node = codes // max(num_nodes, 1), codes % max(num_nodes, 1)
-        order = torch.sort(counts, descending=True, stable=True).indices
-        order = order[torch.sort(row[order], stable=True).indices]
         sizes = torch.bincount(row, minlength=len(seeds))
-        first = sizes.cumsum(0) - sizes
-        rank = torch.arange(len(order), device=seeds.device) - first.repeat_interleave(sizes)
-        order = order[rank < self.num_neighbors]
+        order = first_of_rows(row, counts, sizes, max(self.num_neighbors, 0), descending=True)
         return node[order].to(seeds.dtype), seeds[row[order]], counts[order]
 
 
 class PinSAGESampler(RandomWalkNeighborSampler):
-    """Neighbours of one type in a graph of two, by walks to the other type and back.
-
-    Args:
-        G: A graph of this process, with a relation from each of the two types to the other.
-        ntype: The type whose nodes get neighbours.
-        other_type: The other one.
-        num_traversals: As for `RandomWalkNeighborSampler`.
-        termination_prob: As for `RandomWalkNeighborSampler`.
-        num_random_walks: As for `RandomWalkNeighborSampler`.
-        num_neighbors: As for `RandomWalkNeighborSampler`.
-        weight_column: As for `RandomWalkNeighborSampler`.
-
-    Raises:
-        DGLError: There is no such relation.
-    """
+    """Neighbours of one type in a graph of two, by walks to the other type and back."""
 
     def __init__(
         self,

@@ -18,6 +18,11 @@ from ...graph import EID, NID, Graph, graph
 from ...partition import UndirectedGraph
 from ...partition import metis_partition as assign_parts
 from ..graphs._order import reorder_graph as reorder_by_permutation
+from ..graphs._products import check_one_relation
+
+__all__ = [
+    "metis_partition", "metis_partition_assignment", "partition_graph_with_halo", "reorder_graph",
+]  # fmt: skip
 
 _MODES: dict[str, Literal["kway", "recursive"]] = {"k-way": "kway", "recursive": "recursive"}
 
@@ -33,21 +38,14 @@ def metis_partition_assignment(
     """The part that METIS puts each node in.
 
     Args:
-        g: Graph with one node type and one relation, of int64 ids.
-        k: Number of parts.
         balance_ntypes: ``[num_nodes]`` kinds of nodes; every part gets its share of each.
-        balance_edges: Whether in-edges are balanced as well, those of each kind apart.
-        mode: ``"k-way"`` or ``"recursive"``.
         objtype: ``"cut"``: few edges between parts. ``"vol"``: few rows to exchange.
-
-    Returns:
-        ``[num_nodes]`` int64.
 
     Raises:
         ValueError: a typed graph, ids of another dtype, or an unknown ``mode``.
         MetisError: METIS is not there, or failed.
     """
-    _check_homogeneous(g, "metis_partition_assignment")
+    check_one_relation(g, "metis_partition_assignment")
     if g.idtype != torch.int64:
         raise GraphValueError(f"METIS takes graphs of int64 ids (got {g.idtype}); use g.long()")
     if mode not in _MODES:
@@ -81,9 +79,6 @@ def partition_graph_with_halo(
     ``extra_cached_hops - 1`` times.
 
     Args:
-        g: Graph with one node type and one relation.
-        node_part: ``[num_nodes]`` part of each node.
-        extra_cached_hops: See above.
         reshuffle: Whether nodes and edges are numbered anew, nodes part after part, edges by
             destination.
 
@@ -91,11 +86,8 @@ def partition_graph_with_halo(
         Part -> graph, with ``ndata`` ``inner_node``, ``part_id`` and `NID`, ``edata``
         ``inner_edge`` and `EID`, and with ``reshuffle`` ``orig_id`` of both; and with ``reshuffle``
         the old id of each node and edge.
-
-    Raises:
-        ValueError: a typed graph, or a wrong number of parts.
     """
-    _check_homogeneous(g, "partition_graph_with_halo")
+    check_one_relation(g, "partition_graph_with_halo")
     part = torch.as_tensor(np.asarray(node_part)).long().to(g.device)
     if part.shape != (g.num_nodes(),):
         raise GraphValueError(
@@ -110,34 +102,34 @@ def partition_graph_with_halo(
         new_nodes[old_nodes] = torch.arange(len(part), device=g.device)
         old_edges = torch.sort(new_nodes[dst], stable=True).indices
         src, dst, part = new_nodes[src][old_edges], new_nodes[dst][old_edges], part[old_nodes]
-    made = {}
+    parts = {}
     for number in range(int(part.max()) + 1 if len(part) else 0):
         sub = _with_halo(g, src, dst, part == number, extra_cached_hops)
         sub.ndata["part_id"] = part[sub.ndata[NID].long()]
         if old_nodes is not None and old_edges is not None:
             sub.ndata["orig_id"] = old_nodes[sub.ndata[NID].long()].to(g.idtype)
             sub.edata["orig_id"] = old_edges[sub.edata[EID].long()].to(g.idtype)
-        made[number] = sub
-    return made, old_nodes, old_edges
+        parts[number] = sub
+    return parts, old_nodes, old_edges
 
 
 def _with_halo(g: Graph, src: Tensor, dst: Tensor, inner: Tensor, num_hops: int) -> Graph:
     """The graph of the inner nodes, in new ids; inner nodes and edges stand first."""
-    kept = inner[src] & inner[dst]
+    in_part = inner[src] & inner[dst]
     near = inner.clone()
     for _ in range(num_hops):
-        kept = near[dst]
-        near[src[kept]] = True
+        in_part = near[dst]
+        near[src[in_part]] = True
     if num_hops >= 1:
-        kept = kept | inner[src]
+        in_part = in_part | inner[src]
     near = torch.zeros_like(inner)
-    near[src[kept]] = near[dst[kept]] = True
+    near[src[in_part]] = near[dst[in_part]] = True
     nodes = torch.cat([inner.nonzero(), (near & ~inner).nonzero()]).squeeze(1)
-    inner_edges = kept & inner[dst]
-    edges = torch.cat([inner_edges.nonzero(), (kept & ~inner_edges).nonzero()]).squeeze(1)
-    place = torch.empty_like(inner, dtype=torch.int64)
-    place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    ends = (place[src[edges]], place[dst[edges]])
+    inner_edges = in_part & inner[dst]
+    edges = torch.cat([inner_edges.nonzero(), (in_part & ~inner_edges).nonzero()]).squeeze(1)
+    new_ids = torch.empty_like(inner, dtype=torch.int64)
+    new_ids[nodes] = torch.arange(len(nodes), device=nodes.device)
+    ends = (new_ids[src[edges]], new_ids[dst[edges]])
     sub = graph(ends, num_nodes=len(nodes), idtype=g.idtype, device=g.device)
     sub.ndata[NID], sub.edata[EID] = nodes.to(g.idtype), edges.to(g.idtype)
     sub.ndata["inner_node"] = inner[nodes].to(torch.int32)
@@ -154,17 +146,7 @@ def metis_partition(
     balance_edges: bool = False,
     mode: str = "k-way",
 ) -> dict[int, Graph]:
-    """`partition_graph_with_halo` of the parts of `metis_partition_assignment`.
-
-    Args:
-        g: Graph with one node type and one relation, of int64 ids.
-        k: Number of parts.
-        extra_cached_hops: As for `partition_graph_with_halo`.
-        reshuffle: As for `partition_graph_with_halo`.
-        balance_ntypes: As for `metis_partition_assignment`.
-        balance_edges: As for `metis_partition_assignment`.
-        mode: As for `metis_partition_assignment`.
-    """
+    """`partition_graph_with_halo` of the parts of `metis_partition_assignment`."""
     parts = metis_partition_assignment(g, k, balance_ntypes, balance_edges, mode)
     return partition_graph_with_halo(g, parts, extra_cached_hops, reshuffle)[0]
 
@@ -173,25 +155,21 @@ def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
     """The graph with its nodes numbered anew; edges keep their order, features stay behind.
 
     Args:
-        g: Graph with one node type and one relation.
         new_node_ids: ``[num_nodes]`` new id of each node.
 
     Returns:
         The graph, with the old ids as ``ndata["orig_id"]``.
-
-    Raises:
-        ValueError: a typed graph, or ids that are not each of 0 to ``num_nodes - 1`` once.
     """
-    _check_homogeneous(g, "reorder_nodes")
+    check_one_relation(g, "reorder_nodes")
     new = torch.as_tensor(np.asarray(new_node_ids)).long().to(g.device)
     order = torch.sort(new)
     if not torch.equal(order.values, torch.arange(g.num_nodes(), device=g.device)):
         raise GraphValueError(f"new ids must be each of 0 to {g.num_nodes() - 1} once")
     src, dst = g.edges(order="eid")
     ends = (new[src.long()], new[dst.long()])
-    made = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
-    made.ndata["orig_id"] = order.indices.to(g.idtype)
-    return made
+    new_graph = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
+    new_graph.ndata["orig_id"] = order.indices.to(g.idtype)
+    return new_graph
 
 
 def reorder_graph(
@@ -204,14 +182,7 @@ def reorder_graph(
     """`graphshard.dgl.reorder_graph`, which also puts the nodes of one METIS part together.
 
     Args:
-        g: Graph with one node type and one relation.
         node_permute_algo: As there; or ``"metis"``, with ``permute_config["k"]`` parts.
-        edge_permute_algo: As there.
-        store_ids: As there.
-        permute_config: As there.
-
-    Raises:
-        ValueError: as there; or ``"metis"`` without a number of parts.
     """
     config = dict(permute_config or {})
     if node_permute_algo == "metis":
@@ -221,11 +192,3 @@ def reorder_graph(
         node_permute_algo = "custom"
         config["nodes_perm"] = torch.sort(parts, stable=True).indices
     return reorder_by_permutation(g, node_permute_algo, edge_permute_algo, store_ids, config)
-
-
-def _check_homogeneous(g: Graph, name: str) -> None:
-    if not g.is_homogeneous:
-        raise GraphValueError(
-            f"{name} takes a graph with one node type and one relation (got "
-            f"{g.canonical_etypes}); use to_homogeneous"
-        )

@@ -8,7 +8,8 @@ sparse again, at the cost of dense matrices of ``num_nodes ** 2``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,13 @@ from ...errors import GraphValueError
 from ...graph import Graph, add_self_loop, heterograph, remove_self_loop, to_simple
 from ..graphs._encodings import lap_pe, random_walk_pe, svd_pe
 from ..graphs._products import khop_graph, line_graph, metapath_reachable_graph
+
+__all__ = [
+    "GDC", "PPR", "SVDPE", "AddEdge", "AddMetaPaths", "AddReverse", "AddSelfLoop",
+    "BaseTransform", "Compose", "DropEdge", "DropNode", "FeatMask", "GCNNorm", "HeatKernel",
+    "KHopGraph", "LapPE", "LaplacianPE", "LineGraph", "NodeShuffle", "RandomWalkPE",
+    "RemoveSelfLoop", "RowFeatNormalizer", "SIGNDiffusion", "ToLevi", "ToSimple",
+]  # fmt: skip
 
 
 class BaseTransform:
@@ -32,11 +40,9 @@ class BaseTransform:
         return f"{type(self).__name__}()"
 
 
+@dataclass(repr=False, eq=False)
 class Compose(BaseTransform):
     """Several transforms, one after another.
-
-    Args:
-        transforms: The transforms, first to last.
 
     Example:
         >>> from graphshard.graph import graph
@@ -45,8 +51,7 @@ class Compose(BaseTransform):
         4
     """
 
-    def __init__(self, transforms: Sequence[Callable[[Graph], Graph]]) -> None:
-        self.transforms = transforms
+    transforms: Sequence[Callable[[Graph], Graph]]
 
     def __call__(self, g: Graph) -> Graph:
         for transform in self.transforms:
@@ -59,13 +64,7 @@ class Compose(BaseTransform):
 
 
 def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> Graph:
-    """A graph with the nodes of ``g`` and their features, and other relations.
-
-    Args:
-        g: Graph.
-        edges: Relation -> (sources, destinations).
-        copy_edata: Whether to carry over the edge features of relations that ``g`` has too.
-    """
+    """A graph with the nodes of ``g`` and their features, and other relations."""
     counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
     new = heterograph(edges, counts, idtype=g.idtype, device=g.device)
     for ntype in g.ntypes:
@@ -76,43 +75,32 @@ def with_edges(g: Graph, edges: Mapping[Any, Any], copy_edata: bool = True) -> G
     return new
 
 
-def spaces_with(g: Graph, name: str, what: str) -> list[Any]:
-    """The feature dictionaries of the types that have a feature; ``what`` is nodes or edges.
-
-    Raises:
-        KeyError: no type has it.
-    """
-    if what == "nodes":
-        spaces = [g.nodes[ntype].data for ntype in g.ntypes]
-    else:
-        spaces = [g.edges[etype].data for etype in g.canonical_etypes]
-    found = [fields for fields in spaces if name in fields]
-    if not found:
-        raise KeyError(f"no feature {name!r} on any type of {what}")
-    return found
+def named_fields(
+    g: Graph, node_names: Sequence[str] | None, edge_names: Sequence[str] | None
+) -> Iterator[tuple[Any, str]]:
+    """The feature dictionaries of all types that have a feature of these names, with the name."""
+    nodes = [g.nodes[ntype].data for ntype in g.ntypes]
+    edges = [g.edges[etype].data for etype in g.canonical_etypes]
+    for what, spaces, names in (("nodes", nodes, node_names), ("edges", edges, edge_names)):
+        for name in names or ():
+            holders = [fields for fields in spaces if name in fields]
+            if not holders:
+                raise KeyError(f"no feature {name!r} on any type of {what}")
+            yield from ((fields, name) for fields in holders)
 
 
+@dataclass(repr=False, eq=False)
 class AddSelfLoop(BaseTransform):
     """A self loop for each node, in every relation from a node type to itself.
 
     Args:
-        allow_duplicate: Whether loops that are there stay as well.
         new_etypes: Whether to add a relation ``(T, 'self', T)`` of loops for every node type too.
-        edge_feat_names: Edge features that ``fill_data`` is for; None for all.
-        fill_data: Values on new edges; see `graphshard.add_self_loop`.
     """
 
-    def __init__(
-        self,
-        allow_duplicate: bool = False,
-        new_etypes: bool = False,
-        edge_feat_names: Sequence[str] | None = None,
-        fill_data: float | str = 1.0,
-    ) -> None:
-        self.allow_duplicate = allow_duplicate
-        self.new_etypes = new_etypes
-        self.edge_feat_names = edge_feat_names
-        self.fill_data = fill_data
+    allow_duplicate: bool = False
+    new_etypes: bool = False
+    edge_feat_names: Sequence[str] | None = None
+    fill_data: float | str = 1.0
 
     def __call__(self, g: Graph) -> Graph:
         for etype in g.canonical_etypes:
@@ -136,6 +124,7 @@ class RemoveSelfLoop(BaseTransform):
         return g
 
 
+@dataclass(repr=False, eq=False)
 class AddReverse(BaseTransform):
     """The reverse of every edge: in its relation, or in a relation ``rev_...`` of its own.
 
@@ -144,12 +133,10 @@ class AddReverse(BaseTransform):
     Args:
         copy_edata: Whether reverse edges get the features of their edges; else 0, or none in a new
             relation.
-        sym_new_etype: Whether relations from a node type to itself get a new relation as well.
     """
 
-    def __init__(self, copy_edata: bool = False, sym_new_etype: bool = False) -> None:
-        self.copy_edata = copy_edata
-        self.sym_new_etype = sym_new_etype
+    copy_edata: bool = False
+    sym_new_etype: bool = False
 
     def __call__(self, g: Graph) -> Graph:
         edges: dict[Any, Any] = {}
@@ -174,64 +161,44 @@ class AddReverse(BaseTransform):
         return new
 
 
+@dataclass(repr=False, eq=False)
 class ToSimple(BaseTransform):
-    """One edge for all parallel ones; see `graphshard.dgl.to_simple`.
+    """One edge for all parallel ones; see `graphshard.dgl.to_simple`."""
 
-    Args:
-        return_counts: Edge feature that gets the number of edges joined.
-        aggregator: What becomes of their features.
-    """
-
-    def __init__(self, return_counts: str = "count", aggregator: str = "arbitrary") -> None:
-        self.return_counts = return_counts
-        self.aggregator = aggregator
+    return_counts: str = "count"
+    aggregator: str = "arbitrary"
 
     def __call__(self, g: Graph) -> Graph:
         new: Graph = to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
         return new
 
 
+@dataclass(repr=False, eq=False)
 class LineGraph(BaseTransform):
-    """The graph of the edges, with their features; see `graphshard.dgl.line_graph`.
+    """The graph of the edges, with their features; see `graphshard.dgl.line_graph`."""
 
-    Args:
-        backtracking: Whether an edge is joined to edges that go straight back.
-    """
-
-    def __init__(self, backtracking: bool = True) -> None:
-        self.backtracking = backtracking
+    backtracking: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         return line_graph(g, self.backtracking, shared=True)
 
 
+@dataclass(repr=False, eq=False)
 class KHopGraph(BaseTransform):
-    """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`.
+    """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`."""
 
-    Args:
-        k: Number of steps.
-    """
-
-    def __init__(self, k: int) -> None:
-        self.k = k
+    k: int
 
     def __call__(self, g: Graph) -> Graph:
         return khop_graph(g, self.k)
 
 
+@dataclass(repr=False, eq=False)
 class AddMetaPaths(BaseTransform):
-    """A relation for every pair of nodes that a walk along some relations joins.
+    """A relation for every pair of nodes that a walk along some relations joins."""
 
-    Args:
-        metapaths: Name of the new relation -> the relations of its walk, as triples.
-        keep_orig_edges: Whether the relations that are there stay.
-    """
-
-    def __init__(
-        self, metapaths: Mapping[str, Sequence[Any]], keep_orig_edges: bool = True
-    ) -> None:
-        self.metapaths = metapaths
-        self.keep_orig_edges = keep_orig_edges
+    metapaths: Mapping[str, Sequence[Any]]
+    keep_orig_edges: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         edges: dict[Any, Any] = {}
@@ -260,24 +227,17 @@ class ToLevi(BaseTransform):
         return new
 
 
+@dataclass(repr=False, eq=False)
 class RowFeatNormalizer(BaseTransform):
-    """Features divided by the sum of their row, where that is above 1.
+    """Features divided by the sum of their row, where that is above 1."""
 
-    Args:
-        subtract_min: Whether the least value of all is subtracted first.
-        node_feat_names: Node features; none by default.
-        edge_feat_names: Edge features; none by default.
-    """
+    subtract_min: bool = False
+    node_feat_names: Sequence[str] | None = None
+    edge_feat_names: Sequence[str] | None = None
 
-    def __init__(
-        self,
-        subtract_min: bool = False,
-        node_feat_names: Sequence[str] | None = None,
-        edge_feat_names: Sequence[str] | None = None,
-    ) -> None:
-        self.subtract_min = subtract_min
-        self.node_feat_names = node_feat_names or []
-        self.edge_feat_names = edge_feat_names or []
+    def __post_init__(self) -> None:
+        self.node_feat_names = self.node_feat_names or []
+        self.edge_feat_names = self.edge_feat_names or []
 
     def row_normalize(self, feat: Tensor) -> Tensor:
         """The normalized rows."""
@@ -286,54 +246,32 @@ class RowFeatNormalizer(BaseTransform):
         return feat / feat.sum(-1, keepdim=True).clamp(min=1.0)
 
     def __call__(self, g: Graph) -> Graph:
-        chosen = [("nodes", name) for name in self.node_feat_names]
-        chosen += [("edges", name) for name in self.edge_feat_names]
-        for what, name in chosen:
-            for fields in spaces_with(g, name, what):
-                fields[name] = self.row_normalize(fields[name])
+        for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
+            fields[name] = self.row_normalize(fields[name])
         return g
 
 
+@dataclass(repr=False, eq=False)
 class RandomWalkPE(BaseTransform):
-    """Return probabilities of random walks as a node feature; see `graphshard.dgl.random_walk_pe`.
+    """Return probabilities of walks as a node feature; see `graphshard.dgl.random_walk_pe`."""
 
-    Args:
-        k: Number of steps.
-        feat_name: Name of the feature.
-        eweight_name: Edge feature with weights; None for equal ones.
-    """
-
-    def __init__(self, k: int, feat_name: str = "PE", eweight_name: str | None = None) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.eweight_name = eweight_name
+    k: int
+    feat_name: str = "PE"
+    eweight_name: str | None = None
 
     def __call__(self, g: Graph) -> Graph:
         g.ndata[self.feat_name] = random_walk_pe(g, self.k, self.eweight_name).to(g.device)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class LapPE(BaseTransform):
-    """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`.
+    """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`."""
 
-    Args:
-        k: Number of eigenvectors.
-        feat_name: Name of the feature.
-        eigval_name: Node feature that gets the eigenvalues, the same for all nodes; None for none.
-        padding: Whether to fill up with zeros where there are fewer than ``k``.
-    """
-
-    def __init__(
-        self,
-        k: int,
-        feat_name: str = "PE",
-        eigval_name: str | None = None,
-        padding: bool = False,
-    ) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.eigval_name = eigval_name
-        self.padding = padding
+    k: int
+    feat_name: str = "PE"
+    eigval_name: str | None = None
+    padding: bool = False
 
     def __call__(self, g: Graph) -> Graph:
         vectors, values = lap_pe(g, self.k, self.padding, return_eigval=True)
@@ -347,33 +285,21 @@ class LapPE(BaseTransform):
 LaplacianPE = LapPE
 
 
+@dataclass(repr=False, eq=False)
 class SVDPE(BaseTransform):
-    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`.
+    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`."""
 
-    Args:
-        k: Number of singular values.
-        feat_name: Name of the feature.
-        padding: Whether to fill up with zeros where there are fewer than ``k`` nodes.
-        random_flip: Whether to draw the sign of each row at random.
-    """
-
-    def __init__(
-        self,
-        k: int,
-        feat_name: str = "svd_pe",
-        padding: bool = False,
-        random_flip: bool = True,
-    ) -> None:
-        self.k = k
-        self.feat_name = feat_name
-        self.padding = padding
-        self.random_flip = random_flip
+    k: int
+    feat_name: str = "svd_pe"
+    padding: bool = False
+    random_flip: bool = True
 
     def __call__(self, g: Graph) -> Graph:
         g.ndata[self.feat_name] = svd_pe(g, self.k, self.padding, self.random_flip).to(g.device)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class GCNNorm(BaseTransform):
     """Symmetric normalization as edge weights, in relations from a node type to itself.
 
@@ -384,8 +310,7 @@ class GCNNorm(BaseTransform):
         eweight_name: Edge feature with the weights ``w``, 1 where there is none; gets the result.
     """
 
-    def __init__(self, eweight_name: str = "w") -> None:
-        self.eweight_name = eweight_name
+    eweight_name: str = "w"
 
     def __call__(self, g: Graph) -> Graph:
         for etype in g.canonical_etypes:
@@ -405,10 +330,11 @@ class GCNNorm(BaseTransform):
             scale = degrees.rsqrt()
             g.nodes[ntype].data["scale"] = scale.masked_fill(scale.isinf(), 0)
             g.apply_edges(fn.u_mul_v("scale", "scale", "scale"), etype=etype)
-            found: Tensor = g.edges[etype].data["scale"]
-            return found if weights is None else found * weights
+            scales: Tensor = g.edges[etype].data["scale"]
+            return scales if weights is None else scales * weights
 
 
+@dataclass(repr=False, eq=False)
 class SIGNDiffusion(BaseTransform):
     """Features of neighbours 1, 2, ..., ``k`` steps away, as node features.
 
@@ -416,57 +342,42 @@ class SIGNDiffusion(BaseTransform):
     Feature ``out_feat_name_i`` is the input after ``i`` steps.
 
     Args:
-        k: Number of steps.
-        in_feat_name: The input, ``[num_nodes, dim]``.
-        out_feat_name: How names of results begin.
-        eweight_name: Edge feature with weights; None for 1.
         diffuse_op: A step: ``"raw"`` sums; ``"rw"`` takes the (weighted) mean; ``"gcn"`` sums with
             the weights of `GCNNorm`; ``"ppr"`` does, and mixes with the input.
-        alpha: Share of the input in ``"ppr"``.
-
-    Raises:
-        ValueError: an unknown step.
     """
 
-    def __init__(
-        self,
-        k: int,
-        in_feat_name: str = "feat",
-        out_feat_name: str = "out_feat",
-        eweight_name: str | None = None,
-        diffuse_op: str = "raw",
-        alpha: float = 0.2,
-    ) -> None:
-        if diffuse_op not in ("raw", "rw", "gcn", "ppr"):
+    k: int
+    in_feat_name: str = "feat"
+    out_feat_name: str = "out_feat"
+    eweight_name: str | None = None
+    diffuse_op: str = "raw"
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.diffuse_op not in ("raw", "rw", "gcn", "ppr"):
             raise GraphValueError(
-                f"diffuse_op must be 'raw', 'rw', 'gcn' or 'ppr' (got {diffuse_op!r})"
+                f"diffuse_op must be 'raw', 'rw', 'gcn' or 'ppr' (got {self.diffuse_op!r})"
             )
-        self.k = k
-        self.in_feat_name = in_feat_name
-        self.out_feat_name = out_feat_name
-        self.eweight_name = eweight_name
-        self.diffuse_op = diffuse_op
-        self.alpha = alpha
 
     def __call__(self, g: Graph) -> Graph:
-        found = []
+        diffused = []
         with g.local_scope():
-            given = g.ndata[self.in_feat_name]
+            inputs = g.ndata[self.in_feat_name]
             message = self._message(g)
             total = None
             if self.diffuse_op == "rw" and message.rhs_field is not None:
                 g.update_all(fn.copy_e(message.rhs_field, "m"), fn.sum("m", "total"))
                 total = g.ndata["total"].reshape(-1, 1)
             mean = self.diffuse_op == "rw" and total is None
-            g.ndata["h"] = given
+            g.ndata["h"] = inputs
             for _ in range(self.k):
                 g.update_all(message, fn.mean("m", "h") if mean else fn.sum("m", "h"))
                 if total is not None:
                     g.ndata["h"] = g.ndata["h"] / total
                 if self.diffuse_op == "ppr":
-                    g.ndata["h"] = (1 - self.alpha) * g.ndata["h"] + self.alpha * given
-                found.append(g.ndata["h"])
-        for i, value in enumerate(found, 1):
+                    g.ndata["h"] = (1 - self.alpha) * g.ndata["h"] + self.alpha * inputs
+                diffused.append(g.ndata["h"])
+        for i, value in enumerate(diffused, 1):
             g.ndata[f"{self.out_feat_name}_{i}"] = value
         return g
 
@@ -495,10 +406,8 @@ def dense_weights(g: Graph, eweight_name: str) -> Tensor:
     return dense
 
 
-def _probability(p: float) -> float:
-    if not 0.0 <= p <= 1.0:
-        raise GraphValueError(f"p must be a probability, from 0 to 1 (got {p})")
-    return p
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[0], dtype=like.dtype, device=like.device)
 
 
 def _drawn(count: int, p: float, g: Graph) -> Tensor:
@@ -506,15 +415,19 @@ def _drawn(count: int, p: float, g: Graph) -> Tensor:
     return (torch.rand(count) < p).to(g.device)
 
 
-class DropNode(BaseTransform):
-    """Each node is dropped with a probability, with its edges.
+@dataclass(repr=False, eq=False)
+class _AtRandom(BaseTransform):
+    """Base of those that drop or mask with a probability."""
 
-    Args:
-        p: The probability.
-    """
+    p: float = 0.5
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = _probability(p)
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p <= 1.0:
+            raise GraphValueError(f"p must be a probability, from 0 to 1 (got {self.p})")
+
+
+class DropNode(_AtRandom):
+    """Each node is dropped with a probability, with its edges."""
 
     def __call__(self, g: Graph) -> Graph:
         g = g.clone()
@@ -523,15 +436,8 @@ class DropNode(BaseTransform):
         return g
 
 
-class DropEdge(BaseTransform):
-    """Each edge is dropped with a probability.
-
-    Args:
-        p: The probability.
-    """
-
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = _probability(p)
+class DropEdge(_AtRandom):
+    """Each edge is dropped with a probability."""
 
     def __call__(self, g: Graph) -> Graph:
         g = g.clone()
@@ -541,15 +447,11 @@ class DropEdge(BaseTransform):
         return g
 
 
+@dataclass(repr=False, eq=False)
 class AddEdge(BaseTransform):
-    """Edges between nodes drawn at random are added to every relation; their features are 0.
+    """Edges between nodes drawn at random are added to every relation; their features are 0."""
 
-    Args:
-        ratio: How many per edge that there is.
-    """
-
-    def __init__(self, ratio: float = 0.2) -> None:
-        self.ratio = ratio
+    ratio: float = 0.2
 
     def __call__(self, g: Graph) -> Graph:
         if not self.ratio:
@@ -578,56 +480,39 @@ class NodeShuffle(BaseTransform):
         return g
 
 
-class FeatMask(BaseTransform):
-    """Columns of features are set to 0 with a probability, the same ones for all rows.
+@dataclass(repr=False, eq=False)
+class FeatMask(_AtRandom):
+    """Columns of features are set to 0 with a probability, the same ones for all rows."""
 
-    Args:
-        p: The probability.
-        node_feat_names: Node features; none by default.
-        edge_feat_names: Edge features; none by default.
-    """
+    node_feat_names: Sequence[str] | None = None
+    edge_feat_names: Sequence[str] | None = None
 
-    def __init__(
-        self,
-        p: float = 0.5,
-        node_feat_names: Sequence[str] | None = None,
-        edge_feat_names: Sequence[str] | None = None,
-    ) -> None:
-        self.p = _probability(p)
-        self.node_feat_names = node_feat_names or []
-        self.edge_feat_names = edge_feat_names or []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.node_feat_names = self.node_feat_names or []
+        self.edge_feat_names = self.edge_feat_names or []
 
     def __call__(self, g: Graph) -> Graph:
-        chosen = [("nodes", name) for name in self.node_feat_names]
-        chosen += [("edges", name) for name in self.edge_feat_names]
-        for what, name in chosen if self.p else ():
-            for fields in spaces_with(g, name, what):
-                value = fields[name]
-                fields[name] = value.masked_fill(_drawn(value.shape[-1], self.p, g), 0)
+        if not self.p:
+            return g
+        for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
+            value = fields[name]
+            fields[name] = value.masked_fill(_drawn(value.shape[-1], self.p, g), 0)
         return g
 
 
+@dataclass(repr=False, eq=False)
 class GDC(BaseTransform):
     """Generalized diffusion: ``sum over k of coefs[k] * A ** k``.
 
     Args:
-        coefs: The coefficients.
-        eweight_name: Edge feature with the weights A, 1 where there is none; of the result too.
         eps: Least weight that stays; None for what leaves ``avg_degree`` edges per node.
-        avg_degree: Edges per node, without ``eps``.
     """
 
-    def __init__(
-        self,
-        coefs: Sequence[float],
-        eweight_name: str = "w",
-        eps: float | None = None,
-        avg_degree: int = 5,
-    ) -> None:
-        self.coefs = coefs
-        self.eweight_name = eweight_name
-        self.eps = eps
-        self.avg_degree = avg_degree
+    coefs: Sequence[float]
+    eweight_name: str = "w"
+    eps: float | None = None
+    avg_degree: int = 5
 
     def __call__(self, g: Graph) -> Graph:
         weights = self._diffused(dense_weights(g, self.eweight_name))
@@ -638,7 +523,7 @@ class GDC(BaseTransform):
         return new
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        power = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
+        power = _identity(adjacency)
         total = self.coefs[0] * power
         for coefficient in self.coefs[1:]:
             power = power @ adjacency
@@ -656,14 +541,7 @@ class GDC(BaseTransform):
 
 
 class PPR(GDC):
-    """Diffusion by personalized PageRank: ``alpha * (I - (1 - alpha) A) ** -1``.
-
-    Args:
-        alpha: Probability to begin anew at each step.
-        eweight_name: As for `GDC`.
-        eps: As for `GDC`.
-        avg_degree: As for `GDC`.
-    """
+    """Diffusion by personalized PageRank: ``alpha * (I - (1 - alpha) A) ** -1``."""
 
     def __init__(
         self,
@@ -676,19 +554,12 @@ class PPR(GDC):
         self.alpha = alpha
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        own = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
-        return self.alpha * torch.linalg.inv(own - (1 - self.alpha) * adjacency)
+        inner = _identity(adjacency) - (1 - self.alpha) * adjacency
+        return self.alpha * torch.linalg.inv(inner)
 
 
 class HeatKernel(GDC):
-    """Diffusion by the heat kernel: ``exp(t (A - I))``.
-
-    Args:
-        t: Diffusion time.
-        eweight_name: As for `GDC`.
-        eps: As for `GDC`.
-        avg_degree: As for `GDC`.
-    """
+    """Diffusion by the heat kernel: ``exp(t (A - I))``."""
 
     def __init__(
         self,
@@ -701,5 +572,4 @@ class HeatKernel(GDC):
         self.t = t
 
     def _diffused(self, adjacency: Tensor) -> Tensor:
-        own = torch.eye(adjacency.shape[0], dtype=adjacency.dtype, device=adjacency.device)
-        return torch.linalg.matrix_exp(self.t * (adjacency - own))
+        return torch.linalg.matrix_exp(self.t * (adjacency - _identity(adjacency)))
