@@ -88,7 +88,10 @@ class ShardedEdgeIndex(NodeValues):
 
     @staticmethod
     def make(raw: Tensor, halo: SourceHalo) -> ShardedEdgeIndex:
-        """Edges of a relation: int64 ``[2, num_edges]`` extended source and destination rows."""
+        """Edges of a relation.
+
+        ``raw`` is int64 ``[2, num_edges]``, extended source rows and destination rows.
+        """
         made = _without_storage(ShardedEdgeIndex, raw)
         made._raw, made.halo = raw, halo
         return made
@@ -143,7 +146,7 @@ class NodeIndex(NodeValues):
         *,
         is_complete: bool = False,
     ) -> _Index:
-        """int64 rows, perhaps broadcast.
+        """Rows, perhaps broadcast.
 
         Args:
             flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.

@@ -772,7 +772,7 @@ def install() -> None:
     aggr = require("torch_geometric.nn.aggr", *need)
     aggr.Aggregation.__call__ = _of_rows(aggr.Aggregation.__call__)
     conv.MessagePassing.explain_message = of_all_ranks(conv.MessagePassing.explain_message)
-    han = require("torch_geometric.nn.conv.han_conv", *need)
+    han: Any = require("torch_geometric.nn.conv.han_conv", *need)
     han.group = by_means_of_all_ranks(han.group)
     install_functions()
     models = require("torch_geometric.nn.models", *need)

@@ -147,13 +147,7 @@ class FusedCall:
 def weighted_sum(
     halo: SourceHalo, edges: EdgeSet, rows: Tensor, weight: Tensor | None, reduce: str
 ) -> FusedCall:
-    """Sum or mean of source rows, each times the weight of its edge.
-
-    Args:
-        rows: ``[num_owned, ...]``.
-        weight: ``[num_edges, ...]``, broadcast to a row; None is 1.
-        reduce: ``"sum"`` or ``"mean"``.
-    """
+    """Sum or mean of source rows, each times the weight of its edge, which is broadcast to it."""
     op = "copy_lhs" if weight is None else "mul"
 
     def compute(sources: Sequence[Tensor]) -> Tensor:

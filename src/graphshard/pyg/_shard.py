@@ -43,8 +43,6 @@ class _OwnRows:
     Args:
         owned: Node type to the number of own nodes.
         edges: Relation to own edges, by destination.
-        nodes: Node type to columns, each with a row per own node.
-        edge_columns: Relation to columns, each with a row per own edge.
         others: Node type, relation, or None for the whole graph, to what has no such rows.
         matrices: Relation that has an ``adj_t`` and no ``edge_index`` to the values at own edges,
             None for ones, and whether it has self loops, on any rank.

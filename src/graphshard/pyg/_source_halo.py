@@ -132,11 +132,9 @@ class EdgeEnd:
     def owns(self, size: int, least: int = 1) -> bool:
         """Whether a tensor with so many rows has this rank's rows, and not those of a table.
 
-        The same on all ranks, as far as all pass rows or all pass one table. Collective where a
-        rank has nearly all nodes, because the size alone does not tell there.
-
-        Args:
-            least: The fewest rows that a table may have.
+        The same on all ranks, if all pass rows of their own, or all pass one table. Collective
+        where a rank has nearly all nodes, because the size alone does not tell there. A table has
+        ``least`` rows or more.
         """
         is_own = size == self.num_rows
         if self.is_ambiguous or (least == 0 and self._leaves_ranks_empty):
@@ -177,8 +175,7 @@ class EdgeEnd:
     def assembled(self, own: Tensor, dim: int, out: Tensor) -> Tensor:
         """A table whose rows every rank has for its own nodes; collective, differentiable.
 
-        Args:
-            out: The table before; its rows beyond the whole graph's nodes stay.
+        Rows that ``out``, the table before, has beyond the whole graph's nodes stay.
         """
         size, whole = out.shape[dim], self.numbering.num_whole
         fits = (self.own_ids < size).nonzero().view(-1)
@@ -584,10 +581,7 @@ class _SumAtSources(torch.autograd.Function):
 class EdgeSet:
     """Edges of a relation, perhaps with self loops added or some left out, and their order.
 
-    Args:
-        edge_index: int64 ``[2, num_edges]``, extended source rows and destination rows.
-        num_src: Extended source rows.
-        num_dst: Destination rows.
+    ``edge_index`` is int64 ``[2, num_edges]``, extended source rows and destination rows.
     """
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int) -> None:

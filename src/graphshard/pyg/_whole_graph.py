@@ -35,12 +35,7 @@ ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
 
 @dataclass(frozen=True)
 class Column:
-    """A value with an entry for each node, or for each edge.
-
-    Args:
-        value: A tensor, an array, a list or a tuple.
-        dim: The dimension of the entries.
-    """
+    """A tensor, array, list or tuple with an entry for each node or edge, in dimension ``dim``."""
 
     value: Any
     dim: int = 0
@@ -70,14 +65,11 @@ class WholeGraph:
     """A PyG object, read: counts, edges and columns by type.
 
     Args:
-        counts: Node type to nodes.
+        counts: Node type to the number of nodes.
         edges: Relation to ``[2, num_edges]``.
-        nodes: Node type to columns with an entry per node.
-        edge_columns: Relation to columns with an entry per edge.
         others: Node type, relation, or None for the whole graph, to everything else.
         weights: Relation to the values of its ``adj_t``; None where they are all 1. Relations that
             have an ``edge_index`` are not in it.
-        is_typed: Whether the object is ``HeteroData``.
     """
 
     counts: dict[str, int]
@@ -168,8 +160,7 @@ def read_on_all_ranks(
 ) -> WholeGraph:
     """As `read_whole_graph`, of a graph that all ranks have; errors are raised on all. Collective.
 
-    Args:
-        check: What may raise, too, before anything is read.
+    ``check`` may raise, too, before anything is read.
     """
     error: Exception | None = None
     whole: WholeGraph | None = None

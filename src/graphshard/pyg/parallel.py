@@ -726,23 +726,15 @@ def parallelize(
     parameters and the states of the random generators become those of rank 0; draws within a call
     differ between ranks.
 
-    Where no machine can hold the data, or the results of all nodes, use `shard`.
+    Where no machine can hold the data, or the results of all nodes, use `shard`. Arguments that are
+    not described here are its arguments.
 
     Args:
         model: Any model whose layers `shard` supports; it is changed, and returned. It may have
             been through ``torch.compile``, or go through it afterwards.
         data: The whole graph, the same on every rank; what the calls get is taken from it.
-        part_method: See `shard`.
         methods: The model's methods that are computed so, as ``("encode", "decode")``. Others run
             as they are, in full on every rank.
-        mode: See `shard`.
-        rematerialize: See `shard`.
-        memory_budget: See `shard`.
-        row_width: See `shard`.
-        prefetch: See `shard`.
-        halo_dtype: See `shard`.
-        seed: Of METIS and of the random assignment.
-        group: The ranks; None is the default group, or this process alone.
 
     Returns:
         The model, or what took its place if it is a normalisation itself.

@@ -111,10 +111,9 @@ class TimeLimit:
         timed: Sequence[TimedEdges],
         in_edges: Mapping[CanonicalEType, Edges],
     ) -> dict[CanonicalEType, Edges]:
-        """Counts, neighbours and edge ids of those that are drawn; collective as the source is.
+        """Counts, neighbours and edge ids of those that are drawn of all in-edges of the nodes.
 
-        Args:
-            in_edges: The same of all in-edges of the nodes.
+        Collective where the source is.
         """
         requests: list[tuple[Kind, list[str], Tensor]] = []
         for request, options, _ in timed:
@@ -179,8 +178,7 @@ class HopPlan:
         num_neighbors: Relation to neighbours per node for each hop; -1 is all of them.
         weight: Name of the edge feature that draws are in proportion to, in relations that have it.
         disjoint: Every seed has a subgraph of its own.
-        induced: Take all edges between the nodes that were found.
-        time: What limits neighbours to those that are there in time; None for no limit.
+        induced: Take all edges between the nodes of the subgraph.
     """
 
     num_neighbors: Mapping[CanonicalEType, Sequence[int]]
@@ -214,7 +212,6 @@ class HopSample:
         nodes: Node type to ids, seeds first.
         src: Relation to rows of ``nodes``, the source of each edge.
         dst: The same of destinations.
-        eids: Relation to ids of the edges.
         seed_of: Node type to the seed whose subgraph each node is in, if those are disjoint.
         num_nodes: Node type to the seeds and the nodes that each hop found.
         num_edges: Relation to the edges that each hop drew; None where all edges between the nodes
@@ -241,9 +238,7 @@ class SubgraphNodes:
     Args:
         tables: Scratch space for ids of the source.
         count: Nodes of the type in the whole graph.
-        seeds: int64 ``[n]``.
-        seed_of: int64 ``[n]``: the subgraph of each, where those are disjoint.
-        num_subgraphs: How many those are.
+        seed_of: int64 ``[n]``: the subgraph of each seed, where those are disjoint.
     """
 
     def __init__(
@@ -452,11 +447,9 @@ def sample_budget(
     seeds: Mapping[str, Tensor],
     draw_seed: DrawSeed,
 ) -> HopSample:
-    """Draw a subgraph around some seeds; collective where the source is.
+    """Draw a subgraph around some seeds, by the budgets above; collective where the source is.
 
-    Args:
-        num_samples: Node type to the nodes that each hop takes.
-        seeds: Node type to int64 ids of the source.
+    ``num_samples`` is node type to the nodes that each hop takes.
     """
     nodes = _seed_nodes(source, seeds)
     budgets = {ntype: _Budget() for ntype in source.ntypes}

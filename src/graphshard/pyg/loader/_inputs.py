@@ -36,10 +36,8 @@ class RemoteFeatureStore(FeatureStore):
     """Features of a graph in parts, as PyG's ``FeatureStore``.
 
     Over a graph that spans ranks every call that reads rows is collective: all ranks make it, with
-    any ids. PyG's loaders do so once for each batch, with all node features together.
-
-    Args:
-        graph: As for `HopSampler`.
+    any ids. PyG's loaders do so once for each batch, with all node features together. Graphs are
+    those that `HopSampler` takes.
 
     Raises:
         TypeError: ``graph`` is nothing to sample from.
@@ -133,10 +131,7 @@ class RemoteGraphStore(GraphStore):
 
     `HopSampler` does not read them through this store; it draws where the edges are. Reading an
     ``edge_index`` brings all edges of a relation here, in their order before partitioning. Over a
-    graph that spans ranks it is collective.
-
-    Args:
-        graph: As for `HopSampler`.
+    graph that spans ranks it is collective. Graphs are those that `HopSampler` takes.
 
     Raises:
         TypeError: ``graph`` is nothing to sample from.
