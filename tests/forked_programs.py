@@ -31,7 +31,8 @@ MAX_MESSAGE = 65536  # a program and its arguments, as JSON
 class Program:
     """A started program, with what the tests use of `subprocess.Popen`."""
 
-    def __init__(self, out: int, errors: int, told: int) -> None:
+    def __init__(self, commands: int, out: int, errors: int, told: int) -> None:
+        self.stdin = os.fdopen(commands, "w")
         self.stdout, self.stderr, self._told = (os.fdopen(fd) for fd in (out, errors, told))
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
@@ -50,6 +51,8 @@ class Program:
         """What it printed until its end; kills it and raises after ``timeout`` seconds."""
         if self.returncode is not None:
             return "", ""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
         texts = ["", ""]
 
         def read(place: int, file: IO[str]) -> None:
@@ -91,12 +94,14 @@ class Template:
         theirs.close()
 
     def start(self, program: str, arguments: list[str], env: Mapping[str, str | None]) -> Program:
+        read, write = os.pipe()
         pipes = [os.pipe() for _ in range(3)]
+        theirs = [read, *(w for _, w in pipes)]
         request = {"program": program, "arguments": arguments, "env": dict(env)}
-        socket.send_fds(self._control, [json.dumps(request).encode()], [w for _, w in pipes])
-        for _, write in pipes:
-            os.close(write)
-        return Program(*(read for read, _ in pipes))
+        socket.send_fds(self._control, [json.dumps(request).encode()], theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        return Program(write, *(r for r, _ in pipes))
 
     def stop(self) -> None:
         self._control.close()
@@ -107,7 +112,7 @@ _templates: list[Template] = []
 
 
 def start_program(program: str, *arguments: str, **env: str | None) -> Any:
-    """Start a program, with pipes for what it prints.
+    """Start a program, with pipes for what it reads and prints.
 
     Args:
         program: Its text, which may be indented.
@@ -119,6 +124,7 @@ def start_program(program: str, *arguments: str, **env: str | None) -> Any:
         return subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             env={k: v for k, v in {**_environment(), **env}.items() if v is not None},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -154,15 +160,16 @@ def _serve(control: socket.socket) -> dict[str, Any]:
     """Fork at each message; returns in a program's process alone, with what it is to do."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
+        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 4)
         if not data:
             os._exit(0)
         if os.fork() == 0:
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            out, errors, told = descriptors
+            commands, out, errors, told = descriptors
             pid = os.fork()
             if pid == 0:
+                os.dup2(commands, 0)
                 os.dup2(out, 1)
                 os.dup2(errors, 2)
                 for descriptor in descriptors:
@@ -170,8 +177,8 @@ def _serve(control: socket.socket) -> dict[str, Any]:
                 found: dict[str, Any] = json.loads(data)
                 return found
             # The keeper: waits for the program, and says how it ended.
-            os.close(out)
-            os.close(errors)
+            for descriptor in (commands, out, errors):
+                os.close(descriptor)
             os.write(told, f"{pid}\n".encode())
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             os.write(told, f"{code}\n".encode())

@@ -111,8 +111,19 @@ def outcomes(victim, action, operation, pause=0.3):
     return results
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("operation", ["all_to_all", "message", "all_reduce", "backward"])
+@pytest.mark.parametrize(
+    ("operation", "victim"),
+    [
+        ("all_to_all", 0),  # which has the hub of the monitors
+        ("message", 1),
+        ("all_reduce", 0),
+        ("backward", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (("all_to_all", 1), ("message", 0), ("all_reduce", 1), ("backward", 0))
+        ),
+    ],
+)
 def test_a_rank_killed_in_the_middle(operation, victim):
     for rank, (seconds, ranks, text) in outcomes(victim, "kill", operation).items():
         assert ranks == (victim,)
@@ -280,7 +291,7 @@ def own_group_that_hangs(rank, world_size, path, victim, how):
         return list(error.ranks), str(error), time.monotonic() - started
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_rank_that_hangs_in_a_group_of_torch(tmp_path, victim):
     path = str(tmp_path / "store")
     found = run_ranks(own_group_that_hangs, 3, path, victim, "busy", group=False)

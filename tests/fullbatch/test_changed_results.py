@@ -102,12 +102,17 @@ def check(rank: int, world_size: int, parts: str, kind: str) -> list[str]:
     try:
         whole, data = graph_of(kind), graphshard.load_dgl_partition_data(parts, rank)
         nodes, problems = own_nodes(data), []
+        graphs = {}
+        for mode in MODES:
+            name, _, kept = mode.partition("-")
+            graphs[mode] = graphshard.construct_full_graph(data, name, rematerialize=not kept)
+        everything = features(whole, IN_FEATS, ties=False)
+        rows = {t: x[nodes[t]] for t, x in everything.items()}
+        edges: Any = {t: torch.arange(whole.num_edges(t)) for t in whole.canonical_etypes}
+        mine: Any = own_edges(data)
+        if kind == "plain":
+            edges, mine = edges[PLAIN], mine[PLAIN]
         for case in cases(kind):
-            everything = features(whole, IN_FEATS, ties=False)
-            edges: Any = {t: torch.arange(whole.num_edges(t)) for t in whole.canonical_etypes}
-            mine: Any = own_edges(data)
-            if kind == "plain":
-                edges, mine = edges[PLAIN], mine[PLAIN]
             for number, (in_place, copies) in enumerate(CHANGES):
                 layers = []
                 for _ in range(1 + len(MODES)):
@@ -119,10 +124,8 @@ def check(rank: int, world_size: int, parts: str, kind: str) -> list[str]:
                 for mode, layer in zip(MODES, layers[1:], strict=True):
                     if case.oneshot_only and mode != "oneshot":
                         continue
-                    name, _, kept = mode.partition("-")
-                    graph = graphshard.construct_full_graph(data, name, rematerialize=not kept)
-                    rows = {t: x[nodes[t]] for t, x in everything.items()}
-                    found = run(layer, graph, rows, case.keywords(mine), in_place, number > 0)
+                    keywords = case.keywords(mine)
+                    found = run(layer, graphs[mode], rows, keywords, in_place, number > 0)
                     graphshard.gather_grads(layer)
                     pairs = [
                         (one[t], other[t][nodes[t]])

@@ -93,7 +93,7 @@ def share_of(parts: str, rank: int, model: str, mode: str, kind: str) -> Any:
     return found, nodes
 
 
-@lru_cache  # ranks are kept between tests
+@lru_cache
 def of_plain_torch(model: str, low: bool = False) -> list[torch.Tensor]:
     dtype = torch.float32 if low else torch.float64
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=low)
@@ -107,10 +107,22 @@ def gaps(found: Any, expected: Any, order: float) -> list[float]:
     return [float(norm(a.double() - b, order) / norm(b, order)) for a, b in pairs]
 
 
-def compare(rank: int, world_size: int, parts: str, model: str, mode: str, kind: str) -> float:
+def own_share(expected: list[torch.Tensor], nodes: torch.Tensor) -> list[torch.Tensor]:
+    output, of_input, *of_parameters = expected
+    return [output[nodes], of_input[nodes], *of_parameters]
+
+
+def compare(
+    rank: int,
+    world_size: int,
+    parts: str,
+    model: str,
+    mode: str,
+    kind: str,
+    expected: list[torch.Tensor],
+) -> float:
     found, nodes = share_of(parts, rank, model, mode, kind)
-    output, of_input, *others = of_plain_torch(model)
-    return max(gaps(found, [output[nodes], of_input[nodes], *others], torch.inf))
+    return max(gaps(found, own_share(expected, nodes), torch.inf))
 
 
 @pytest.mark.parametrize(
@@ -124,18 +136,22 @@ def compare(rank: int, world_size: int, parts: str, model: str, mode: str, kind:
 def test_large_results_are_those_of_plain_torch(
     parts: str, model: str, kind: str, mode: str
 ) -> None:
-    for gap in run_ranks(compare, 2, parts, model, mode, kind, timeout=120.0):
+    arguments = parts, model, mode, kind, of_plain_torch(model)
+    for gap in run_ranks(compare, 2, *arguments, timeout=120.0):
         assert gap < TOLERANCE[kind]
 
 
 def compare_low(
-    rank: int, world_size: int, parts: str, model: str, mode: str
+    rank: int,
+    world_size: int,
+    parts: str,
+    model: str,
+    mode: str,
+    exact: list[torch.Tensor],
+    plain: list[torch.Tensor],
 ) -> list[tuple[float, float]]:
     found, nodes = share_of(parts, rank, model, mode, "bfloat16")
-    output, of_input, *others = of_plain_torch(model)
-    exact = [output[nodes], of_input[nodes], *others]
-    output, of_input, *others = of_plain_torch(model, low=True)
-    plain = [output[nodes], of_input[nodes], *others]
+    exact, plain = own_share(exact, nodes), own_share(plain, nodes)
     return list(zip(gaps(found, exact, 2), gaps(plain, exact, 2), strict=True))
 
 
@@ -151,7 +167,8 @@ def compare_low(
 )
 def test_autocast_is_as_exact_as_in_plain_torch(parts: str, model: str, mode: str) -> None:
     """bfloat16 has 8 bits; what that costs depends on the layer, so plain torch is the measure."""
-    for errors in run_ranks(compare_low, 2, parts, model, mode, timeout=120.0):
+    arguments = parts, model, mode, of_plain_torch(model), of_plain_torch(model, low=True)
+    for errors in run_ranks(compare_low, 2, *arguments, timeout=120.0):
         for ours, plain in errors:
             assert ours < 1.25 * plain + 2**-9
 

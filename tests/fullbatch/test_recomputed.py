@@ -77,7 +77,7 @@ def test_rows_on_a_gpu_are_computed_again_as_autocast_computed_them() -> None:
         x, layer = torch.randn(5, 3).to("cuda"), torch.nn.Linear(3, 4).to("cuda")
         with torch.autocast("cuda", torch.bfloat16):
             rows = projections.project(x, layer, (4,))
-        (made,) = projections._made
+        (made,) = projections._projections
         again = made.rows()
         assert again.dtype == rows.dtype == torch.bfloat16
         assert torch.equal(again, rows)

@@ -70,7 +70,7 @@ def typed_graph() -> HeteroData:
     return data
 
 
-def compare_typed(rank: int, world_size: int, cut: str, mode: str) -> dict[str, Any]:
+def compare_typed(rank: int, world_size: int, cut: str, mode: str) -> dict[str, float]:
     data, found = typed_graph(), {}
     g = torch.Generator().manual_seed(world_size)
     used = max(world_size - 1, 1) if cut == "empty" else world_size
@@ -88,11 +88,7 @@ def compare_typed(rank: int, world_size: int, cut: str, mode: str) -> dict[str, 
         expected = reference(x, data.edge_index_dict)
         sum(out.square().sum() for out in expected.values()).backward()
         mine = {t: part[t].x.clone().requires_grad_() for t in SIZES}
-        try:
-            out = model(mine, part.edge_index_dict)
-        except NotImplementedError as error:
-            found[name] = str(error)
-            continue
+        out = model(mine, part.edge_index_dict)
         sum(value.square().sum() for value in out.values()).backward()
         graphshard.gather_grads(model)
         gaps = [gap(out[t].detach(), expected[t].detach(), part[t].n_id) for t in out]
@@ -111,7 +107,6 @@ def compare_typed(rank: int, world_size: int, cut: str, mode: str) -> dict[str, 
 @needs_to_hetero
 def test_typed_graphs(world_size: int, cut: str, mode: str) -> None:
     for found in run_ranks(compare_typed, world_size, cut, mode):
-        assert "means over all nodes" in found.pop("HANConv")
         assert all(value < 1e-10 for value in found.values()), found
 
 

@@ -118,8 +118,18 @@ def outcomes(tmp_path: Path, *args: Any) -> tuple[dict[int, Any], dict[int, str]
         return failed.results, failed.errors
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("where", ["loop", "stage"])
+@pytest.mark.parametrize(
+    ("where", "prefetch"),
+    [
+        ("loop", 0),
+        ("loop", 3),
+        ("stage", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (("loop", 1), ("stage", 0), ("stage", 3))
+        ),
+    ],
+)
 def test_a_rank_that_is_killed(tmp_path: Path, where: str, prefetch: int) -> None:
     results, errors = outcomes(tmp_path, where, "kill", prefetch)
     assert sorted(errors) == [VICTIM], errors
@@ -133,7 +143,10 @@ def test_a_rank_that_is_killed(tmp_path: Path, where: str, prefetch: int) -> Non
         assert found["left"] == []
 
 
-@pytest.mark.parametrize(("where", "prefetch"), [("loop", 0), ("loop", 2), ("stage", 2)])
+@pytest.mark.parametrize(
+    ("where", "prefetch"),
+    [("loop", 0), pytest.param("loop", 2, marks=pytest.mark.exhaustive), ("stage", 2)],
+)
 def test_a_rank_that_raises(tmp_path: Path, where: str, prefetch: int) -> None:
     results, errors = outcomes(tmp_path, where, "raise", prefetch)
     assert sorted(errors) == [VICTIM], errors
@@ -296,9 +309,12 @@ def start(folder: Path, parts: str, mode: str) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.timeout(240)
-def test_programs_end_cleanly(tmp_path: Path) -> None:
+def test_programs_end_cleanly(tmp_path: Path, run_all: bool) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
-    running = {mode: start(tmp_path / mode, parts, mode) for mode in EXITS}
+    # Interpreters are dear. How one ends with threads at work is in the other two, and what a rank
+    # that raises tells others is above.
+    modes = [mode for mode in EXITS if run_all or mode != "raises"]
+    running = {mode: start(tmp_path / mode, parts, mode) for mode in modes}
     try:
         for mode, ranks in running.items():
             if mode == "ctrl-c":  # one rank is in its loop then, the other waits for a batch

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from clusters import TOKEN
 
+from forked_programs import start_program
 from graphshard.errors import MessageError, ServerError
 from graphshard.servers import (
     Cluster,
@@ -125,16 +124,9 @@ sys.stdin.readline()
 
 
 @contextmanager
-def client_process(server: TableServer, how: str) -> Iterator[subprocess.Popen[str]]:
+def client_process(server: TableServer, how: str) -> Iterator[Any]:
     """A process that has made a table, and asks for it again when it reads a line."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, server.address, TOKEN, json.dumps(TABLE), how],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"},
-    )
+    process = start_program(SCRIPT, server.address, TOKEN, json.dumps(TABLE), how)
     try:
         assert read_line(process) == "ready"
         assert names(server) == [TABLE["name"]]
@@ -144,13 +136,12 @@ def client_process(server: TableServer, how: str) -> Iterator[subprocess.Popen[s
         process.communicate(timeout=30)
 
 
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def read_line(process: Any) -> str:
+    line: str = process.stdout.readline()
+    return line.strip()
 
 
-def write_line(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
+def write_line(process: Any) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
 
@@ -243,14 +234,7 @@ def test_a_server_that_was_stopped_has_what_clients_held(monkeypatch: pytest.Mon
     """Those wait for it longer than for answers, and do not end the connection."""
     monkeypatch.setattr(rpc, "SILENT_SECONDS", 0.3)
     monkeypatch.setattr(rpc, "BEAT_SECONDS", 0.1)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER_SCRIPT, TOKEN],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    process = start_program(SERVER_SCRIPT, TOKEN)
     try:
         connection = MessageClient(read_line(process), TOKEN, timeout=20)
         connection.announce("trainer 0")

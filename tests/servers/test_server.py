@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 import torch
 from clusters import TOKEN
 
+from forked_programs import start_program
 from graphshard.errors import MessageError, ServerError
 from graphshard.servers import MessageClient, MessageServer, WireMessage
 from graphshard.servers._message_stream import MessageStream, StreamAcceptor
@@ -439,16 +439,9 @@ server.wait()
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.exhaustive)]
 )
-def test_a_server_that_vanishes_is_named(number: int, tmp_path: Path) -> None:
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, TOKEN],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+def test_a_server_that_vanishes_is_named(number: int) -> None:
+    process = start_program(SCRIPT, TOKEN)
     try:
-        assert process.stdout is not None
         connection = MessageClient(f"127.0.0.1:{process.stdout.readline().strip()}", TOKEN, 5, 2)
         connection.wait_until_up(30)
         waiting = connection.start(WireMessage("hang"), timeout=2)

@@ -63,8 +63,6 @@ class DistributedBN1D(nn.BatchNorm1d):
             mean over all batches.
         track_running_stats: Keep running statistics and use them in ``eval`` mode; otherwise
             statistics are always those of the batch.
-        device: Where parameters and buffers are made.
-        dtype: Their dtype.
         group: The ranks to normalise over; ``None`` for all.
         n_feats: ``num_features``, as SAR names it.
 
@@ -200,7 +198,6 @@ def merge_statistics(packed: Tensor, channels: int) -> Statistics:
 
     Args:
         packed: ``[num_ranks, 1 + 2 * channels]``, see `pack_statistics`.
-        channels: Number of channels.
     """
     counts, means, squares = packed.split([1, channels, channels], dim=1)
     count = counts.sum()

@@ -33,10 +33,6 @@ class GATConv(LeakyAttentionConv):
         in_feats: Width of the input; a pair (source, destination) gives each side its own
             :math:`W`.
         out_feats: Width of the output of one head.
-        num_heads: Number of heads.
-        feat_drop: Dropout on the input.
-        attn_drop: Dropout on :math:`\alpha`.
-        negative_slope: Slope of the leaky ReLU below zero.
         residual: Add the input of the destination nodes, projected where widths differ.
         activation: Applied to the output.
         allow_zero_in_degree: Accept nodes without in-edges.

@@ -32,10 +32,6 @@ class GATv2Conv(LeakyAttentionConv):
     Args:
         in_feats: Width of the input, or (source width, destination width).
         out_feats: Width of the output of one head.
-        num_heads: Number of heads.
-        feat_drop: Dropout on the input.
-        attn_drop: Dropout on :math:`\alpha`.
-        negative_slope: Slope of the leaky ReLU below zero.
         residual: Add the input of the destination nodes, projected where widths differ.
         activation: Applied to the output.
         allow_zero_in_degree: Accept nodes without in-edges.

@@ -29,10 +29,8 @@ class GINConv(nn.Module):
 
     Args:
         apply_func: :math:`f`, usually a small network; ``None`` for the identity.
-        aggregator_type: ``sum``, ``max`` or ``mean``.
         init_eps: First value of :math:`\epsilon`.
         learn_eps: Learn :math:`\epsilon`; otherwise it is a buffer.
-        activation: Applied to the output.
 
     Shape:
         ``feat`` ``[num_nodes, *]``, or a pair ``[num_src, *]``, ``[num_dst, *]``;

@@ -34,8 +34,6 @@ class GraphConv(ZeroInDegreeCheck):
     output is narrower than the input.
 
     Args:
-        in_feats: Width of the input.
-        out_feats: Width of the output.
         norm: ``both``, ``right``, ``left`` or ``none``.
         weight: Own a matrix :math:`W`. ``False`` leaves it out, or takes it from ``forward``.
         bias: Learn :math:`b`.

@@ -127,7 +127,6 @@ class HeteroGraphConv(nn.Module):
         """Apply the layers.
 
         Args:
-            g: A typed graph or block.
             inputs: Node features by node type, or a pair (by source type, by destination type).
                 On a block, one mapping holds source nodes, and destination nodes are their first
                 rows. Relations whose source type is missing are left out; so are, on a block or

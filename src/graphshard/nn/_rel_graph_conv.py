@@ -42,15 +42,11 @@ class RelGraphConv(nn.Module):
     given. Layer normalisation, where asked for, comes before the bias; dropout comes last.
 
     Args:
-        in_feat: Width of the input.
-        out_feat: Width of the output.
-        num_rels: Number of edge types.
         regularizer: ``None``, ``basis`` or ``bdd``; see :class:`TypedLinear`.
         num_bases: For the regularizers; ``None`` means ``num_rels``.
         bias: Learn :math:`b`.
         activation: :math:`\sigma`.
         self_loop: Learn :math:`W_0`, the part of the node itself.
-        dropout: Dropout on the output.
         layer_norm: Normalise the sum over the neighbours.
 
     Shape:
@@ -122,9 +118,6 @@ class RelGraphConv(nn.Module):
         Args:
             g: The graph. Of a sharded graph of several relations its homogenised form is taken,
                 see `GraphShardManager.homogenised`.
-            feat: Source features.
-            etypes: Type of each edge.
-            norm: Normaliser of each edge.
             presorted: Accepted so that calls written for DGL run; has no effect. Edges that
                 arrive in order of type are recognised, and then not sorted.
         """

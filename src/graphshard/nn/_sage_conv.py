@@ -38,10 +38,8 @@ class SAGEConv(nn.Module):
     Args:
         in_feats: Width of the input, or (source width, destination width). ``gcn`` needs both
             equal.
-        out_feats: Width of the output.
         aggregator_type: ``mean``, ``gcn``, ``pool`` or ``lstm``. On a sharded graph ``lstm``
             needs one-shot mode.
-        feat_drop: Dropout on the input.
         bias: Learn :math:`b`.
         norm: Applied to the output, last.
         activation: Applied to the output, before ``norm``.

@@ -30,10 +30,6 @@ class TypedLinear(nn.Module):
       (in_size / B) x (out_size / B).
 
     Args:
-        in_size: Width of the input.
-        out_size: Width of the output.
-        num_types: Number of types.
-        regularizer: ``None``, ``basis`` or ``bdd``.
         num_bases: :math:`B`; required by both regularizers, and for ``bdd`` a divisor of both
             widths.
 
@@ -123,8 +119,6 @@ class TypedLinear(nn.Module):
         """Multiply each row by its type's matrix; see the class for shapes.
 
         Args:
-            x: Rows.
-            x_type: The type of each row.
             sorted_by_type: Accepted so that calls written for DGL run; has no effect. Rows that
                 are in order of type are recognised, and then not moved.
         """
@@ -190,7 +184,6 @@ class HeteroEmbedding(nn.Module):
 
     Args:
         num_embeddings: Type to its number of rows.
-        embedding_dim: Width of a row.
 
     Raises:
         ValueError: A number of rows that is negative.
@@ -252,8 +245,6 @@ class HeteroLinear(nn.Module):
 
     Args:
         in_size: Type to the width of its input rows.
-        out_size: Width of an output row.
-        bias: Whether the layers have a bias.
 
     Example:
         >>> import torch

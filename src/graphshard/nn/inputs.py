@@ -49,7 +49,6 @@ def prepare_edge_weight(graph: MessagePassingGraph, edge_weight: Any, num_dims: 
     """Edge weights that broadcast against node features of ``num_dims`` dimensions.
 
     Args:
-        graph: One relation.
         edge_weight: ``[num_edges]`` or ``[num_edges, ...]``; may be the deferred edge values of a
             sharded graph, of which only ``shape`` and ``unsqueeze(-1)`` are used.
         num_dims: Dimensions of the features that the weights multiply.

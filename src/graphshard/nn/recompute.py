@@ -31,7 +31,7 @@ class _Projection:
         self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         self._storage, self._numel = like.untyped_storage().data_ptr(), like.numel()
         self.users = 0  # saved by so many operations, each of which asks for it once
-        self._found: Tensor | None = None
+        self._rows: Tensor | None = None
 
     def stands_for(self, tensor: Tensor) -> bool:
         is_same = tensor.untyped_storage().data_ptr() == self._storage
@@ -47,50 +47,45 @@ class _Projection:
                 "rematerialize=False"
             )
         kind, dtype, enabled = self._autocast
-        rows = self._found
+        rows = self._rows
         if rows is None:
             with torch.no_grad(), torch.autocast(kind, dtype, enabled):
                 rows = linear(self._x, self._layer)
         self.users -= 1
-        self._found = rows if self.users > 0 else None
+        self._rows = rows if self.users > 0 else None
         return rows
 
 
 class Projections:
-    """The projected rows of one call of a layer.
-
-    Args:
-        graph: Where they are used.
-    """
+    """The projected rows of one call of a layer on a graph."""
 
     def __init__(self, graph: MessagePassingGraph) -> None:
-        self._wanted = graph.rematerializes and torch.is_grad_enabled()
-        self._made: list[_Projection] = []
+        self._are_recomputed = graph.rematerializes and torch.is_grad_enabled()
+        self._projections: list[_Projection] = []
 
     def project(self, x: Tensor, layer: nn.Linear, heads: tuple[int, ...]) -> Tensor:
         """``layer(x)``, its columns split up: ``[num_nodes, ..., *heads]``.
 
         Args:
             x: ``[num_nodes, ..., in]``, dropped out already.
-            layer: A linear layer.
             heads: Extents whose product is the width of the layer.
         """
         rows = linear(x, layer)
-        if self._wanted and is_plain(layer, nn.Linear) and rows.requires_grad:
-            self._made.append(_Projection(x, layer, rows))
+        if self._are_recomputed and is_plain(layer, nn.Linear) and rows.requires_grad:
+            self._projections.append(_Projection(x, layer, rows))
         return rows.unflatten(-1, heads)
 
     @contextmanager
     def recomputed(self) -> Iterator[None]:
         """Operations inside do not keep the rows for the backward, if the graph rematerializes."""
-        if not self._made:
+        if not self._projections:
             yield
             return
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
 
     def _pack(self, tensor: Tensor) -> Tensor | tuple[_Projection, torch.Size]:
-        for projection in self._made:
+        for projection in self._projections:
             if projection.stands_for(tensor):
                 projection.users += 1
                 return projection, tensor.shape

@@ -90,9 +90,7 @@ class ShardedEdgeIndex(NodeValues):
     def make(raw: Tensor, halo: SourceHalo) -> ShardedEdgeIndex:
         """Edges of a relation.
 
-        Args:
-            raw: int64 ``[2, num_edges]``, extended source rows and destination rows.
-            halo: The relation.
+        ``raw`` is int64 ``[2, num_edges]``, extended source rows and destination rows.
         """
         made = _without_storage(ShardedEdgeIndex, raw)
         made._raw, made.halo = raw, halo
@@ -110,8 +108,8 @@ class ShardedEdgeIndex(NodeValues):
         """The same edges in place of an adjacency matrix.
 
         Args:
-            values: ``[num_edges, ...]`` of the matrix; None where all are 1.
-            has_loops: Whether it has self loops, on any rank.
+            values: ``[num_edges, ...]``; None where all are 1.
+            has_loops: Whether the matrix has self loops, on any rank.
         """
         if values is None and not has_loops:
             return self
@@ -151,8 +149,6 @@ class NodeIndex(NodeValues):
         """Rows, perhaps broadcast.
 
         Args:
-            raw: int64 rows.
-            end: Of which relation, and which end.
             flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.
             is_complete: Whether it has all edges of the relation.
         """
@@ -256,10 +252,9 @@ def sharded_edges(
 
     Args:
         edges: This rank's edges.
-        nodes: Node type to the nodes.
+        nodes: By node type.
         device: Where the edges live.
         policy: How remote rows are fetched.
-        group: The ranks.
     """
     owned = {ntype: numbering.num_owned for ntype, numbering in nodes.items()}
     structure = ShardStructure(edges, owned, owned, device, group)
@@ -270,14 +265,14 @@ def sharded_edges(
         policy = replace(policy, mode=policy.resolve(num_halo, group, device))
     cache = HaloRowCache(structure, policy.halo_dtype)
     ids = {t: nodes[t].extended_ids(halo) for t, halo in halos.items() if halo is not None}
-    made = {}
+    indices = {}
     for etype in edges:
         source, _, target = etype
         halo = SourceHalo(
             structure, etype, policy, cache, nodes[source], nodes[target], ids[source]
         )
-        made[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
-    return made
+        indices[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
+    return indices
 
 
 def plain(value: Any) -> Any:
@@ -307,7 +302,7 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        halo = next(_halos_in((args, kwargs)), None)
+        halo = next((value.halo for value in node_values_in((args, kwargs))), None)
         if name in _OF_ALL_EDGES and halo is not None and halo.world_size > 1:
             raise NotImplementedError(
                 f"{name} of numbers of nodes is of all edges, of which this rank has some; "
@@ -316,14 +311,13 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
         return _marked(name, func(*plain(args), **plain(kwargs)), halo)
 
 
-def _halos_in(value: Any) -> Iterator[SourceHalo]:
+def node_values_in(value: object) -> Iterator[NodeValues]:
+    """Values of this module among arguments, also in tuples, lists and dictionaries."""
     if isinstance(value, NodeValues):
-        yield value.halo
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _halos_in(item)
-    elif isinstance(value, dict):
-        yield from _halos_in(list(value.values()))
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from node_values_in(item)
 
 
 def _marked(name: str, result: Any, halo: SourceHalo | None) -> Any:
@@ -361,9 +355,10 @@ def _property(func: Any, tensor: ShardedEdgeIndex | NodeIndex) -> Any:
 def _getitem(func: Any, tensor: Any, index: Any) -> Any:
     if isinstance(tensor, ShardedEdgeIndex):
         return _edges_at(tensor, index)
-    if isinstance(tensor, NodeIndex) and not any(True for _ in _halos_in(index)):
-        return tensor.like(tensor._raw[index])
-    if isinstance(tensor, NodeValues) or not any(True for _ in _halos_in(index)):
+    if not any(True for _ in node_values_in(index)):
+        is_end = isinstance(tensor, NodeIndex)
+        return tensor.like(tensor._raw[index]) if is_end else NotImplemented
+    if isinstance(tensor, NodeValues):
         return NotImplemented
     tensor, index = _located(tensor, index)
     return tensor[index]
@@ -377,13 +372,10 @@ def _edges_at(tensor: ShardedEdgeIndex, index: Any) -> Any:
     if _is_number(first):
         first = operator.index(first)
         rows = tensor._raw[(first, *plain(index[1:])) if isinstance(index, tuple) else first]
-        kind, end = (
-            (SourceIndex, halo.sources)
-            if first in (0, -2)
-            else (DestinationIndex, halo.destinations)
-        )
         is_complete = tensor._raw is halo.edge_index and not isinstance(index, tuple)
-        return kind.make(rows, end, is_complete=is_complete)
+        if first in (0, -2):
+            return SourceIndex.make(rows, halo.sources, is_complete=is_complete)
+        return DestinationIndex.make(rows, halo.destinations, is_complete=is_complete)
     if isinstance(index, tuple) and _is_all(first):
         rows = tensor._raw[plain(index)]
         if rows.dim() == 2:
@@ -413,22 +405,16 @@ def _dimensions(tensor: Tensor, parts: Sequence[Any]) -> list[int]:
         return part.dim() if is_mask else 1
 
     rest = tensor.dim() - sum(width(part) for part in parts if part is not Ellipsis)
-    found, dim = [], 0
-    for part in parts:
-        found.append(dim)
-        dim += rest if part is Ellipsis else width(part)
-    return found
+    widths = [rest if part is Ellipsis else width(part) for part in parts]
+    return [sum(widths[:number]) for number in range(len(parts))]
 
 
 def _located(tensor: Tensor, index: Any) -> tuple[Tensor, Any]:
     """A tensor and a plain index of it, from one with nodes in it."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    for place, dim in enumerate(_dimensions(tensor, parts)):
-        part = parts[place]
-        if isinstance(part, ShardedEdgeIndex):
-            raise _joined_ends("an index")
-        if isinstance(part, NodeIndex | _Numbers):
-            tensor, parts[place] = part.located(tensor, dim)
+    for number, dim in enumerate(_dimensions(tensor, parts)):
+        if isinstance(parts[number], NodeValues):
+            tensor, parts[number] = _end_of(parts[number]).located(tensor, dim)
     return tensor, tuple(parts) if isinstance(index, tuple) else parts[0]
 
 
@@ -443,8 +429,8 @@ def _index_select(func: Any, input: Any, dim: int, index: Any, *, out: Tensor | 
         return NotImplemented
     dim = dim % max(input.dim(), 1)
     tensor, rows = _end_of(index).located(input, dim)
-    found = tensor.index_select(dim, rows)
-    return found if out is None else out.copy_(found)
+    selected = tensor.index_select(dim, rows)
+    return selected if out is None else out.copy_(selected)
 
 
 def _end_of(index: Any) -> Any:
@@ -549,9 +535,6 @@ def _written(
 
     Args:
         func: What writes, for the message; in place if its name says so.
-        out: What is written to.
-        dim: In which dimension.
-        index: The nodes.
         write: Writes to a tensor at plain rows of it.
     """
     name = func.__name__
@@ -591,19 +574,18 @@ def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
     if isinstance(tensor, _Numbers):
         return NotImplemented
     parts = list(index) if isinstance(index, tuple) else [index]
-    places = [i for i, part in enumerate(parts) if isinstance(part, NodeValues)]
-    if not places:
+    of_nodes = [i for i, part in enumerate(parts) if isinstance(part, NodeValues)]
+    if not of_nodes:
         return NotImplemented
-    if len(places) > 1:
+    if len(of_nodes) > 1:
         raise _no_rows_by_computed_numbers("setting values")
-    (place,) = places
+    (number,) = of_nodes
 
     def write(out: Tensor, rows: Tensor) -> None:
-        parts[place] = rows
+        parts[number] = rows
         func(out, tuple(parts) if isinstance(index, tuple) else rows, plain(value))
 
-    dim = _dimensions(tensor, parts)[place]
-    _written(func, tensor, dim, parts[place], write)
+    _written(func, tensor, _dimensions(tensor, parts)[number], parts[number], write)
     return None
 
 
@@ -718,31 +700,24 @@ def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 def _rearranged(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """What moves, copies or repeats, and leaves the nodes what they are."""
-    if isinstance(tensor, ShardedEdgeIndex) and func.__name__ in _COPYING:
-        found = func(tensor._raw, *plain(args), **plain(kwargs))
-        if found.dtype in (torch.int64, torch.int32):
-            return ShardedEdgeIndex.make(found, tensor.halo)
+    copies = func.__name__ in _COPYING
+    if not isinstance(tensor, NodeIndex) and not (copies and isinstance(tensor, ShardedEdgeIndex)):
         return NotImplemented
-    if not isinstance(tensor, NodeIndex):
+    rows = func(tensor._raw, *plain(args), **plain(kwargs))
+    if rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    found = func(tensor._raw, *plain(args), **plain(kwargs))
-    if found.dtype not in (torch.int64, torch.int32):
-        return NotImplemented
-    if found.shape == tensor._raw.shape and func.__name__ in _COPYING:
-        return type(tensor).make(
-            found,
-            tensor.end,
-            tensor._flat if tensor._flat.dim() < found.dim() else None,
-            is_complete=tensor._is_complete,
-        )
-    return tensor.like(found)
+    if isinstance(tensor, ShardedEdgeIndex):
+        return ShardedEdgeIndex.make(rows, tensor.halo)
+    if not copies or rows.shape != tensor._raw.shape:
+        return tensor.like(rows)
+    flat = tensor._flat if tensor._flat.dim() < rows.dim() else None
+    return type(tensor).make(rows, tensor.end, flat, is_complete=tensor._is_complete)
 
 
 def _broadcast(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(tensor, NodeIndex):
         return NotImplemented
-    found = func(tensor._raw, *plain(args), **plain(kwargs))
-    return tensor.like(found, tensor._flat)
+    return tensor.like(func(tensor._raw, *plain(args), **plain(kwargs)), tensor._flat)
 
 
 def _view(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -751,11 +726,11 @@ def _view(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         raise _joined_ends(func.__name__)
     if not isinstance(tensor, NodeIndex):
         return NotImplemented
-    found = func(tensor._raw, *plain(args), **plain(kwargs))
-    if found.dtype not in (torch.int64, torch.int32):
+    rows = func(tensor._raw, *plain(args), **plain(kwargs))
+    if rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    is_flat = tensor._flat.numel() == found.numel()
-    return tensor.like(found, tensor._flat if is_flat else None)
+    is_flat = tensor._flat.numel() == rows.numel()
+    return tensor.like(rows, tensor._flat if is_flat else None)
 
 
 def _joined_ends(name: str) -> NotImplementedError:
@@ -793,12 +768,7 @@ def _turned() -> NotImplementedError:
 
 
 def check_matrix(name: str, halo: SourceHalo) -> None:
-    """Raise if edges span ranks, and a matrix of them would have this rank's alone.
-
-    Args:
-        name: Of what makes the matrix.
-        halo: The relation.
-    """
+    """Raise if edges span ranks, and a matrix of them that ``name`` makes has this rank's alone."""
     if halo.world_size > 1 or not _is_in_order(halo):
         raise NotImplementedError(
             f"{name} of edges that span ranks would make a matrix of this rank's edges alone; "
@@ -807,7 +777,7 @@ def check_matrix(name: str, halo: SourceHalo) -> None:
 
 
 def _matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
-    check_matrix(func.__name__, next(_halos_in((args, kwargs))))
+    check_matrix(func.__name__, next(node_values_in((args, kwargs))).halo)
     return func(*plain(args), **plain(kwargs))
 
 
@@ -854,11 +824,7 @@ def largest_number(index: Any) -> int:
 
 
 def num_nodes_of(index: Any) -> int:
-    """How many rows a tensor needs that these edges index; collective.
-
-    Args:
-        index: As of `largest_number`.
-    """
+    """How many rows a tensor needs that these edges index; collective."""
     if isinstance(index, NodeIndex) and isinstance(index.end, PieceEnd):
         return index.end.num_rows
     return largest_number(index) + 1
@@ -887,10 +853,10 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         raise tensor.end.refuse(name)
     numbers, group = plain(tensor), halo.structure.group
     if name == "max" and not args and not kwargs:
-        found = largest_number(tensor)
-        if found < 0:
+        largest = largest_number(tensor)
+        if largest < 0:
             raise RuntimeError("max of no edges: no rank has any")
-        return numbers.new_full((), found)
+        return numbers.new_full((), largest)
     if name in ("sum", "mean"):
         total = all_reduce(torch.sum(numbers, *args, **kwargs), group=group)
         if name == "sum":
@@ -1010,17 +976,8 @@ _OF_ALL_EDGES = {
     *("unique", "unique_consecutive", "unique_dim", "_unique2", "equal", "allclose", "prod", "all"),
     *("any", "median", "nanmedian", "mode", "std", "var", "std_mean", "var_mean", "norm"),
     *("argmax", "argmin", "kthvalue", "topk", "histc", "histogram", "quantile", "count_nonzero"),
-    *(
-        "__contains__",
-        "logsumexp",
-        "aminmax",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "nansum",
-        "nanmean",
-    ),
+    *("__contains__", "logsumexp", "aminmax", "cumsum", "cumprod", "cummax", "cummin"),
+    *("nansum", "nanmean"),
 }
 _NOT_NUMBERS = {
     *("argsort", "msort_positions", "nonzero", "searchsorted", "bucketize", "count_nonzero"),

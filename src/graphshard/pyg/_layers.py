@@ -35,10 +35,10 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import update_wrapper, wraps
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ from ._edge_index import (
     ShardedEdgeIndex,
     check_matrix,
     largest_number,
+    node_values_in,
     num_nodes_of,
     plain,
 )
@@ -61,8 +62,6 @@ from ._source_halo import PieceEnd, SourceHalo
 
 _LAYERS = {
     "GPSConv": "its attention over all nodes would see this rank's alone; use its local layer",
-    "HANConv": "it weighs relations by means over all nodes, of which this rank has some; use "
-    "HeteroConv or HGTConv",
     "HypergraphConv": "its hyperedges are no nodes of a rank; run it on one process",
     "DynamicEdgeConv": "it looks for neighbours among this rank's nodes alone",
     "GravNetConv": "it looks for neighbours among this rank's nodes alone",
@@ -75,6 +74,9 @@ _AGGREGATIONS = {"EquilibriumAggregation": "it iterates over the nodes of one ra
 _checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int, bool]] = weakref.WeakKeyDictionary()
 _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
+Call: TypeAlias = tuple[Arguments, Keywords]
 
 _HOOKS_OF_EDGES = (
     "_message_forward_pre_hooks",
@@ -87,6 +89,9 @@ _HOOKS_OF_EDGES = (
 #: Layers that are explained now, and the relation that they are called with.
 _explained_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
 
+#: The ``k_lin`` of each ``HANConv`` that is called now, and a relation that it is called with.
+_weighed_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
+
 #: Layers to the nodes whose edges their caches are of.
 _cached_for: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
@@ -98,9 +103,7 @@ the place of the whole graph's."""
 def check_model(layer: nn.Module, world_size: int) -> None:
     """Raise if the model that calls ``layer`` holds what is not exact on shards.
 
-    Args:
-        layer: The layer that is called now.
-        world_size: Ranks. On one, what looks at all nodes does; how edges are kept is the same.
+    On one rank what looks at all nodes is exact; how edges are stored is the same as on several.
 
     Raises:
         NotImplementedError: It does; names the module, the reason and the alternative.
@@ -162,13 +165,13 @@ def _reason(module: nn.Module) -> str | None:
 def _outermost(layer: nn.Module) -> nn.Module:
     """The module whose call is the outermost on this thread's stack."""
     code = nn.Module._call_impl.__code__
-    found: FrameType | None = None
+    outermost: FrameType | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:
-            found = frame
+            outermost = frame
         frame = frame.f_back
-    model: Any = layer if found is None else found.f_locals.get("self", layer)
+    model: object = None if outermost is None else outermost.f_locals.get("self")
     return model if isinstance(model, nn.Module) else layer
 
 
@@ -179,10 +182,6 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
     With `graphshard.pyg.parallelize` they have an entry for each edge of the whole graph, in its
     order; with `graphshard.pyg.shard` one for each edge of this rank. Collective for a layer that
     is explained.
-
-    Args:
-        layer: A `MessagePassing`.
-        halo: The relation that it is called with.
 
     Yields:
         The masks that the result depends on.
@@ -230,10 +229,6 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
 def check_hooks(layer: Any, halo: SourceHalo) -> None:
     """Raise if hooks see the messages of a program that knows nothing of ranks.
 
-    Args:
-        layer: A `MessagePassing`.
-        halo: The relation that it is called with.
-
     Raises:
         NotImplementedError: They would take values of this rank's edges for those of all.
     """
@@ -250,10 +245,7 @@ def check_hooks(layer: Any, halo: SourceHalo) -> None:
 def of_all_ranks(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``MessagePassing.explain_message``, where all ranks find together whether loops were added.
 
-    PyG finds it from the number of messages, which says so of this rank's edges alone.
-
-    Args:
-        whole: PyG's method.
+    PyG tells it from the number of messages, which says so of this rank's edges alone.
     """
 
     @wraps(whole)
@@ -285,11 +277,8 @@ def of_all_ranks(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def caches_of_nodes(layer: Any, halo: SourceHalo | None) -> Iterator[None]:
     """Context in which a layer has no cache but one of the same nodes.
 
-    A layer that was first called with the whole graph would else take its whole edges for a rank's.
-
-    Args:
-        layer: A `MessagePassing`.
-        halo: The relation that it is called with; None for edges that do not span ranks.
+    A layer that was first called with the whole graph would otherwise use its edges as a rank's.
+    ``halo`` is None for edges that do not span ranks.
     """
     if not getattr(layer, "cached", False):
         yield
@@ -303,6 +292,39 @@ def caches_of_nodes(layer: Any, halo: SourceHalo | None) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def weighing_on(layer: Any, halo: SourceHalo) -> Iterator[None]:
+    """Context in which a ``HANConv`` weighs its relations by means over the nodes of all ranks."""
+    _weighed_on[layer.k_lin] = halo
+    try:
+        yield
+    finally:
+        del _weighed_on[layer.k_lin]
+
+
+def by_means_of_all_ranks(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """``group`` of PyG's ``HANConv``: the weighted sum of what relations give, per destination.
+
+    Weights are https://arxiv.org/abs/1903.07293, equations 7 and 8. Their means are over all
+    nodes, of which this rank has some.
+    """
+
+    @wraps(whole)
+    def group(xs: list[Tensor], q: Tensor, k_lin: nn.Module) -> Any:
+        halo = _weighed_on.get(k_lin)
+        if halo is None or not xs or halo.world_size == 1:
+            return whole(xs, q, k_lin)
+        rows = torch.stack(xs)
+        sums = torch.tanh(k_lin(rows)).sum(1)
+        counts = sums.new_full((len(xs), 1), rows.shape[1])
+        total = all_reduce(torch.cat([sums, counts], 1), group=halo.structure.group)
+        means = total[:, :-1] / total[:, -1:].detach().clamp(min=1)
+        weights = (q * means).sum(-1).softmax(0)
+        return (weights.view(-1, 1, 1) * rows).sum(0), weights
+
+    return group
+
+
 def install_functions() -> None:
     """Have PyG's functions know edges that span ranks, wherever they have been imported to."""
     need = ("graphshard[pyg]", "graphshard.pyg")
@@ -313,7 +335,7 @@ def install_functions() -> None:
     convert = require("torch_geometric.utils.convert", *need)
     dense = require("torch_geometric.utils._to_dense_batch", *need)
     negative = require("torch_geometric.utils._negative_sampling", *need)
-    wrapped: dict[Any, Any] = {}
+    wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
     for module, name, sharded in (
         (loop, "add_self_loops", _add_self_loops),
         (loop, "add_remaining_self_loops", _add_remaining_self_loops),
@@ -336,10 +358,10 @@ def install_functions() -> None:
 
 
 def _either_function(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
-    is_sharded = _is_sharded
+    nodes_in = node_values_in
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if is_sharded(args, kwargs):
+        for _ in nodes_in((args[:2], kwargs)):
             return sharded(whole, *args, **kwargs)
         return whole(*args, **kwargs)
 
@@ -349,14 +371,6 @@ def _either_function(whole: Callable[..., Any], sharded: Callable[..., Any]) -> 
     made.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
     made.__original_fn = whole  # type: ignore[attr-defined]
     return made
-
-
-def _is_sharded(args: Any, kwargs: dict[str, Any]) -> bool:
-    return any(
-        isinstance(value, NodeValues)
-        or (isinstance(value, tuple) and any(isinstance(item, NodeValues) for item in value))
-        for value in (*args[:2], *kwargs.values())
-    )
 
 
 def _maybe_num_nodes(whole: Any, edge_index: Any, num_nodes: int | None = None) -> int:
@@ -377,8 +391,8 @@ def _scatter(
 ) -> Tensor:
     if dim_size is None and isinstance(index, NodeValues):
         dim_size = num_nodes_of(index)
-    found: Tensor = whole(src, index, dim, dim_size, reduce)
-    return found
+    reduced: Tensor = whole(src, index, dim, dim_size, reduce)
+    return reduced
 
 
 def _to_dense_batch(
@@ -462,8 +476,8 @@ def _loop_attributes(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill_value
     """A row for a loop at each of this rank's destinations."""
     loop = require("torch_geometric.utils.loop", "graphshard[pyg]", "add_self_loops")
     size = edge_index.halo.num_dst
-    found: Tensor = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
-    return found
+    rows: Tensor = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
+    return rows
 
 
 def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
@@ -537,13 +551,7 @@ def call_on_extended_rows(
     """``HGTConv``, which joins all relations to one graph: it gets own and halo rows of each type.
 
     So what it computes of each node it computes of the halo, too, and the results of the halo are
-    dropped. Rows of all types come in one exchange each.
-
-    Args:
-        layer: The layer.
-        run: What is called, with the layer and its arguments.
-        x_dict: Node type to own rows.
-        edge_index_dict: Relation to its edges.
+    dropped. Rows of each type come in an exchange of their own.
     """
     rows = dict(x_dict)
     for etype, index in edge_index_dict.items():
@@ -560,23 +568,17 @@ def call_on_extended_rows(
     }
 
 
-def with_largest_eigenvalue(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``ChebConv`` with the bound of the Laplacian that it takes from all edges.
+def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+    """Arguments of ``ChebConv``, with ``lambda_max`` also where it was not given.
 
-    PyG takes twice the largest weight of the Laplacian, of which this rank has some.
-
-    Args:
-        layer: The layer.
-        args: Of its call.
-        kwargs: Of its call; the result has ``lambda_max`` too, if it was not given.
+    PyG takes twice the largest weight of the Laplacian of all edges, of which this rank has some.
 
     Raises:
         NotImplementedError: ``edge_weight`` needs a gradient.
     """
-    names = ("x", "edge_index", "edge_weight", "batch", "lambda_max")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = _by_name(layer, args, kwargs)
     if given.get("lambda_max") is not None:
-        return kwargs
+        return args, kwargs
     x, index, weight = given["x"], given["edge_index"], given.get("edge_weight")
     if weight is not None and weight.requires_grad:
         raise NotImplementedError(
@@ -585,27 +587,23 @@ def with_largest_eigenvalue(layer: Any, args: Any, kwargs: dict[str, Any]) -> di
         )
     utils = require("torch_geometric.utils", "graphshard[pyg]", "ChebConv")
     with torch.no_grad():
-        _, found = utils.get_laplacian(index, weight, layer.normalization, x.dtype, x.shape[0])
-        largest = found.max().view(1) if found.numel() else found.new_full((1,), float("-inf"))
-        largest = all_reduce(largest, "max", group=index.halo.structure.group)
-    return {**kwargs, "lambda_max": 2.0 * largest[0]}
+        _, values = utils.get_laplacian(index, weight, layer.normalization, x.dtype, x.shape[0])
+        largest = all_reduce(
+            _largest(values, float("-inf")), "max", group=index.halo.structure.group
+        )
+    return args, {**kwargs, "lambda_max": 2.0 * largest[0]}
 
 
-def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
     """Arguments of ``RGCNConv`` for nodes without features: numbers of own and of halo nodes.
 
     PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
     but these numbers travels, and they do once.
 
-    Args:
-        layer: The layer.
-        args: Of its call.
-        kwargs: Of its call.
-
     Raises:
         ValueError: The layer has fewer rows of weights than the whole graph has nodes.
     """
-    given = {**dict(zip(("x", "edge_index", "edge_type"), args, strict=False)), **kwargs}
+    given = _by_name(layer, args, kwargs)
     index = given.get("edge_index")
     if given.get("x") is not None or not isinstance(index, ShardedEdgeIndex):
         return args, kwargs
@@ -615,8 +613,7 @@ def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
             f"{type(layer).__name__} without features needs the numbers of the nodes in the whole "
             "graph, which this partition folder does not have; pass x"
         )
-    largest = ids.max().view(1) if ids.numel() else ids.new_full((1,), -1)
-    needed = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    needed = int(all_reduce(_largest(ids, -1), "max", group=index.halo.structure.group)) + 1
     if needed > layer.in_channels_l:
         raise ValueError(
             f"{type(layer).__name__} without features needs in_channels for the nodes of all "
@@ -629,20 +626,14 @@ def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
     return (), {**given, "x": (extended, ids), "edge_index": index.local()}
 
 
-def with_matrix_values(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a layer that was given an adjacency matrix, with its values in their own place.
-
-    Args:
-        layer: The layer.
-        args: Of its call.
-        kwargs: Of its call; the result has ``edge_weight``, or ``edge_attr``, too.
+def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+    """Arguments of a layer, with the values of an adjacency matrix as ``edge_weight`` or attribute.
 
     Raises:
         NotImplementedError: The layer takes no weights beside ``edge_index``, or adds self loops to
             those of the matrix.
     """
-    forward = inspect.signature(type(layer).forward)
-    given = forward.bind_partial(layer, *args, **kwargs).arguments
+    given = _by_name(layer, args, kwargs)
     matrices = [v for v in given.values() if isinstance(v, ShardedEdgeIndex)]
     values = matrices[0].matrix_values if matrices else None
     makes_loops = getattr(layer, "add_self_loops", False) and getattr(layer, "normalize", True)
@@ -654,12 +645,12 @@ def with_matrix_values(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[st
                 "edge_index, or have RemoveSelfLoops before ToSparseTensor"
             )
     if values is None:
-        return kwargs
+        return args, kwargs
     name = "edge_weight" if values.dim() == 1 else "edge_attr"
-    if name in forward.parameters:
-        return kwargs if given.get(name) is not None else {**kwargs, name: values}
+    if name in inspect.signature(type(layer).forward).parameters:
+        return args, kwargs if given.get(name) is not None else {**kwargs, name: values}
     if values.dim() == 1 and not layer.inspector.implements("message_and_aggregate"):
-        return kwargs  # PyG hands them to messages alone, which do not ask
+        return args, kwargs  # PyG hands them to messages alone, which do not ask
     raise NotImplementedError(
         f"{type(layer).__name__} takes no {name} besides edge_index, so that it cannot be given "
         "the values of an adjacency matrix on edges that span ranks; make adj_t without them "
@@ -667,24 +658,38 @@ def with_matrix_values(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[st
     )
 
 
-def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
     """Arguments of ``LabelPropagation`` with a column for each class that any rank has.
 
-    PyG takes as many as the largest label, of which this rank has some.
-
-    Args:
-        layer: The layer.
-        args: Of its call.
-        kwargs: Of its call.
+    PyG takes as many as the largest label says, and this rank has some of the labels.
     """
-    given = {**dict(zip(("y", "edge_index"), args, strict=False)), **kwargs}
+    given = _by_name(layer, args, kwargs)
     y, index = given["y"], given["edge_index"]
     if y.dtype != torch.int64 or y.shape[0] != y.numel():
         return args, kwargs
-    largest = y.max().view(1) if y.numel() else y.new_full((1,), -1)
-    count = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    count = int(all_reduce(_largest(y, -1), "max", group=index.halo.structure.group)) + 1
     columns = nn.functional.one_hot(y.view(-1), count).to(torch.get_default_dtype())
     return ((columns, *args[1:]), kwargs) if args else (args, {**kwargs, "y": columns})
+
+
+#: Layers whose arguments are completed or replaced by what all ranks know of the graph.
+_ARGUMENTS: dict[str, Callable[[Any, Arguments, Keywords], Call]] = {
+    "ChebConv": with_largest_eigenvalue,
+    "FastRGCNConv": with_own_nodes,
+    "LabelPropagation": with_one_hot_labels,
+    "RGCNConv": with_own_nodes,
+}
+
+
+def _by_name(layer: Any, args: Arguments, kwargs: Keywords) -> dict[str, Any]:
+    """The arguments of a call by the names that ``forward`` gives them."""
+    _, *names = inspect.signature(type(layer).forward).parameters
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _largest(values: Tensor, least: float) -> Tensor:
+    """``[1]``, the largest of some values, or ``least`` where there are none."""
+    return values.max().view(1) if values.numel() else values.new_full((1,), least)
 
 
 def corrected(
@@ -697,16 +702,8 @@ def corrected(
 ) -> Tensor:
     """``CorrectAndSmooth.correct`` with the mean error of the training nodes of all ranks.
 
-    Args:
-        model: A ``CorrectAndSmooth``.
-        y_soft: ``[num_owned, classes]`` predictions.
-        y_true: Classes, or rows, of this rank's training nodes.
-        mask: This rank's training nodes.
-        edge_index: The edges.
-        edge_weight: ``[num_edges]``.
-
-    Returns:
-        ``[num_owned, classes]``. Source: https://arxiv.org/abs/2010.13993, equation 4.
+    Predictions are ``[num_owned, classes]``, as is the result. Source:
+    https://arxiv.org/abs/2010.13993, equation 4.
     """
     if y_true.dtype == torch.int64 and y_true.shape[0] == y_true.numel():
         y_true = nn.functional.one_hot(y_true.view(-1), y_soft.shape[-1]).to(y_soft.dtype)
@@ -734,23 +731,16 @@ def corrected(
 def own_embedding(
     model: Any, edge_index: ShardedEdgeIndex, edge_weight: Tensor | None = None
 ) -> Tensor:
-    """``LightGCN.get_embedding`` of this rank's nodes, whose model has a row for all nodes.
+    """``LightGCN.get_embedding`` of this rank's nodes, from a table with a row for every node.
 
-    Args:
-        model: A ``LightGCN``.
-        edge_index: The edges.
-        edge_weight: ``[num_edges]``.
-
-    Returns:
-        ``[num_owned, embedding_dim]``. Source: https://arxiv.org/abs/2002.02126, equation 8.
+    Source: https://arxiv.org/abs/2002.02126, equation 8.
     """
-    rows = edge_index.halo.own_rows(model.embedding.weight)
+    rows: Tensor = edge_index.halo.own_rows(model.embedding.weight)
     total = rows * model.alpha[0]
-    for place, conv in enumerate(model.convs):
+    for conv, alpha in zip(model.convs, model.alpha[1:], strict=True):
         rows = conv(rows, edge_index, edge_weight)
-        total = total + rows * model.alpha[place + 1]
-    found: Tensor = total
-    return found
+        total = total + rows * alpha
+    return total
 
 
 def install() -> None:
@@ -770,7 +760,7 @@ def install() -> None:
         find_edges = vars(layer).get(WHOLE_EDGES)
         if find_edges is not None:
             args, kwargs = find_edges(args), find_edges(kwargs)
-        for _ in _sharded_in((args, kwargs)):
+        for _ in sharded_in((args, kwargs)):
             return uncompiled(layer, args, kwargs, nn.Module.__call__)
         with caches_of_nodes(layer, None):
             return nn.Module.__call__(layer, *args, **kwargs)
@@ -782,6 +772,8 @@ def install() -> None:
     aggr = require("torch_geometric.nn.aggr", *need)
     aggr.Aggregation.__call__ = _of_rows(aggr.Aggregation.__call__)
     conv.MessagePassing.explain_message = of_all_ranks(conv.MessagePassing.explain_message)
+    han: Any = require("torch_geometric.nn.conv.han_conv", *need)
+    han.group = by_means_of_all_ranks(han.group)
     install_functions()
     models = require("torch_geometric.nn.models", *need)
     for model, name, sharded in (
@@ -796,7 +788,7 @@ def _either_method(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Ca
 
     @wraps(whole)
     def method(*args: Any, **kwargs: Any) -> Any:
-        for _ in _sharded_in((args, kwargs)):
+        for _ in sharded_in((args, kwargs)):
             return sharded(*args, **kwargs)
         return whole(*args, **kwargs)
 
@@ -804,7 +796,7 @@ def _either_method(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Ca
 
 
 def _checked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    for index in _sharded_in((args, kwargs)):
+    for index in sharded_in((args, kwargs)):
         check_model(module, index.halo.world_size)
     return nn.Module.__call__(module, *args, **kwargs)
 
@@ -828,12 +820,9 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
     """Call a layer with sharded edges.
 
     Args:
-        layer: A `MessagePassing`.
-        args: Of the call.
-        kwargs: Of the call.
         run: What is called in the end, with the layer and arguments that may be others.
     """
-    sharded = list(_sharded_in((args, kwargs)))
+    sharded = list(sharded_in((args, kwargs)))
     halo = sharded[0].halo
     check_model(layer, halo.world_size)
     check_hooks(layer, halo)
@@ -846,22 +835,20 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
 
 
 def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
-    name, sharded = type(layer).__name__, list(_sharded_in((args, kwargs)))
+    name, sharded = type(layer).__name__, list(sharded_in((args, kwargs)))
     if any(index.matrix_values is not None or index.is_matrix_with_loops for index in sharded):
-        kwargs = with_matrix_values(layer, args, kwargs)
-    if name == "ChebConv":
-        kwargs = with_largest_eigenvalue(layer, args, kwargs)
-    if name in ("RGCNConv", "FastRGCNConv"):
-        args, kwargs = with_own_nodes(layer, args, kwargs)
-    if name == "LabelPropagation":
-        args, kwargs = with_one_hot_labels(layer, args, kwargs)
+        args, kwargs = with_matrix_values(layer, args, kwargs)
+    if name in _ARGUMENTS:
+        args, kwargs = _ARGUMENTS[name](layer, args, kwargs)
     if args:
         args = (sharded[0].halo.own_rows(args[0]), *args[1:])
     elif "x" in kwargs:
         kwargs = {**kwargs, "x": sharded[0].halo.own_rows(kwargs["x"])}
     if name == "HGTConv":
         return call_on_extended_rows(layer, run, *args, **kwargs)
-    with bound(layer, kwargs):
+    is_han = any(base.__name__ == "HANConv" for base in type(layer).__mro__)
+    weighing = weighing_on(layer, sharded[0].halo) if is_han else nullcontext()
+    with bound(layer, kwargs), weighing:
         return run(layer, *args, **kwargs)
 
 
@@ -885,12 +872,6 @@ def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex], masks: Sequence[Ten
     return out
 
 
-def _sharded_in(value: Any) -> Iterator[ShardedEdgeIndex]:
-    if isinstance(value, ShardedEdgeIndex):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _sharded_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _sharded_in(item)
+def sharded_in(value: object) -> Iterator[ShardedEdgeIndex]:
+    """Edges that span ranks among arguments."""
+    return (item for item in node_values_in(value) if isinstance(item, ShardedEdgeIndex))

@@ -103,11 +103,16 @@ def _converted(module: Any, group: dist.ProcessGroup | None) -> nn.Module:
             group=group,
         )
     elif kind == "GraphNorm":
-        made = SyncGraphNorm(module.eps, group)
+        made = SyncGraphNorm(group, eps=module.eps)
     elif kind == "PairNorm":
-        made = SyncPairNorm(module.scale, module.scale_individually, module.eps, group)
+        made = SyncPairNorm(
+            group,
+            scale=module.scale,
+            scale_individually=module.scale_individually,
+            eps=module.eps,
+        )
     elif kind == "LayerNorm" and module.mode == "graph":
-        made = SyncLayerNorm(module.eps, group)
+        made = SyncLayerNorm(group, eps=module.eps)
     elif kind == "MeanSubtractionNorm":
         made = SyncMeanSubtractionNorm(group)
     elif kind == "InstanceNorm":
@@ -116,7 +121,7 @@ def _converted(module: Any, group: dist.ProcessGroup | None) -> nn.Module:
                 "InstanceNorm with track_running_stats=True keeps means of several graphs and has "
                 "no meaning on one graph that spans ranks; make it with track_running_stats=False"
             )
-        made = SyncInstanceNorm(module.eps, group)
+        made = SyncInstanceNorm(group, eps=module.eps)
     else:
         return module
     made._parameters.update(module._parameters)
@@ -126,15 +131,15 @@ def _converted(module: Any, group: dist.ProcessGroup | None) -> nn.Module:
 
 
 class _SyncNorm(nn.Module):
-    """A normalisation whose means are over the rows of all ranks.
+    """A normalisation whose means are over the rows of all ranks; settings are as PyG's layer's."""
 
-    Args:
-        group: The ranks.
-    """
+    eps: float
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, **settings: float) -> None:
         super().__init__()
         self.group = group
+        for name, value in settings.items():
+            setattr(self, name, value)
 
     def _mean(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> Tensor:
         """Mean per column over the rows of each graph on all ranks: ``[num_graphs, columns]``."""
@@ -165,18 +170,9 @@ class _SyncNorm(nn.Module):
 
 
 class SyncGraphNorm(_SyncNorm):
-    """PyG's ``GraphNorm``, https://arxiv.org/abs/2009.03294, over the nodes of all ranks.
-
-    Args:
-        eps: Added to variances.
-        group: The ranks.
-    """
+    """PyG's ``GraphNorm``, https://arxiv.org/abs/2009.03294, over the nodes of all ranks."""
 
     mean_scale: Tensor
-
-    def __init__(self, eps: float, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(group)
-        self.eps = eps
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
@@ -189,24 +185,10 @@ class SyncGraphNorm(_SyncNorm):
 
 
 class SyncPairNorm(_SyncNorm):
-    """PyG's ``PairNorm``, https://arxiv.org/abs/1909.12223, over the nodes of all ranks.
+    """PyG's ``PairNorm``, https://arxiv.org/abs/1909.12223, over the nodes of all ranks."""
 
-    Args:
-        scale: Factor of the result.
-        scale_individually: Divide each row by its own length.
-        eps: Added to what is divided by.
-        group: The ranks.
-    """
-
-    def __init__(
-        self,
-        scale: float,
-        scale_individually: bool,
-        eps: float,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        super().__init__(group)
-        self.scale, self.scale_individually, self.eps = scale, scale_individually, eps
+    scale: float
+    scale_individually: bool
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
@@ -222,14 +204,10 @@ class SyncPairNorm(_SyncNorm):
 class SyncLayerNorm(_SyncNorm):
     """PyG's ``LayerNorm(mode="graph")``: one mean and variance over all nodes and channels.
 
-    Args:
-        eps: Added to the standard deviation, or to the variance where there is a ``batch``.
-        group: The ranks.
+    ``eps`` is added to the standard deviation, and with a ``batch`` to the variance.
     """
 
-    def __init__(self, eps: float, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(group)
-        self.eps, self.mode = eps, "graph"
+    mode = "graph"
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
@@ -244,16 +222,7 @@ class SyncLayerNorm(_SyncNorm):
 
 
 class SyncInstanceNorm(_SyncNorm):
-    """PyG's ``InstanceNorm`` without running statistics: per channel, over a graph's nodes.
-
-    Args:
-        eps: Added to variances.
-        group: The ranks.
-    """
-
-    def __init__(self, eps: float, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(group)
-        self.eps = eps
+    """PyG's ``InstanceNorm`` without running statistics: per channel, over a graph's nodes."""
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None

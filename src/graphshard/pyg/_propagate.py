@@ -33,9 +33,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MethodType
 from typing import Any, TypeAlias
 
@@ -76,9 +75,7 @@ _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class _EdgeSetTransport(PairwiseTransport):
     """Rows of the shards of edges that a layer calls with, not of all of its relation's edges.
 
-    Args:
-        halo: The relation.
-        edges: The edges; every source is one of the relation's extended rows.
+    Every source is one of the relation's extended rows.
     """
 
     def __init__(self, halo: SourceHalo, edges: EdgeSet) -> None:
@@ -90,7 +87,7 @@ class _EdgeSetTransport(PairwiseTransport):
         num_dst, num_owned = self._edges.adjacency.num_dst, self.halo.num_owned
         if self.num_steps == 1:
             return (Shard(0, self._edges.adjacency, None),)
-        found = []
+        shards = []
         for step in range(self.num_steps):
             start, stop = 0, num_owned
             if step:
@@ -100,9 +97,9 @@ class _EdgeSetTransport(PairwiseTransport):
             largest = max(stop - start, num_dst)
             rows = narrow(src[eids] - start, largest), narrow(dst[eids], largest)
             adjacency = Adjacency(*rows, stop - start, num_dst, check=False)
-            kept = narrow(eids, src.numel())
-            found.append(Shard(step, adjacency, lambda kept=kept: kept))  # type: ignore[misc]
-        return tuple(found)
+            ids = narrow(eids, src.numel())
+            shards.append(Shard(step, adjacency, lambda ids=ids: ids))  # type: ignore[misc]
+        return tuple(shards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +107,6 @@ class FusedCall:
     """One call of `propagate` that kernels compute.
 
     Args:
-        halo: The relation.
-        edges: The edges.
         sources: Tensors with a row per own source.
         others: Further tensors that the result depends on.
         compute: From own and fetched rows of the sources to the result.
@@ -132,35 +127,27 @@ class FusedCall:
         if self.halo.mode.mode == "oneshot":
             return self.compute(self.halo.extended(*self.sources))
         constants, tensors = self.halo.structure.constants, [*self.sources, *self.others]
+        key = self.name, self.edges.number
         is_constant = self.name is not None and constants.is_constant(tensors)
         if is_constant:
-            known = constants.get_copy((self.name, self.edges.number), tensors)
-            if known is not None:
-                return known
-        transport = self.edges.transport
-        if transport is None:
-            transport = self.edges.transport = _EdgeSetTransport(self.halo, self.edges)
+            earlier = constants.get_copy(key, tensors)
+            if earlier is not None:
+                return earlier
+        if self.edges.transport is None:
+            self.edges.transport = _EdgeSetTransport(self.halo, self.edges)
         reductions = [(self.halo.etype, self.reduction())]
         device = self.edges.edge_index.device
-        walk = ShardPass(transport, reductions, self.halo.mode.fetched_ahead, device)
+        walk = ShardPass(self.edges.transport, reductions, self.halo.mode.fetched_ahead, device)
         ((result,),) = walk.run()
         if is_constant:
-            constants.put_copy((self.name, self.edges.number), tensors, result)
+            constants.put_copy(key, tensors, result)
         return result
 
 
 def weighted_sum(
     halo: SourceHalo, edges: EdgeSet, rows: Tensor, weight: Tensor | None, reduce: str
 ) -> FusedCall:
-    """Sum or mean of source rows, each times the weight of its edge.
-
-    Args:
-        halo: The relation.
-        edges: The edges.
-        rows: ``[num_owned, ...]``.
-        weight: ``[num_edges, ...]``, broadcast to a row; None is one.
-        reduce: ``"sum"`` or ``"mean"``.
-    """
+    """Sum or mean of source rows, each times the weight of its edge, which is broadcast to it."""
     op = "copy_lhs" if weight is None else "mul"
 
     def compute(sources: Sequence[Tensor]) -> Tensor:
@@ -180,24 +167,18 @@ def attention(
     sources: Sequence[Tensor],
     make: Callable[[Sequence[Tensor]], Attention],
 ) -> FusedCall:
-    """Fused attention.
-
-    Args:
-        halo: The relation.
-        edges: The edges.
-        sources: Tensors with a row per own source.
-        make: From their rows to the operands.
-    """
+    """Fused attention; ``make`` goes from the rows of the sources to the operands."""
 
     def compute(extended: Sequence[Tensor]) -> Tensor:
         return attend(edges.adjacency, make(extended))
 
     def reduction() -> Reduction:
-        made = make(sources)
-        if made.mask is not None:
+        operands = make(sources)
+        if operands.mask is not None:
             keys = torch.arange(edges.edge_index.shape[1], dtype=torch.int32)
-            made = replace(made, mask=replace(made.mask, keys=keys.to(edges.edge_index.device)))
-        return AttentionSum(made)
+            mask = replace(operands.mask, keys=keys.to(edges.edge_index.device))
+            operands = replace(operands, mask=mask)
+        return AttentionSum(operands)
 
     return FusedCall(halo, edges, sources, [], compute, reduction)
 
@@ -207,8 +188,6 @@ class DestinationPiece:
     """Destinations ``[start, stop)`` and their in-edges.
 
     Args:
-        start: First destination.
-        stop: End of the destinations.
         edges: int64 ids of the edges.
         edge_index: int64 ``[2, num_edges]``: rows of ``sources``, and destinations from 0.
         sources: int64, the extended rows that they read, ascending.
@@ -221,41 +200,29 @@ class DestinationPiece:
     sources: Tensor
 
 
-class DestinationPieces:
-    """The edges of a set, cut by destination.
-
-    Args:
-        edges: The edges.
-    """
-
-    def __init__(self, edges: EdgeSet) -> None:
-        self._edges = edges
-
-    @cached_property
-    def all(self) -> list[DestinationPiece]:
-        indptr, sources, ids = (
-            part if part is None else part.long() for part in self._edges.adjacency.csc()
-        )
-        assert indptr is not None
-        assert sources is not None
-        total, num_dst = sources.numel(), indptr.numel() - 1
-        target = min(MOST_EDGES, max(FEWEST_EDGES, total // 16))
-        count = max(1, -(-total // target))
-        wanted = torch.arange(1, count, device=indptr.device) * total // count
-        cuts = [0, *torch.searchsorted(indptr[:-1], wanted).tolist(), num_dst]
-        found = []
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
-            if start == stop and num_dst:
-                continue
-            first, last = int(indptr[start]), int(indptr[stop])
-            degrees = indptr[start : stop + 1].diff()
-            numbers = torch.arange(stop - start, device=indptr.device)
-            dst = torch.repeat_interleave(numbers, degrees)
-            rows, src = torch.unique(sources[first:last], return_inverse=True)
-            edges = torch.arange(first, last, device=indptr.device)
-            edges = edges if ids is None else ids[first:last]
-            found.append(DestinationPiece(start, stop, edges, torch.stack([src, dst]), rows))
-        return found
+def destination_pieces(edges: EdgeSet) -> list[DestinationPiece]:
+    """The edges of a set, cut by destination."""
+    indptr, sources, ids = (part if part is None else part.long() for part in edges.adjacency.csc())
+    assert indptr is not None
+    assert sources is not None
+    total, num_dst = sources.numel(), indptr.numel() - 1
+    target = min(MOST_EDGES, max(FEWEST_EDGES, total // 16))
+    count = max(1, -(-total // target))
+    bounds = torch.arange(1, count, device=indptr.device) * total // count
+    cuts = [0, *torch.searchsorted(indptr[:-1], bounds).tolist(), num_dst]
+    pieces = []
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        if start == stop and num_dst:
+            continue
+        first, last = int(indptr[start]), int(indptr[stop])
+        degrees = indptr[start : stop + 1].diff()
+        numbers = torch.arange(stop - start, device=indptr.device)
+        dst = torch.repeat_interleave(numbers, degrees)
+        rows, src = torch.unique(sources[first:last], return_inverse=True)
+        eids = torch.arange(first, last, device=indptr.device)
+        eids = eids if ids is None else ids[first:last]
+        pieces.append(DestinationPiece(start, stop, eids, torch.stack([src, dst]), rows))
+    return pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +230,6 @@ class Aggregation:
     """What one call of `propagate` reads, and what it computes.
 
     Args:
-        halo: The relation.
         pieces: What is computed at a time.
         compute: From a piece and its rows - of sources, destinations, edges - to the results of
             its destinations, ``[stop - start, ...]``. It may use ``parameters`` as they are.
@@ -274,7 +240,7 @@ class Aggregation:
     """
 
     halo: SourceHalo
-    pieces: Callable[[], Sequence[DestinationPiece]]
+    pieces: Sequence[DestinationPiece]
     compute: Callable[[DestinationPiece, Tensors, Tensors, Tensors], Tensor]
     sources: Tensors
     destinations: Tensors
@@ -287,14 +253,18 @@ class Aggregation:
         result: Tensor = _Recomputed.apply(self, *(tensor for rows in groups for tensor in rows))
         return result
 
-    def of_piece(
-        self, piece: DestinationPiece, extended: Tensors, dst: Tensors, edges: Tensors
-    ) -> list[list[Tensor]]:
-        """The rows that a piece reads, of sources, destinations and edges."""
+    def split(self, tensors: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Tensors of sources, of destinations and of edges, from all of them in this order."""
+        first, second = len(self.sources), len(self.sources) + len(self.destinations)
+        return tensors[:first], tensors[first:second], tensors[second : second + len(self.edges)]
+
+    def of_piece(self, piece: DestinationPiece, tensors: Tensors) -> list[Tensor]:
+        """The rows that a piece reads of extended sources, destinations and edges."""
+        extended, dst, edges = self.split(tensors)
         return [
-            [rows.index_select(0, piece.sources) for rows in extended],
-            [rows[piece.start : piece.stop] for rows in dst],
-            [rows[piece.edges] for rows in edges],
+            *(rows.index_select(0, piece.sources) for rows in extended),
+            *(rows[piece.start : piece.stop] for rows in dst),
+            *(rows[piece.edges] for rows in edges),
         ]
 
 
@@ -309,11 +279,11 @@ class _Recomputed(torch.autograd.Function):
             torch.get_autocast_dtype(device.type),
             torch.is_autocast_enabled(device.type),
         )
-        extended = a.halo.fetched_again(a.sources)
+        whole = [*a.halo.fetched_again(a.sources), *a.destinations, *a.edges]
         results = []
-        for piece in a.pieces():
+        for piece in a.pieces:
             ctx.random.append(RandomState.capture(device))
-            results.append(a.compute(piece, *a.of_piece(piece, extended, a.destinations, a.edges)))
+            results.append(a.compute(piece, *a.split(a.of_piece(piece, whole))))
         return torch.cat(results) if len(results) != 1 else results[0].detach()
 
     @staticmethod
@@ -321,7 +291,9 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         a: Aggregation = ctx.aggregation
         needs = ctx.needs_input_grad[1:]
-        num = len(a.sources), len(a.destinations), len(a.edges)
+        of_dst = len(a.sources)
+        of_edges = of_dst + len(a.destinations)
+        of_parameters = of_edges + len(a.edges)
         extended = a.halo.fetched_again(a.sources)
         whole = [*extended, *(rows.detach() for rows in (*a.destinations, *a.edges))]
         totals = [
@@ -330,90 +302,69 @@ class _Recomputed(torch.autograd.Function):
         ]
         kind, dtype, enabled = ctx.autocast
         now = RandomState.capture(grad.device)
-        for piece, random in zip(a.pieces(), ctx.random, strict=True):
-            groups = a.of_piece(
-                piece, whole[: num[0]], whole[num[0] : num[0] + num[1]], whole[num[0] + num[1] :]
-            )
-            rows = [tensor.detach() for group in groups for tensor in group]
+        differentiated = [i for i, needed in enumerate(needs) if needed]
+        for piece, random in zip(a.pieces, ctx.random, strict=True):
+            rows = [tensor.detach() for tensor in a.of_piece(piece, whole)]
             for tensor, needed in zip(rows, needs, strict=False):
                 tensor.requires_grad_(needed)
             inputs = [*rows, *a.parameters]
             random.restore(grad.device)
             with torch.enable_grad(), torch.autocast(kind, dtype, enabled):
-                result = a.compute(
-                    piece,
-                    rows[: num[0]],
-                    rows[num[0] : num[0] + num[1]],
-                    rows[num[0] + num[1] :],
-                )
+                result = a.compute(piece, *a.split(rows))
             if not result.requires_grad:
                 continue
-            wanted = [i for i, needed in enumerate(needs) if needed]
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 result,
-                [inputs[i] for i in wanted],
+                [inputs[i] for i in differentiated],
                 grad[piece.start : piece.stop],
                 allow_unused=True,
             )
-            for i, part in zip(wanted, found, strict=True):
+            for i, part in zip(differentiated, gradients, strict=True):
                 total = totals[i]
                 if part is None or total is None:
                     continue
-                if i >= sum(num):
-                    total.add_(part)
-                elif i < num[0]:
+                if i < of_dst:
                     total.index_add_(0, piece.sources, part)
-                elif i < num[0] + num[1]:
+                elif i < of_edges:
                     total[piece.start : piece.stop].add_(part)
-                else:
+                elif i < of_parameters:
                     total[piece.edges] = part
+                else:
+                    total.add_(part)
         now.restore(grad.device)
-        remote = [i for i in range(num[0]) if needs[i]]
+        remote = [i for i in range(of_dst) if needs[i]]
         returned = a.halo.returned([t for i in remote if (t := totals[i]) is not None])
         for i, summed in zip(remote, returned, strict=True):
             totals[i] = summed
         return None, *totals
 
 
-class bound:
+@contextmanager
+def bound(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
     """Context in which a layer's `propagate` and `edge_updater` are those of this module.
 
     Layers that are hooked, explained or taken apart keep their own, as do calls that return the
     attention weights, which the other ways do not make.
-
-    Args:
-        layer: A `MessagePassing`.
-        kwargs: Of its call.
     """
-
-    def __init__(self, layer: Any, kwargs: dict[str, Any]) -> None:
-        self._layer = layer
-        own = vars(layer)
-        hooked = any(own.get(name) for name in _HOOKS)
-        plain = not layer.explain and layer.decomposed_layers == 1 and "propagate" not in own
-        weights = kwargs.get("return_attention_weights") is not None
-        self._active = plain and not hooked and not weights
-
-    def __enter__(self) -> None:
-        if self._active:
-            own = vars(self._layer)
-            own["propagate"] = MethodType(_propagate, self._layer)
-            if self._layer.inspector.implements("edge_update"):
-                own["edge_updater"] = MethodType(_edge_updater, self._layer)
-
-    def __exit__(self, *error: object) -> None:
-        if self._active:
-            vars(self._layer).pop("propagate", None)
-            vars(self._layer).pop("edge_updater", None)
+    own = vars(layer)
+    is_plain = not layer.explain and layer.decomposed_layers == 1 and "propagate" not in own
+    is_hooked = any(own.get(name) for name in _HOOKS)
+    if not is_plain or is_hooked or kwargs.get("return_attention_weights") is not None:
+        yield
+        return
+    own["propagate"] = MethodType(_propagate, layer)
+    if layer.inspector.implements("edge_update"):
+        own["edge_updater"] = MethodType(_edge_updater, layer)
+    try:
+        yield
+    finally:
+        own.pop("propagate", None)
+        own.pop("edge_updater", None)
 
 
 @dataclass(frozen=True)
 class DeferredUpdate:
-    """What `edge_updater` was called with; it runs where `propagate` needs its result.
-
-    Args:
-        kwargs: Its arguments, without the edges.
-    """
+    """What `edge_updater` was called with, without the edges; `propagate` runs it where needed."""
 
     kwargs: dict[str, Any]
 
@@ -425,28 +376,26 @@ def _edge_updater(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) 
 
 
 def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-    if isinstance(edge_index, ShardedEdgeIndex):
-        halo = edge_index.halo
-        for name, value in kwargs.items():
-            if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
-                kwargs[name] = halo.own_rows(value)
-        if _reads_tables(layer, kwargs, halo):
-            return _as_pyg(layer, edge_index, size, kwargs)
-        edges = halo.edge_set(edge_index.local())
-        fused = _attention(layer, kwargs, halo, edges)
-        if fused is None:
-            fused = _weighted_sum(layer, kwargs, halo, edges)
-        if fused is not None:
-            return fused.run()
-        padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
-        length = halo.largest_in_degree(edges) if padded else 0
-        if not halo.keeps_halo:
-            stock = _in_pieces(layer, kwargs, halo, edges, padded, length)
-            if stock is not None:
-                return stock.recomputed()
-        with _of_length(padded, length):
-            return _as_pyg(layer, edge_index, size, kwargs)
-    return _as_pyg(layer, edge_index, size, kwargs)
+    if not isinstance(edge_index, ShardedEdgeIndex):
+        return _as_pyg(layer, edge_index, size, kwargs)
+    halo = edge_index.halo
+    for name, value in kwargs.items():
+        if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
+            kwargs[name] = halo.own_rows(value)
+    if _reads_tables(layer, kwargs, halo):
+        return _as_pyg(layer, edge_index, size, kwargs)
+    edges = halo.edge_set(edge_index.local())
+    fused = _attention(layer, kwargs, halo, edges) or _weighted_sum(layer, kwargs, halo, edges)
+    if fused is not None:
+        return fused.run()
+    padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
+    length = halo.largest_in_degree(edges) if padded else 0
+    if not halo.keeps_halo:
+        aggregation = _in_pieces(layer, kwargs, halo, edges, padded, length)
+        if aggregation is not None:
+            return aggregation.recomputed()
+    with _of_length(padded, length):
+        return _as_pyg(layer, edge_index, size, kwargs)
 
 
 def _as_pyg(layer: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -459,20 +408,19 @@ def _as_pyg(layer: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> A
 def _reads_tables(layer: Any, kwargs: dict[str, Any], halo: SourceHalo) -> bool:
     """Whether a message reads a tensor with a row for each node of the whole graph."""
     updates = [value.kwargs for value in kwargs.values() if isinstance(value, DeferredUpdate)]
+    dim = layer.node_dim
     for given, names in (
         (kwargs, layer._user_args),
-        *((u, layer._edge_user_args) for u in updates),
+        *((update, layer._edge_user_args) for update in updates),
     ):
         for name, value in given.items():
-            src, dst = (
-                value if isinstance(value, tuple | list) and len(value) == 2 else (value,) * 2
-            )
+            is_pair = isinstance(value, tuple | list) and len(value) == 2
+            src, dst = value if is_pair else (value, value)
             for rows, end, argument in (
                 (src, halo.sources, f"{name}_j"),
                 (dst, halo.destinations, f"{name}_i"),
             ):
                 if argument in names and isinstance(rows, Tensor) and rows.dim():
-                    dim = layer.node_dim
                     fits = -rows.dim() <= dim < rows.dim()
                     if fits and not end.owns(rows.shape[dim]):
                         return True
@@ -480,7 +428,17 @@ def _reads_tables(layer: Any, kwargs: dict[str, Any], halo: SourceHalo) -> bool:
 
 
 @contextmanager
-def _of_length(modules: Sequence[nn.Module], length: int) -> Iterator[None]:
+def _hooked(modules: Sequence[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Context in which modules call a hook, with keywords, before their forward."""
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _of_length(modules: Sequence[nn.Module], length: int) -> AbstractContextManager[None]:
     """Aggregations that read a sequence per destination pad each to a length.
 
     PyG takes the longest of a call, and what an LSTM makes of the rest of a sequence depends on it:
@@ -490,12 +448,7 @@ def _of_length(modules: Sequence[nn.Module], length: int) -> Iterator[None]:
     def pad(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "max_num_elements": length}
 
-    hooks = [module.register_forward_pre_hook(pad, with_kwargs=True) for module in modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return _hooked(modules, pad)
 
 
 def _defined_by(layer: Any, method: str, module: str, name: str) -> bool:
@@ -585,8 +538,10 @@ def _attention(
     ):
         path = f"torch_geometric.nn.conv.{module}"
         if _defined_by(layer, "message", path, name):
-            is_gat = name != "TransformerConv"
-            if is_gat and not _defined_by(layer, "edge_update", path, name):
+            if name != "TransformerConv" and not (
+                _defined_by(layer, "edge_update", path, name)
+                and isinstance(kwargs["alpha"], DeferredUpdate)
+            ):
                 return None
             return make(layer, kwargs, halo, edges)
     return None
@@ -601,21 +556,19 @@ def _edge_rows(layer: Any, edge_attr: Tensor | None) -> Tensor | None:
     if edge_attr is None or layer.lin_edge is None:
         return None
     edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-    found: Tensor = layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
-    return found
+    rows: Tensor = layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
+    return rows
 
 
 def _additive(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
 ) -> FusedCall | None:
-    update = kwargs["alpha"]
-    if not isinstance(update, DeferredUpdate):
-        return None
-    of_src, of_dst = update.kwargs["alpha"]
+    update = kwargs["alpha"].kwargs
+    of_src, of_dst = update["alpha"]
     values = kwargs["x"][0]
     if of_dst is None:
         of_dst = of_src.new_zeros(halo.num_dst, layer.heads)
-    rows = _edge_rows(layer, update.kwargs.get("edge_attr"))
+    rows = _edge_rows(layer, update.get("edge_attr"))
     scores = [] if rows is None else [(rows * layer.att_edge).sum(-1)]
     mask = _mask(layer)
 
@@ -631,11 +584,8 @@ def _additive(
 def _joint(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
 ) -> FusedCall | None:
-    update = kwargs["alpha"]
-    if not isinstance(update, DeferredUpdate):
-        return None
     values, targets = kwargs["x"]
-    rows = _edge_rows(layer, update.kwargs.get("edge_attr"))
+    rows = _edge_rows(layer, kwargs["alpha"].kwargs.get("edge_attr"))
     vector = layer.att.view(layer.heads, layer.out_channels)
     mask = _mask(layer)
 
@@ -660,84 +610,76 @@ def _dot(layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet) -
 
 
 class _Slots:
-    """Where the tensors of a call's arguments go: rows of sources, of destinations, of edges.
+    """The tensors of a call's arguments, each once: rows of sources, of destinations, of edges."""
 
-    Args:
-        layer: The layer.
-        halo: The relation.
-        num_edges: Edges of the call.
-    """
-
-    def __init__(self, layer: Any, halo: SourceHalo, num_edges: int) -> None:
-        self._layer, self._halo, self._num_edges = layer, halo, num_edges
+    def __init__(self, layer: Any, num_edges: int) -> None:
+        self._layer, self._num_edges = layer, num_edges
         self.sources: list[Tensor] = []
         self.destinations: list[Tensor] = []
         self.edges: list[Tensor] = []
         self.fits = True
 
-    def _place(self, rows: list[Tensor], tensor: Tensor) -> int:
-        for place, known in enumerate(rows):
-            if known is tensor:
-                return place
-        rows.append(tensor)
-        return len(rows) - 1
+    def _slot(self, tensors: list[Tensor], tensor: Tensor) -> int:
+        for number, other in enumerate(tensors):
+            if other is tensor:
+                return number
+        tensors.append(tensor)
+        return len(tensors) - 1
 
-    def _node_place(self, rows: list[Tensor], tensor: Any) -> int | None:
+    def _node_slot(self, tensors: list[Tensor], tensor: Any) -> int | None:
         if not isinstance(tensor, Tensor):
             return None
         self.fits &= tensor.dim() > 0 and self._layer.node_dim % tensor.dim() == 0
-        return self._place(rows, tensor)
+        return self._slot(tensors, tensor)
 
     def of(self, kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """Argument to what it is made of, for `filled`.
+        """Argument of `propagate` or `edge_updater` to what it is made of, for `_filled`.
 
-        Args:
-            kwargs: Of `propagate` or `edge_updater`.
-            names: What the layer's functions ask for.
+        ``names`` are what the layer's functions ask for.
         """
-        places: dict[str, Any] = {}
+        slots: dict[str, Any] = {}
         for name, value in kwargs.items():
             of_src, of_dst = f"{name}_j" in names, f"{name}_i" in names
             if of_src or of_dst:
                 self.fits &= name not in names  # all of it, and not the rows of edges
                 src, dst = value if isinstance(value, tuple | list) else (value, value)
-                places[name] = (
+                slots[name] = (
                     "nodes",
-                    self._node_place(self.sources, src) if of_src else None,
-                    self._node_place(self.destinations, dst) if of_dst else None,
+                    self._node_slot(self.sources, src) if of_src else None,
+                    self._node_slot(self.destinations, dst) if of_dst else None,
                 )
             elif isinstance(value, DeferredUpdate):
                 asked = self._layer._edge_user_args
-                places[name] = ("update", self.of(value.kwargs, asked))
+                slots[name] = ("update", self.of(value.kwargs, asked))
             elif name not in names:
-                places[name] = ("unused",)
+                slots[name] = ("constant", None)
             elif isinstance(value, Tensor) and value.dim() and len(value) == self._num_edges:
-                places[name] = ("edges", self._place(self.edges, value))
+                slots[name] = ("edges", self._slot(self.edges, value))
             else:
-                places[name] = ("constant", value)
-        return places
+                slots[name] = ("constant", value)
+        return slots
 
 
 def _filled(
-    layer: Any, places: dict[str, Any], edge_index: Tensor, size: Any, rows: Sequence[Tensors]
+    layer: Any, slots: dict[str, Any], edge_index: Tensor, size: Any, rows: Sequence[Tensors]
 ) -> dict[str, Any]:
     """The arguments of a piece, from its rows of sources, destinations and edges."""
     sources, destinations, edges = rows
     arguments: dict[str, Any] = {}
-    for name, (kind, *where) in places.items():
+    for name, (kind, content, *others) in slots.items():
         if kind == "nodes":
-            src, dst = where
+            (dst,) = others
             arguments[name] = (
-                None if src is None else sources[src],
+                None if content is None else sources[content],
                 None if dst is None else destinations[dst],
             )
         elif kind == "edges":
-            arguments[name] = edges[where[0]]
+            arguments[name] = edges[content]
         elif kind == "update":
-            inner = _filled(layer, where[0], edge_index, size, rows)
+            inner = _filled(layer, content, edge_index, size, rows)
             arguments[name] = type(layer).edge_updater(layer, edge_index, size=size, **inner)
         else:
-            arguments[name] = where[0] if where else None
+            arguments[name] = content
     return arguments
 
 
@@ -768,11 +710,11 @@ class _PieceEdges(Tensor):
 def _special_arguments(layer: Any) -> set[str]:
     """Which of PyG's own arguments the functions of a layer ask for."""
     base = "torch_geometric.nn.conv.message_passing"
-    found: set[str] = set()
+    names: set[str] = set()
     for function in ("message", "aggregate", "update", "edge_update"):
         if not _defined_by(layer, function, base, "MessagePassing"):
-            found |= set(layer.inspector.get_param_names(function))
-    return found
+            names |= set(layer.inspector.get_param_names(function))
+    return names
 
 
 def _in_pieces(
@@ -792,52 +734,46 @@ def _in_pieces(
     reads_numbers = bool(asked & {"index", "edge_index_i", "edge_index_j"})
     if reads_numbers and (halo.sources.is_ambiguous or halo.destinations.is_ambiguous):
         return None
-    slots = _Slots(layer, halo, edges.edge_index.shape[1])
-    places = slots.of(kwargs, layer._user_args)
-    if not slots.fits or not slots.sources:
+    tensors = _Slots(layer, edges.edge_index.shape[1])
+    slots = tensors.of(kwargs, layer._user_args)
+    if not tensors.fits or not tensors.sources:
         return None
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     norms = [module for module in layer.modules() if takes_statistics(module)]
 
     def propagate(edge_index: Tensor, size: Any, arguments: dict[str, Any]) -> Tensor:
-        hooks = [module.register_forward_pre_hook(_refuse_norm) for module in norms]
-        try:
-            with _of_length(padded, length):
-                found: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
-            return found
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with _hooked(norms, _refuse_norm), _of_length(padded, length):
+            rows: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
+        return rows
 
     def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
         size = (piece.sources.numel(), piece.stop - piece.start)
         edge_index = piece.edge_index
         if reads_numbers:
             edge_index = _PieceEdges.of(piece, halo, src)
-        arguments = _filled(layer, places, edge_index, size, (src, dst, edge))
+        arguments = _filled(layer, slots, edge_index, size, (src, dst, edge))
         if torch.is_grad_enabled() or layer in _looked_at:
             return propagate(edge_index, size, arguments)
         with torch.enable_grad():
-            found = propagate(edge_index, size, arguments)
-        _check_leaves(layer, found, parameters, src, dst, edge)
+            result = propagate(edge_index, size, arguments)
+        _check_leaves(layer, result, parameters, src, dst, edge)
         _looked_at.add(layer)
-        return found.detach()
+        return result.detach()
 
-    pieces = edges.pieces
-    if pieces is None:
-        pieces = edges.pieces = DestinationPieces(edges)
+    if edges.pieces is None:
+        edges.pieces = destination_pieces(edges)
     return Aggregation(
         halo,
-        lambda: pieces.all,
+        edges.pieces,
         compute,
-        slots.sources,
-        slots.destinations,
-        slots.edges,
+        tensors.sources,
+        tensors.destinations,
+        tensors.edges,
         parameters,
     )
 
 
-def _refuse_norm(module: nn.Module, args: Any) -> None:
+def _refuse_norm(module: nn.Module, args: Any, kwargs: Any) -> None:
     raise NotImplementedError(
         f"{type(module).__name__} within messages takes the statistics of all edges at once, and "
         "sequential mode computes some at a time; shard with mode='oneshot', or call eval()"
@@ -846,7 +782,7 @@ def _refuse_norm(module: nn.Module, args: Any) -> None:
 
 def _check_leaves(layer: Any, result: Tensor, parameters: Tensors, *groups: Tensors) -> None:
     """Raise if a message uses a tensor whose gradient a recomputed piece would not find."""
-    known = {id(t) for t in parameters} | {id(t) for rows in groups for t in rows}
+    inputs = {id(t) for t in parameters} | {id(t) for rows in groups for t in rows}
     todo, seen = [result.grad_fn], set()
     while todo:
         node = todo.pop()
@@ -854,7 +790,7 @@ def _check_leaves(layer: Any, result: Tensor, parameters: Tensors, *groups: Tens
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
+        if leaf is not None and id(leaf) not in inputs:
             raise NotImplementedError(
                 f"a message of {type(layer).__name__} uses a tensor of shape {tuple(leaf.shape)} "
                 "that needs a gradient and is neither an argument of propagate nor a parameter of "

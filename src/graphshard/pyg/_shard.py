@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
-from ..comm import agree, share_error
+from ..comm import agree
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import LocalEdges, agree_on_build
@@ -24,10 +24,10 @@ from ._source_halo import NodeNumbering
 from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,
-    WholeGraph,
+    PartMethod,
     find_owners,
     has_self_loops,
-    read_whole_graph,
+    read_on_all_ranks,
 )
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ class _OwnRows:
     """What one rank holds: its edges, and the columns of its own nodes and edges.
 
     Args:
-        owned: Node type to own rows.
+        owned: Node type to the number of own nodes.
         edges: Relation to own edges, by destination.
-        nodes: Node type to columns, each with a row per own node.
-        edge_columns: Relation to columns, each with a row per own edge.
         others: Node type, relation, or None for the whole graph, to what has no such rows.
-        device: Where the edges live.
         matrices: Relation that has an ``adj_t`` and no ``edge_index`` to the values at own edges,
             None for ones, and whether it has self loops, on any rank.
     """
@@ -63,7 +60,7 @@ class _OwnRows:
 
 def shard(
     data: Data | HeteroData | PartitionData | str | Path,
-    part_method: str | Tensor | Mapping[str, Tensor] = "metis",
+    part_method: PartMethod = "metis",
     *,
     mode: str = "auto",
     rematerialize: bool = True,
@@ -205,10 +202,10 @@ def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRow
         for etype, e in loaded.edges.items()
     }
     if len(edges) == 1 and len(owned) == 1:  # PyG has no name for the only type
-        (only,) = edges
-        edges, owned = {DEFAULT_CANONICAL_ETYPE: edges[only]}, {ONLY_TYPE: owned[only[0]]}
-        nodes = {ONLY_TYPE: _columns(loaded.node_features, only[0], "n_id")}
-        columns = {DEFAULT_CANONICAL_ETYPE: _columns(loaded.edge_features, ":".join(only), "e_id")}
+        (etype,) = edges
+        edges, owned = {DEFAULT_CANONICAL_ETYPE: edges[etype]}, {ONLY_TYPE: owned[etype[0]]}
+        nodes = {ONLY_TYPE: _columns(loaded.node_features, etype[0], "n_id")}
+        columns = {DEFAULT_CANONICAL_ETYPE: _columns(loaded.edge_features, ":".join(etype), "e_id")}
         return _OwnRows(owned, edges, nodes, columns, loaded.device)
     nodes = {t: _columns(loaded.node_features, t, "n_id") for t in owned}
     columns = {t: _columns(loaded.edge_features, ":".join(t), "e_id") for t in edges}
@@ -217,26 +214,19 @@ def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRow
 
 def _columns(features: Mapping[str, Tensor], of: str, ids: str) -> dict[str, Any]:
     names = {**_PYG_NAMES, "orig_id": ids}
-    found = {}
+    columns = {}
     for key, value in features.items():
         owner, _, name = key.rpartition("/")
         if owner == of:
-            found[names.get(name, name)] = value
-    return found
+            columns[names.get(name, name)] = value
+    return columns
 
 
 # -- from a whole graph ----------------------------------------------------------------------------
 
 
-def _from_whole(data: Any, part_method: Any, seed: int, state: GroupState) -> _OwnRows:
-    error: Exception | None = None
-    whole: WholeGraph | None = None
-    try:
-        whole = read_whole_graph(data)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
-    assert whole is not None
+def _from_whole(data: Any, part_method: PartMethod, seed: int, state: GroupState) -> _OwnRows:
+    whole = read_on_all_ranks(data, state)
     agree(whole.fingerprint(), "the graph that is sharded", state.group)
     layout = NodeLayout(find_owners(whole, part_method, seed, state), state)
     edges, columns, matrices = {}, {}, {}

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,28 +20,28 @@ from ..graph.convert import require
 from ..partition import UndirectedGraph, metis_partition
 from ._edge_index import ShardedEdgeIndex
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+PartMethod: TypeAlias = str | Tensor | Mapping[str, Tensor]
+"""``"metis"``, ``"random"``, or the rank of every node, by type where there are types."""
+
+MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
+"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
+
 ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
 """The node type of a graph that is not typed."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A value with an entry for each node, or for each edge.
-
-    Args:
-        value: A tensor, an array, a list or a tuple.
-        dim: The dimension of the entries.
-    """
+    """A tensor, array, list or tuple with an entry for each node or edge, in dimension ``dim``."""
 
     value: Any
     dim: int = 0
 
     def rows(self, rows: Tensor) -> Any:
-        """Some of the entries, in a container of the same kind.
-
-        Args:
-            rows: int64, their numbers, on the CPU.
-        """
+        """Entries with some numbers, int64 on the CPU, in a container of the same kind."""
         value = self.value
         if isinstance(value, Tensor):
             rows = rows.to(value.device)
@@ -65,14 +65,11 @@ class WholeGraph:
     """A PyG object, read: counts, edges and columns by type.
 
     Args:
-        counts: Node type to nodes.
+        counts: Node type to the number of nodes.
         edges: Relation to ``[2, num_edges]``.
-        nodes: Node type to columns with an entry per node.
-        edge_columns: Relation to columns with an entry per edge.
         others: Node type, relation, or None for the whole graph, to everything else.
         weights: Relation to the values of its ``adj_t``; None where they are all 1. Relations that
             have an ``edge_index`` are not in it.
-        is_typed: Whether the object is ``HeteroData``.
     """
 
     counts: dict[str, int]
@@ -99,7 +96,6 @@ class SplitRows:
     Args:
         order: Their numbers, those of rank 0 first, then those of rank 1, and so on.
         counts: How many each rank has.
-        rank: This rank.
     """
 
     def __init__(self, order: Tensor, counts: Sequence[int], rank: int) -> None:
@@ -117,11 +113,8 @@ class SplitRows:
 class NodeLayout:
     """Which rank owns which node of a whole graph, and in which row.
 
-    A rank has its nodes of each type in their order in the whole graph.
-
-    Args:
-        owners: Node type to the rank of each node.
-        state: The group.
+    A rank has its nodes of each type in their order in the whole graph. ``owners`` is node type to
+    the rank of each node.
     """
 
     def __init__(self, owners: Mapping[str, Tensor], state: GroupState) -> None:
@@ -143,12 +136,7 @@ class NodeLayout:
         return {ntype: rows.own.numel() for ntype, rows in self.rows.items()}
 
     def split_edges(self, etype: CanonicalEType, ends: Tensor) -> SplitRows:
-        """Edges by the rank of their destination; a rank has them by destination.
-
-        Args:
-            etype: The relation.
-            ends: ``[2, num_edges]`` nodes of the whole graph.
-        """
+        """Edges by the rank of their destination; a rank has them by destination."""
         dst = ends[1].long().cpu()
         owner, row = self._owners[etype[2]][dst].long(), self._row_of[etype[2]][dst]
         order = torch.argsort(owner * (int(row.max()) + 1 if row.numel() else 1) + row, stable=True)
@@ -156,13 +144,7 @@ class NodeLayout:
         return SplitRows(order, counts.tolist(), self._state.rank)
 
     def local_edges(self, etype: CanonicalEType, ends: Tensor, chosen: Tensor) -> LocalEdges:
-        """Some of the edges that end at this rank's nodes.
-
-        Args:
-            etype: The relation.
-            ends: ``[2, num_edges]`` nodes of the whole graph.
-            chosen: Ids of the edges.
-        """
+        """Some of the edges that end at this rank's nodes: those with the ids ``chosen``."""
         source, _, target = etype
         src, dst = ends.long().cpu()[:, chosen]
         return LocalEdges(
@@ -173,11 +155,28 @@ class NodeLayout:
         )
 
 
-def read_whole_graph(data: Any) -> WholeGraph:
-    """What is in a PyG object.
+def read_on_all_ranks(
+    data: Any, state: GroupState, check: Callable[[], None] | None = None
+) -> WholeGraph:
+    """As `read_whole_graph`, of a graph that all ranks have; errors are raised on all. Collective.
 
-    Args:
-        data: ``Data`` or ``HeteroData``.
+    ``check`` may raise, too, before anything is read.
+    """
+    error: Exception | None = None
+    whole: WholeGraph | None = None
+    try:
+        if check is not None:
+            check()
+        whole = read_whole_graph(data)
+    except (TypeError, ValueError) as caught:
+        error = caught
+    share_error(error, state.group)
+    assert whole is not None
+    return whole
+
+
+def read_whole_graph(data: Data | HeteroData) -> WholeGraph:
+    """What is in a PyG object.
 
     Raises:
         TypeError: It is neither.
@@ -205,11 +204,11 @@ def read_whole_graph(data: Any) -> WholeGraph:
     if not stores:
         raise ValueError("the graph has no edge type; it needs one at least")
     edges, weights = {}, {}
-    for etype, (store, what) in stores.items():
+    for etype, (store, owner) in stores.items():
         ends = store.get("edge_index", None)
         if ends is None and store.get("adj_t", None) is not None:
-            ends, weights[etype] = edges_of_matrix(store["adj_t"], f"adj_t of {what}")
-        edges[etype] = _checked_edges(ends, what, (counts[etype[0]], counts[etype[2]]))
+            ends, weights[etype] = edges_of_matrix(store["adj_t"], f"adj_t of {owner}")
+        edges[etype] = _checked_edges(ends, owner, (counts[etype[0]], counts[etype[2]]))
     nodes: dict[str, dict[str, Column]] = {ntype: {} for ntype in counts}
     columns: dict[CanonicalEType, dict[str, Column]] = {etype: {} for etype in edges}
     others: dict[Any, dict[str, Any]] = {}
@@ -240,10 +239,6 @@ def column_of(
     """Whether a value has an entry per node or per edge, by the rules of PyG's ``subgraph``.
 
     Args:
-        data: The PyG object.
-        store: Its store that has the value.
-        name: Of the value.
-        value: The value.
         num_nodes: Nodes of the store, if it is one of nodes.
         num_edges: Edges of the store, if it is one of edges. The store of ``Data`` is of both.
 
@@ -268,19 +263,19 @@ def column_of(
     return kinds[-1] if is_of_edges else kinds[0], Column(value, dim)
 
 
-def is_matrix(value: Any) -> bool:
+def is_matrix(value: object) -> bool:
     """Whether it is a sparse matrix of torch or torch-sparse."""
     if isinstance(value, Tensor):
         return value.layout != torch.strided
     return type(value).__name__ == "SparseTensor"
 
 
-def edges_of_matrix(matrix: Any, what: str) -> tuple[Tensor, Tensor | None]:
+def edges_of_matrix(matrix: Any, name: str) -> MatrixEdges:
     """Edges of a transposed adjacency matrix, and its values unless they are all 1.
 
     Args:
         matrix: ``adj_t`` as PyG's ``ToSparseTensor`` makes it: a row per destination.
-        what: What an error calls it.
+        name: What an error calls it.
 
     Returns:
         ``[2, num_edges]`` int64 by destination, then source, and ``[num_edges, ...]`` or None.
@@ -289,10 +284,10 @@ def edges_of_matrix(matrix: Any, what: str) -> tuple[Tensor, Tensor | None]:
         TypeError: It is no sparse matrix.
     """
     if isinstance(matrix, ShardedEdgeIndex):
-        raise ValueError(f"{what} is sharded already; pass the whole data object")
+        raise ValueError(f"{name} is sharded already; pass the whole data object")
     if not is_matrix(matrix):
         raise TypeError(
-            f"{what} must be a sparse matrix, as torch_geometric.transforms.ToSparseTensor makes "
+            f"{name} must be a sparse matrix, as torch_geometric.transforms.ToSparseTensor makes "
             f"it (got {type(matrix).__name__})"
         )
     if isinstance(matrix, Tensor):
@@ -310,29 +305,29 @@ def names_edges(name: str) -> bool:
     return name == "adj_t" or "index" in name or name == "face"
 
 
-def _node_count(store: Any, what: str) -> int:
+def _node_count(store: Any, owner: str) -> int:
     count = store.num_nodes
     if count is None:
-        raise ValueError(f"{what} has no number of nodes; set its num_nodes")
+        raise ValueError(f"{owner} has no number of nodes; set its num_nodes")
     return int(count)
 
 
-def _checked_edges(edge_index: Any, what: str, counts: tuple[int, int]) -> Tensor:
+def _checked_edges(edge_index: Tensor | None, owner: str, counts: tuple[int, int]) -> Tensor:
     if isinstance(edge_index, ShardedEdgeIndex):
-        raise ValueError(f"{what} is sharded already; pass the whole data object")
+        raise ValueError(f"{owner} is sharded already; pass the whole data object")
     if edge_index is None:
-        raise ValueError(f"{what} has no edge_index, nor adj_t; set one of them")
+        raise ValueError(f"{owner} has no edge_index, nor adj_t; set one of them")
     edge_index = edge_index.as_subclass(Tensor)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype.is_floating_point:
         raise ValueError(
-            f"edge_index of {what} must be integers of shape [2, num_edges] (got "
+            f"edge_index of {owner} must be integers of shape [2, num_edges] (got "
             f"{edge_index.dtype} of shape {tuple(edge_index.shape)})"
         )
     for row, name, count in zip(edge_index, ("source", "destination"), counts, strict=True):
         if row.numel() and (int(row.min()) < 0 or int(row.max()) >= count):
             wrong = row[(row < 0) | (row >= count)][0]
             raise ValueError(
-                f"a {name} in edge_index of {what} must be a node, in [0, {count}) (got "
+                f"a {name} in edge_index of {owner} must be a node, in [0, {count}) (got "
                 f"{int(wrong)}); set num_nodes if there are more"
             )
     return edge_index
@@ -344,7 +339,7 @@ def has_self_loops(etype: CanonicalEType, ends: Tensor) -> bool:
 
 
 def find_owners(
-    whole: WholeGraph, part_method: Any, seed: int, state: GroupState
+    whole: WholeGraph, part_method: PartMethod, seed: int, state: GroupState
 ) -> dict[str, Tensor]:
     """The rank of every node, by type: what rank 0 says."""
     total = sum(whole.counts.values())
@@ -361,7 +356,7 @@ def find_owners(
     return dict(zip(whole.counts, parts, strict=True))
 
 
-def _assigned(whole: WholeGraph, part_method: Any, seed: int, num_parts: int) -> Tensor:
+def _assigned(whole: WholeGraph, part_method: PartMethod, seed: int, num_parts: int) -> Tensor:
     """int32 ``[num_nodes of all types]``."""
     total = sum(whole.counts.values())
     if isinstance(part_method, str):
@@ -387,8 +382,8 @@ def _assigned(whole: WholeGraph, part_method: Any, seed: int, num_parts: int) ->
         weights = None
         if len(whole.counts) > 1:  # every type is balanced
             weights = np.zeros((total, len(whole.counts)), dtype=np.int64)
-            for place, (ntype, count) in enumerate(whole.counts.items()):
-                weights[starts[ntype] : starts[ntype] + count, place] = 1
+            for column, (ntype, count) in enumerate(whole.counts.items()):
+                weights[starts[ntype] : starts[ntype] + count, column] = 1
             weights = weights[:, weights.any(0)]
         parts = metis_partition(
             UndirectedGraph.from_edges(edges, total), num_parts, node_weights=weights, seed=seed

@@ -21,12 +21,12 @@ import random
 import re
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
-from ..comm import agree, all_reduce, anchor, gather_grads, share_error, sync_params
+from ..comm import agree, all_reduce, anchor, gather_grads, sync_params
 from ..comm.collectives import all_gather, all_reduce_, broadcast_
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode
@@ -46,7 +46,9 @@ from ._norms import convert_sync_norm
 from ._source_halo import NodeNumbering
 from ._whole_graph import (
     Column,
+    MatrixEdges,
     NodeLayout,
+    PartMethod,
     SplitRows,
     WholeGraph,
     column_of,
@@ -55,7 +57,7 @@ from ._whole_graph import (
     has_self_loops,
     is_matrix,
     names_edges,
-    read_whole_graph,
+    read_on_all_ranks,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +65,6 @@ if TYPE_CHECKING:
 
 
 _OTHER_EDGE_SETS = 8
-MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
-"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
-
 _MARK = "_graphshard_parallel"
 
 
@@ -92,13 +91,7 @@ def share_generators(state: GroupState) -> None:
 
 @contextmanager
 def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[None]:
-    """Random states of this rank alone; the common ones are afterwards what they were before.
-
-    Args:
-        state: The ranks.
-        device: Where the model is.
-        seed: Of the draws.
-    """
+    """Random states of this rank alone; the common ones are afterwards what they were before."""
     if state.world_size == 1:
         yield
         return
@@ -122,7 +115,7 @@ class ParallelEdges:
     """Edges of the whole graph, and what a rank has in their place.
 
     Args:
-        whole: ``[2, num_edges]``, of which a copy is kept: the caller's may be written to.
+        whole: ``[2, num_edges]``, which is copied: the caller's may be written to.
         rows: Which rank has which edge.
         index: This rank's.
         has_loops: Whether any is a self loop, on any rank.
@@ -143,10 +136,8 @@ class ParallelGraph:
     """A whole graph, who owns what, and the edge sets that calls have brought.
 
     Args:
-        whole: The graph.
         owners: Node type to the rank of each node.
         policy: How remote rows are fetched.
-        state: The ranks.
     """
 
     def __init__(
@@ -199,19 +190,16 @@ class ParallelGraph:
         if isinstance(value, Tensor):
             if not names_nodes(value):
                 return value
-            others = [known for _, known in self._others]
-            for known in (*self._edge_sets.values(), *others):
-                if known.holds(value):
-                    return known.index
+            for edges in (*self._edge_sets.values(), *(other for _, other in self._others)):
+                if edges.holds(value):
+                    return edges.index
             raise NotImplementedError(
                 f"a layer of a parallel model got edges of shape {tuple(value.shape)} that are "
                 "neither those of the data object that parallelize was given, nor among the "
                 "arguments of the call; pass them to the model"
             )
-        if type(value) in (tuple, list):
-            return type(value)(self.with_own_edges(item) for item in value)
-        if type(value) is dict:
-            return {key: self.with_own_edges(item) for key, item in value.items()}
+        if type(value) in (tuple, list, dict):
+            return _mapped(value, self.with_own_edges)
         return value
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
@@ -226,11 +214,11 @@ class ParallelGraph:
             for etype, ends in edges.items()
         }
         device = next(iter(edges.values())).device
-        made = sharded_edges(local, self._numberings, device, self._policy, self.state.group)
-        for etype, index in made.items():
+        indices = sharded_edges(local, self._numberings, device, self._policy, self.state.group)
+        for etype, index in indices.items():
             index.halo.own_edges = partial(self.chosen, rows=rows[etype])
         return {
-            etype: ParallelEdges(ends, rows[etype], made[etype], has_self_loops(etype, ends))
+            etype: ParallelEdges(ends, rows[etype], indices[etype], has_self_loops(etype, ends))
             for etype, ends in edges.items()
         }
 
@@ -238,12 +226,12 @@ class ParallelGraph:
         """The set of these edges; collective where they were not seen before."""
         if self._edge_sets[etype].holds(edges):
             return self._edge_sets[etype]
-        for place, (other, known) in enumerate(self._others):
-            if other == etype and known.holds(edges):
-                self._others.insert(0, self._others.pop(place))
-                return known
-        for row, count in zip(edges, (etype[0], etype[2]), strict=True):
-            total = self.nodes[count].total
+        for number, (other_etype, other) in enumerate(self._others):
+            if other_etype == etype and other.holds(edges):
+                self._others.insert(0, self._others.pop(number))
+                return other
+        for row, ntype in zip(edges, (etype[0], etype[2]), strict=True):
+            total = self.nodes[ntype].total
             if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < total:
                 raise ValueError(
                     f"an integer tensor [2, n] names edges, so its numbers must be nodes, in "
@@ -251,18 +239,12 @@ class ParallelGraph:
                 )
         agree(f"{tuple(edges.shape)}, checksum {checksum(edges)}", "edges", self.state.group)
         with torch.inference_mode(False):
-            made = self._split({etype: edges})[etype]
-        self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
-        return made
+            split = self._split({etype: edges})[etype]
+        self._others = [(etype, split), *self._others[: _OTHER_EDGE_SETS - 1]]
+        return split
 
     def edges_of_matrix(self, matrix: Any, name: str, etype: CanonicalEType) -> MatrixEdges:
-        """Edges and values of an ``adj_t``.
-
-        Args:
-            matrix: A sparse matrix of torch or torch-sparse.
-            name: What an error calls it.
-            etype: Its relation.
-        """
+        """Edges and values of an ``adj_t``, a sparse matrix of torch or torch-sparse."""
         size = tuple(matrix.shape if isinstance(matrix, Tensor) else matrix.sizes())[:2]
         expected = self.nodes[etype[2]].total, self.nodes[etype[0]].total
         if size != expected:
@@ -277,8 +259,8 @@ class ParallelGraph:
         if self.state.world_size == 1 and rows.is_in_order:
             return whole
         if whole.requires_grad and torch.is_grad_enabled():
-            found: Tensor = _ChosenRows.apply(whole, rows, self.state)
-            return found
+            own: Tensor = _ChosenRows.apply(whole, rows, self.state)
+            return own
         return Column(whole.detach()).rows(rows.own)
 
 
@@ -290,8 +272,8 @@ def joined(own: Tensor, rows: SplitRows, state: GroupState) -> Tensor:
         padded = own.new_zeros((max(rows.counts), *own.shape[1:]))
         padded[: own.shape[0]] = own
         as_bytes = padded.to(torch.uint8) if own.dtype == torch.bool else padded
-        found = all_gather(state, as_bytes, "parallelize")
-        parts = [part[:count] for part, count in zip(found, rows.counts, strict=True)]
+        gathered = all_gather(state, as_bytes, "parallelize")
+        parts = [part[:count] for part, count in zip(gathered, rows.counts, strict=True)]
     whole = own.new_empty((rows.total, *own.shape[1:]))
     for ids, part in zip(rows.of_rank, parts, strict=True):
         whole[ids.to(own.device)] = part.to(own.dtype)
@@ -344,12 +326,7 @@ class JoinedRows(torch.autograd.Function):
 
 
 class SharedGradients:
-    """Averages the gradients of a model's parameters over the ranks when a backward is done.
-
-    Args:
-        model: The model.
-        state: The ranks.
-    """
+    """Averages the gradients of a model's parameters over the ranks when a backward is done."""
 
     def __init__(self, model: nn.Module, state: GroupState) -> None:
         self._model, self.state, self._waits = weakref.ref(model), state, False
@@ -391,12 +368,9 @@ class ParallelCall:
     """The arguments of one call with this rank's rows in place of whole tensors.
 
     Args:
-        graph: The graph.
         function: What is called; its parameters have names.
-        args: Of the call.
-        kwargs: Of the call.
         data: The data object that was split, of which the model may read more than it is given;
-            None if there is none any more.
+            None if it is gone.
     """
 
     def __init__(
@@ -442,11 +416,9 @@ class ParallelCall:
         if isinstance(value, tuple | list):
             return [(item, name, key) for item in value]
         if isinstance(value, Mapping):
-            graph = self._graph
+            kinds = {*self._graph.nodes, *self._graph.etypes}
             return [
-                (item, name if known else str(k), k if known else key)
-                for k, item in value.items()
-                for known in [k in graph.nodes or k in graph.etypes]
+                (item, name, k) if k in kinds else (item, str(k), key) for k, item in value.items()
             ]
         if hasattr(value, "stores") and hasattr(value, "to_dict"):
             return [(item, k, store._key) for store in value.stores for k, item in store.items()]
@@ -504,30 +476,26 @@ class ParallelCall:
             ends, values = self._graph.edges_of_matrix(value, name, etype)
             edges = self._graph.edge_set(ends, etype)
             if values is not None:
-                values = self._graph.chosen(values, edges.rows)
-                if values.requires_grad:
-                    self._inputs.append(values)
+                values = self._chosen(values, edges.rows)
             return edges.index.as_matrix(values, has_loops=edges.has_loops)
         if isinstance(value, Tensor):
             if names_nodes(value):
                 return self._graph.edge_set(value, self._etype(key, name)).index
             rows = self._rows(value, name, key)
-            if rows is None:
-                return value
-            found = self._graph.chosen(value, rows)
-            if found.requires_grad:
-                self._inputs.append(found)
-            return found
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._of(item, name, key) for item in value))
-        if isinstance(value, tuple | list):
-            return type(value)(self._of(item, name, key) for item in value)
-        if isinstance(value, Mapping):
-            items = zip(value, self._items(value, name, key), strict=True)
-            return {k: self._of(*item) for k, item in items}
+            return value if rows is None else self._chosen(value, rows)
+        if isinstance(value, tuple | list | Mapping):
+            items = iter(self._items(value, name, key))
+            return _mapped(value, lambda _: self._of(*next(items)))
         if hasattr(value, "stores") and hasattr(value, "to_dict"):
             return self._of_data(value)
         return value
+
+    def _chosen(self, whole: Tensor, rows: SplitRows) -> Tensor:
+        """This rank's rows; on all ranks the backward has to reach them."""
+        own = self._graph.chosen(whole, rows)
+        if own.requires_grad:
+            self._inputs.append(own)
+        return own
 
     def _argument(self, value: Any, name: str) -> Any:
         """What takes the place of an argument.
@@ -554,23 +522,23 @@ class ParallelCall:
         return self._graph.chosen(mask, nodes[0])
 
     def _of_data(self, data: Any) -> Any:
-        made, nodes = copy.copy(data), self._graph.nodes
+        own, nodes = copy.copy(data), self._graph.nodes
         is_plain = not hasattr(data, "node_types")  # whose only store has no key
-        for store in made.stores:
+        for store in own.stores:
             ntype = next(iter(nodes)) if is_plain else store._key
             for name, value in list(store.items()):
-                store[name] = self._of_store(made, store, name, value)
+                store[name] = self._of_store(own, store, name, value)
             if ntype in nodes and (is_plain or "num_nodes" in store):
                 store.num_nodes = nodes[ntype].own.numel()
-        return made
+        return own
 
     def _of_store(self, data: Any, store: Any, name: str, value: Any) -> Any:
         """A value of a data object; lists and arrays travel with their nodes or edges, too."""
-        is_plain = not hasattr(data, "node_types")
         if isinstance(value, list | tuple | np.ndarray) and not names_edges(name):
+            is_plain = not hasattr(data, "node_types")
             nodes = next(iter(self._graph.nodes.values())) if is_plain else None
             nodes = self._graph.nodes.get(store._key, nodes)
-            edges = self._edges_of(None if is_plain else store._key)
+            edges = next(iter(self._edge_rows(None if is_plain else store._key)), None)
             column = column_of(
                 data,
                 store,
@@ -585,10 +553,9 @@ class ParallelCall:
                 return column[1].rows(rows.own)
         return self._of(value, name, store._key)
 
-    def _edges_of(self, etype: Any) -> SplitRows | None:
-        """Rows of the edges that a call brings of a relation; None is the only one."""
-        sets = [edges.rows for key, edges in self._sets if etype in (None, key)]
-        return sets[0] if sets else None
+    def _edge_rows(self, etype: Any) -> list[SplitRows]:
+        """Rows of the edge sets that the call brings of a relation; None is all relations."""
+        return [edges.rows for key, edges in self._sets if etype in (None, key)]
 
     def _rows(self, value: Tensor, name: str, key: Any) -> SplitRows | None:
         """How the rows of an argument are split; None for what has no row per node or edge."""
@@ -596,8 +563,7 @@ class ParallelCall:
         nodes = self._graph.nodes
         if key in nodes:
             return nodes[key] if nodes[key].total == count else None
-        sets = [split.rows for etype, split in self._sets if key in (None, etype)]
-        of_edges = next((rows for rows in sets if rows.total == count), None)
+        of_edges = next((rows for rows in self._edge_rows(key) if rows.total == count), None)
         if key is not None or (of_edges is not None and "edge" in name):
             return of_edges
         of_nodes = [rows for rows in nodes.values() if rows.total == count]
@@ -624,45 +590,42 @@ class ParallelCall:
         Returns:
             Module and name to the whole tensor, which is set now, and this rank's rows.
         """
-        model = gradients.model
-        found = [
-            (place, value) for place, value in tensors_of(model) if before.get(place) is not value
+        changed = [
+            (attribute, value)
+            for attribute, value in tensors_of(gradients.model)
+            if before.get(attribute) is not value
         ]
-        rows = self._fitting([(value, None) for _, value in found])
-        made = {}
-        for ((module, name), own), split in zip(found, rows, strict=True):
-            if split is None:
-                if own.requires_grad:
-                    raise self._not_rows(own, f"kept in {type(module).__name__}.{name}, ")
-                continue
-            whole = self._whole(own, split, gradients)
-            setattr(module, name, whole)
-            made[module, name] = whole, own
-        return made
+        rows = self._fitting([(value, None) for _, value in changed])
+        gathered = {}
+        for ((module, name), own), split in zip(changed, rows, strict=True):
+            if split is not None:
+                whole = self._whole(own, split, gradients)
+                setattr(module, name, whole)
+                gathered[module, name] = whole, own
+            elif own.requires_grad:
+                raise self._not_rows(own, f"kept in {type(module).__name__}.{name}, ")
+        return gathered
 
     def gathered(self, out: Any, gradients: SharedGradients) -> Any:
         """What the call gave, with whole tensors in place of this rank's rows; collective."""
-        found: list[tuple[Tensor, Any]] = []
-        self._find_tensors(out, None, found)
-        if not found:
-            return out
+        tensors = list(self._tensors_in(out, None))
         whole = []
-        for (tensor, _), rows in zip(found, self._fitting(found), strict=True):
+        for (tensor, _), rows in zip(tensors, self._fitting(tensors), strict=True):
             if rows is None:
                 raise self._not_rows(tensor, "")
             whole.append(self._whole(tensor, rows, gradients))
-        return self._put(out, iter(whole))
+        return self._put(out, iter(whole)) if tensors else out
 
-    def _fitting(self, found: Sequence[tuple[Tensor, Any]]) -> list[SplitRows | None]:
-        """What the rows of each tensor are, on all ranks; collective."""
-        if not found:
+    def _fitting(self, tensors: Sequence[tuple[Tensor, Any]]) -> list[SplitRows | None]:
+        """What the rows of each tensor are, on all ranks, by its type; collective."""
+        if not tensors:
             return []
-        choices = [self._choices(key) for _, key in found]
+        choices = [self._choices(key) for _, key in tensors]
         fits = torch.tensor(
             [
                 [tensor.dim() > 0 and tensor.shape[0] == rows.own.numel() for rows in some]
                 + [False] * (max(map(len, choices)) - len(some))
-                for (tensor, _), some in zip(found, choices, strict=True)
+                for (tensor, _), some in zip(tensors, choices, strict=True)
             ],
             dtype=torch.uint8,
         )
@@ -683,33 +646,39 @@ class ParallelCall:
 
     def _choices(self, key: Any) -> list[SplitRows]:
         nodes = self._graph.nodes
-        sets = [split.rows for etype, split in self._sets if key in (None, etype)]
-        return [nodes[key]] if key in nodes else [*([] if key else nodes.values()), *sets]
+        if key in nodes:
+            return [nodes[key]]
+        return [*([] if key else nodes.values()), *self._edge_rows(key)]
 
     def _whole(self, own: Tensor, rows: SplitRows, gradients: SharedGradients) -> Tensor:
         if not own.requires_grad:
             return joined(own, rows, self._graph.state)
         # A rank without nodes may not have used an input; its gradient is put together by all.
         own = anchor(own, *self._inputs) if self._inputs else own
-        found: Tensor = JoinedRows.apply(own, rows, gradients)
-        return found
+        whole: Tensor = JoinedRows.apply(own, rows, gradients)
+        return whole
 
-    def _find_tensors(self, value: Any, key: Any, found: list[tuple[Tensor, Any]]) -> None:
+    def _tensors_in(self, value: Any, key: Any) -> Iterator[tuple[Tensor, Any]]:
+        """Tensors in a result, with their types of nodes or edges."""
         if isinstance(value, Tensor):
-            found.append((value, key))
+            yield value, key
         for item, _, its_key in self._items(value, "", key):
-            self._find_tensors(item, its_key, found)
+            yield from self._tensors_in(item, its_key)
 
     def _put(self, value: Any, whole: Iterator[Tensor]) -> Any:
         if isinstance(value, Tensor):
             return next(whole)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._put(item, whole) for item in value))
-        if isinstance(value, tuple | list):
-            return type(value)(self._put(item, whole) for item in value)
-        if isinstance(value, Mapping):
-            return {k: self._put(item, whole) for k, item in value.items()}
+        if isinstance(value, tuple | list | Mapping):
+            return _mapped(value, lambda item: self._put(item, whole))
         return value
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A container of the same kind with other items: a tuple, named or not, a list, a mapping."""
+    if isinstance(value, Mapping):
+        return {key: function(item) for key, item in value.items()}
+    items = [function(item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
@@ -727,7 +696,7 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor
 def parallelize(
     model: nn.Module,
     data: Data | HeteroData,
-    part_method: str | Tensor | Mapping[str, Tensor] = "metis",
+    part_method: PartMethod = "metis",
     *,
     methods: Sequence[str] = ("forward",),
     mode: str = "auto",
@@ -757,23 +726,15 @@ def parallelize(
     parameters and the states of the random generators become those of rank 0; draws within a call
     differ between ranks.
 
-    Where no machine can hold the data, or the results of all nodes, use `shard`.
+    Where no machine can hold the data, or the results of all nodes, use `shard`. Arguments that are
+    not described here are its arguments.
 
     Args:
         model: Any model whose layers `shard` supports; it is changed, and returned. It may have
             been through ``torch.compile``, or go through it afterwards.
         data: The whole graph, the same on every rank; what the calls get is taken from it.
-        part_method: See `shard`.
         methods: The model's methods that are computed so, as ``("encode", "decode")``. Others run
             as they are, in full on every rank.
-        mode: See `shard`.
-        rematerialize: See `shard`.
-        memory_budget: See `shard`.
-        row_width: See `shard`.
-        prefetch: See `shard`.
-        halo_dtype: See `shard`.
-        seed: Of METIS and of the random assignment.
-        group: The ranks; None is the default group, or this process alone.
 
     Returns:
         The model, or what took its place if it is a normalisation itself.
@@ -812,16 +773,12 @@ def parallelize(
         getattr(model, name)
     state = group_state(group)
     policy.agree(group)
-    error: Exception | None = None
-    whole: WholeGraph | None = None
-    try:
+
+    def check_model() -> None:
         if vars(model).get(_MARK):
             raise ValueError("the model is parallel already; call parallelize once")
-        whole = read_whole_graph(data)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
-    assert whole is not None
+
+    whole = read_on_all_ranks(data, state, check_model)
     checksums = "; ".join(data_checksums(whole))
     agree(
         f"{whole.fingerprint()}; {checksums}",
@@ -847,9 +804,11 @@ def _parallel_method(
     name: str, graph: ParallelGraph, gradients: SharedGradients, data: weakref.ref[Any]
 ) -> Any:
     """The method of a model's class, on shards; its caller binds it."""
+    conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "parallelize")
+    message_passing = conv.MessagePassing
     calls = itertools.count(checksum(torch.get_rng_state()))  # equal on all ranks
     #: What calls have left in attributes of modules: the whole tensor, and this rank's rows of it.
-    kept: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
+    attributes: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = getattr(type(model), name)
@@ -861,12 +820,12 @@ def _parallel_method(
         seed = next(calls) * graph.state.world_size + graph.state.rank
         # New parameters are drawn as one process would draw them.
         draws = nullcontext() if was_lazy else own_draws(graph.state, graph.device, seed)
-        for (module, attribute), (whole, own) in kept.items():
+        for (module, attribute), (whole, own) in attributes.items():
             if getattr(module, attribute, None) is whole:
                 setattr(module, attribute, own)
         before = dict(tensors_of(model))
         with draws, graph.computing(model), call.own_rows_of_data():
-            if name == "forward" and isinstance(model, _message_passing()):
+            if name == "forward" and isinstance(model, message_passing):
                 out = call_sharded(model, call.args, call.kwargs, function)
             else:
                 out = function(model, *call.args, **call.kwargs)
@@ -874,7 +833,7 @@ def _parallel_method(
             share_generators(graph.state)
         if was_lazy and not here.is_lazy and not _are_alike(model, graph):
             sync_params(model, graph.state.group)
-        kept.update(call.gathered_state(before, here))
+        attributes.update(call.gathered_state(before, here))
         return call.gathered(out, here)
 
     return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
@@ -890,11 +849,6 @@ def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
     bounds = torch.tensor([*values, *(-value for value in values)])
     most = all_reduce(bounds, "max", group=graph.state.group)
     return torch.equal(most[: len(values)], -most[len(values) :])
-
-
-def _message_passing() -> Any:
-    """PyG's base of layers."""
-    return require("torch_geometric.nn.conv", "graphshard[pyg]", "parallelize").MessagePassing
 
 
 def data_checksums(whole: WholeGraph) -> Iterator[str]:

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,14 +50,12 @@ _TAKEN = 1 << 21
 """Stands in the key of a draw of nodes, besides the hop."""
 
 
-class TimedEdges(NamedTuple):
-    """What one relation draws under a limit.
+Edges: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Sources, destinations (both as rows) and ids of edges; or counts, neighbours and ids of edges."""
 
-    Args:
-        request: Nodes, fanout and key.
-        options: Replacement and weights.
-        until: ``[n]``, the latest time for each node.
-    """
+
+class TimedEdges(NamedTuple):
+    """What one relation draws under a limit; ``until`` is ``[n]``, the latest time of each node."""
 
     request: NeighborRequest
     options: DrawOptions
@@ -104,37 +102,34 @@ class TimeLimit:
                     f"the seeds need a time, and nodes of type {ntype!r} have no {self.name!r}; "
                     "pass input_time, or edge_label_time to a loader of links"
                 )
-        wanted = [(ntype, [self.name], ids) for ntype, ids in seeds.items()]
-        return torch.cat([rows[0].cpu().view(-1) for rows in source.fetch(wanted)])
+        requests = [(ntype, [self.name], ids) for ntype, ids in seeds.items()]
+        return torch.cat([rows[0].cpu().view(-1) for rows in source.fetch(requests)])
 
     def chosen(
         self,
         source: SamplingSource,
         timed: Sequence[TimedEdges],
-        found: Mapping[CanonicalEType, tuple[Tensor, Tensor, Tensor]],
-    ) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
-        """Counts, neighbours and edge ids of those that are drawn; collective as the source is.
+        in_edges: Mapping[CanonicalEType, Edges],
+    ) -> dict[CanonicalEType, Edges]:
+        """Counts, neighbours and edge ids of those that are drawn of all in-edges of the nodes.
 
-        Args:
-            source: Has the times.
-            timed: What is drawn.
-            found: The same of all in-edges of the nodes.
+        Collective where the source is.
         """
-        wanted: list[tuple[Kind, list[str], Tensor]] = []
+        requests: list[tuple[Kind, list[str], Tensor]] = []
         for request, options, _ in timed:
-            _, neighbors, eids = found[request.etype]
+            _, neighbors, eids = in_edges[request.etype]
             kind = self._kind(request.etype)
-            wanted.append((kind, [self.name], eids if self.of_edges else neighbors))
+            requests.append((kind, [self.name], eids if self.of_edges else neighbors))
             if options.weights is not None:
                 names = source.names[request.etype]
                 called = next(name for name in names if names[name] == options.weights)
-                wanted.append((request.etype, [called], eids))
+                requests.append((request.etype, [called], eids))
             if not source.is_whole:
-                wanted.append((request.etype[2], [ORIGINAL], request.nodes))
-        rows = (columns[0].cpu() for columns in source.fetch(wanted))
+                requests.append((request.etype[2], [ORIGINAL], request.nodes))
+        rows = (columns[0].cpu() for columns in source.fetch(requests))
         result = {}
         for request, options, until in timed:
-            counts, neighbors, eids = found[request.etype]
+            counts, neighbors, eids = in_edges[request.etype]
             times = next(rows).view(-1)
             weights = None if options.weights is None else next(rows).view(-1)
             ids = request.nodes if source.is_whole else next(rows)
@@ -142,11 +137,11 @@ class TimeLimit:
             pointer = torch.zeros(counts.numel() + 1, dtype=torch.int64)
             torch.cumsum(counts, 0, out=pointer[1:])
             if self.strategy == "last":
-                picked, places = _last(counts, times, ~late, request.fanout)
+                picked, positions = _last(counts, times, ~late, request.fanout)
             else:
                 if weights is not None and weights.dtype != torch.float64:
                     weights = weights.to(torch.float32)
-                picked, places, _ = draw_neighbors(
+                picked, positions, _ = draw_neighbors(
                     pointer,
                     torch.arange(counts.numel()),
                     request.fanout,
@@ -157,22 +152,22 @@ class TimeLimit:
                     prob=weights,
                     excluded=late,
                 )
-            result[request.etype] = picked, neighbors[places], eids[places]
+            result[request.etype] = picked, neighbors[positions], eids[positions]
         return result
 
 
 def _last(counts: Tensor, times: Tensor, in_time: Tensor, fanout: int) -> tuple[Tensor, Tensor]:
-    """The latest edges of each row, of equal ones the later in the row: counts and places."""
+    """The latest edges of each row, of equal ones the later in the row: counts and positions."""
     row = torch.arange(counts.numel()).repeat_interleave(counts)
-    places = in_time.nonzero().view(-1)
-    places = places[torch.argsort(times[places], stable=True)]
-    places = places[torch.argsort(row[places], stable=True)]
-    left = torch.bincount(row[places], minlength=counts.numel())
+    positions = in_time.nonzero().view(-1)
+    positions = positions[torch.argsort(times[positions], stable=True)]
+    positions = positions[torch.argsort(row[positions], stable=True)]
+    left = torch.bincount(row[positions], minlength=counts.numel())
     if fanout >= 0:
-        from_end = left.cumsum(0)[row[places]] - torch.arange(places.numel())
-        places = places[from_end <= fanout]
+        from_end = left.cumsum(0)[row[positions]] - torch.arange(positions.numel())
+        positions = positions[from_end <= fanout]
         left = left.clamp(max=fanout)
-    return left, places
+    return left, positions
 
 
 @dataclass(frozen=True)
@@ -181,11 +176,9 @@ class HopPlan:
 
     Args:
         num_neighbors: Relation to neighbours per node for each hop; -1 is all of them.
-        replace: Draw with replacement.
         weight: Name of the edge feature that draws are in proportion to, in relations that have it.
         disjoint: Every seed has a subgraph of its own.
-        induced: Take all edges between the nodes that were found.
-        time: What limits neighbours to those that are there in time; None for no limit.
+        induced: Take all edges between the nodes of the subgraph.
     """
 
     num_neighbors: Mapping[CanonicalEType, Sequence[int]]
@@ -219,7 +212,6 @@ class HopSample:
         nodes: Node type to ids, seeds first.
         src: Relation to rows of ``nodes``, the source of each edge.
         dst: The same of destinations.
-        eids: Relation to ids of the edges.
         seed_of: Node type to the seed whose subgraph each node is in, if those are disjoint.
         num_nodes: Node type to the seeds and the nodes that each hop found.
         num_edges: Relation to the edges that each hop drew; None where all edges between the nodes
@@ -230,9 +222,9 @@ class HopSample:
     src: dict[CanonicalEType, Tensor]
     dst: dict[CanonicalEType, Tensor]
     eids: dict[CanonicalEType, Tensor]
-    seed_of: dict[str, Tensor] | None
-    num_nodes: dict[str, list[int]] | None
-    num_edges: dict[CanonicalEType, list[int]] | None
+    seed_of: dict[str, Tensor] | None = None
+    num_nodes: dict[str, list[int]] | None = None
+    num_edges: dict[CanonicalEType, list[int]] | None = None
 
 
 def relation_key(draw_seed: DrawSeed, hop: int, etype: CanonicalEType) -> int:
@@ -240,16 +232,13 @@ def relation_key(draw_seed: DrawSeed, hop: int, etype: CanonicalEType) -> int:
     return draw_seed.key(hop, zlib.crc32(":".join(etype).encode(errors="surrogatepass")))
 
 
-class FoundNodes:
+class SubgraphNodes:
     """The nodes of one type that a subgraph has, each with its row; a seed may have several.
 
     Args:
         tables: Scratch space for ids of the source.
-        ntype: The type.
         count: Nodes of the type in the whole graph.
-        seeds: int64 ``[n]``.
-        seed_of: int64 ``[n]``: the subgraph of each, where those are disjoint.
-        num_subgraphs: How many those are.
+        seed_of: int64 ``[n]``: the subgraph of each seed, where those are disjoint.
     """
 
     def __init__(
@@ -266,13 +255,13 @@ class FoundNodes:
         self._own_table = None if seed_of is None else IdTable(codes_below)
         self.ids, self.seed_of = seeds, seed_of
         codes = self._codes(seeds, seed_of)
-        self._distinct, place = self._renumber(codes[:0], codes)
+        self._distinct, numbers = self._renumber(codes[:0], codes)
         self._num_seeds, self._num_distinct = seeds.numel(), self._distinct.numel()
         self._first: Tensor | None = None
         if self._num_distinct < self._num_seeds:
             rows = torch.arange(self._num_seeds)
             last = torch.full((self._num_distinct,), self._num_seeds)
-            self._first = last.scatter_reduce(0, place, rows, "amin")
+            self._first = last.scatter_reduce(0, numbers, rows, "amin")
 
     def __len__(self) -> int:
         return self.ids.numel()
@@ -280,19 +269,19 @@ class FoundNodes:
     def add(self, ids: Tensor, seed_of: Tensor | None) -> Tensor:
         """Rows of nodes, which get one if they have none."""
         before = self._distinct.numel()
-        self._distinct, found = self._renumber(self._distinct, self._codes(ids, seed_of))
+        self._distinct, numbers = self._renumber(self._distinct, self._codes(ids, seed_of))
         new = self._distinct[before:]
         if new.numel():
             if seed_of is not None and self.seed_of is not None:
                 self.seed_of = torch.cat([self.seed_of, new // max(1, self._count)])
                 new = new % max(1, self._count)
             self.ids = torch.cat([self.ids, new])
-        return self._rows(found)
+        return self._rows(numbers)
 
     def find(self, ids: Tensor) -> Tensor:
         """Rows of nodes; -1 for those that are not there."""
-        _, found = self._renumber(self._distinct, ids)
-        return self._rows(found).masked_fill(found >= self._distinct.numel(), -1)
+        _, numbers = self._renumber(self._distinct, ids)
+        return self._rows(numbers).masked_fill(numbers >= self._distinct.numel(), -1)
 
     def _renumber(self, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         if self._own_table is not None:
@@ -303,7 +292,7 @@ class FoundNodes:
         return ids if seed_of is None else seed_of * self._count + ids
 
     def _rows(self, distinct: Tensor) -> Tensor:
-        """From places among distinct nodes to rows, where seeds may be repeated."""
+        """From numbers of distinct nodes to rows, of which a seed that is repeated has several."""
         if self._first is None:
             return distinct
         later = distinct + (self._num_seeds - self._num_distinct)
@@ -311,20 +300,6 @@ class FoundNodes:
             return later
         of_seed = self._first[distinct.clamp(max=self._num_distinct - 1)]
         return torch.where(distinct < self._num_distinct, of_seed, later)
-
-
-@dataclass
-class _HopEdges:
-    """The edges of one relation, hop by hop."""
-
-    src: list[Tensor] = field(default_factory=list)
-    dst: list[Tensor] = field(default_factory=list)
-    eids: list[Tensor] = field(default_factory=list)
-
-    def add(self, src: Tensor, dst: Tensor, eids: Tensor) -> None:
-        self.src.append(src)
-        self.dst.append(dst)
-        self.eids.append(eids)
 
 
 def sample_hops(
@@ -340,80 +315,69 @@ def sample_hops(
     subgraphs a node that several of them find at the same hop draws the same neighbours in each.
 
     Args:
-        source: Where neighbours come from.
-        plan: How they are drawn.
         seeds: Node type to int64 ids of the source; the subgraphs of disjoint ones are numbered in
             this order, type by type.
-        draw_seed: Which draw this is.
         seed_times: Node type to the time of each seed, where the plan limits times.
     """
-    nodes = _seed_nodes(source, plan, seeds)
+    nodes = _seed_nodes(source, seeds, plan.is_disjoint)
     times = None
     if plan.time is not None:
         times = plan.time.of_seeds(source, seeds, seed_times)
-    edges = {etype: _HopEdges() for etype in source.etypes}
+    edges: dict[CanonicalEType, list[Edges]] = {etype: [] for etype in source.etypes}
     begin = dict.fromkeys(source.ntypes, 0)
-    num_nodes = {ntype: [len(found)] for ntype, found in nodes.items()}
-    num_edges: dict[CanonicalEType, list[int]] = {etype: [] for etype in source.etypes}
+    num_nodes = {ntype: [len(rows)] for ntype, rows in nodes.items()}
     for hop in range(plan.num_hops):
         drawn = _drawn(source, plan, hop, nodes, begin, draw_seed, times)
-        stop = {ntype: len(found) for ntype, found in nodes.items()}
+        stop = {ntype: len(rows) for ntype, rows in nodes.items()}
         for etype, (counts, neighbors, eids) in drawn.items():
             near, far = nodes[etype[2]], nodes[etype[0]]
             dst = torch.arange(begin[etype[2]], stop[etype[2]]).repeat_interleave(counts)
             of = None if near.seed_of is None else near.seed_of[dst]
-            edges[etype].add(far.add(neighbors, of), dst, eids)
-            num_edges[etype].append(dst.numel())
+            edges[etype].append((far.add(neighbors, of), dst, eids))
         begin = stop
-        for ntype, found in nodes.items():
-            num_nodes[ntype].append(len(found) - begin[ntype])
+        for ntype, rows in nodes.items():
+            num_nodes[ntype].append(len(rows) - begin[ntype])
     if plan.induced:
-        edges = _induced(source, nodes, draw_seed)
+        return _hop_sample(nodes, _induced(source, nodes, draw_seed))
+    num_edges = {etype: [dst.numel() for _, dst, _ in hops] for etype, hops in edges.items()}
+    return replace(_hop_sample(nodes, edges), num_nodes=num_nodes, num_edges=num_edges)
+
+
+def _hop_sample(
+    nodes: Mapping[str, SubgraphNodes], edges: Mapping[CanonicalEType, Sequence[Edges]]
+) -> HopSample:
+    """Nodes and edges, the edges joined from those of each hop."""
     none = torch.empty(0, dtype=torch.int64)
-    return HopSample(
-        {ntype: found.ids for ntype, found in nodes.items()},
-        {etype: torch.cat([none, *each.src]) for etype, each in edges.items()},
-        {etype: torch.cat([none, *each.dst]) for etype, each in edges.items()},
-        {etype: torch.cat([none, *each.eids]) for etype, each in edges.items()},
-        {ntype: found.seed_of for ntype, found in nodes.items() if found.seed_of is not None}
-        if plan.is_disjoint
-        else None,
-        None if plan.induced else num_nodes,
-        None if plan.induced else num_edges,
-    )
-
-
-def induced_edges(
-    source: SamplingSource, nodes: Mapping[str, FoundNodes], draw_seed: DrawSeed
-) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
-    """All edges between some nodes: relation to sources, destinations (rows) and edge ids."""
-    return {
-        etype: (each.src[0], each.dst[0], each.eids[0])
-        for etype, each in _induced(source, nodes, draw_seed).items()
+    joined = {
+        etype: [torch.cat(parts) for parts in zip((none, none, none), *hops, strict=True)]
+        for etype, hops in edges.items()
     }
+    src, dst, eids = ({etype: parts[i] for etype, parts in joined.items()} for i in range(3))
+    seed_of = {t: rows.seed_of for t, rows in nodes.items() if rows.seed_of is not None}
+    return HopSample({t: rows.ids for t, rows in nodes.items()}, src, dst, eids, seed_of or None)
 
 
 def _induced(
-    source: SamplingSource, nodes: Mapping[str, FoundNodes], draw_seed: DrawSeed
-) -> dict[CanonicalEType, _HopEdges]:
+    source: SamplingSource, nodes: Mapping[str, SubgraphNodes], draw_seed: DrawSeed
+) -> dict[CanonicalEType, list[Edges]]:
+    """All edges between some nodes."""
     requests = [
         NeighborRequest(t, nodes[t[2]].ids, -1, relation_key(draw_seed, _INDUCED, t))
         for t in source.etypes
     ]
     drawn = source.graph.sample_neighbors(requests, DrawOptions())
-    found = {}
+    induced: dict[CanonicalEType, list[Edges]] = {}
     for request, edges in zip(requests, drawn, strict=True):
         src = nodes[request.etype[0]].find(edges.neighbors.to(torch.int64))
         dst = torch.arange(request.nodes.numel()).repeat_interleave(edges.counts)
-        there = src >= 0
-        found[request.etype] = _HopEdges()
-        found[request.etype].add(src[there], dst[there], eids_of(edges)[there])
-    return found
+        inside = src >= 0
+        induced[request.etype] = [(src[inside], dst[inside], eids_of(edges)[inside])]
+    return induced
 
 
 def _seed_nodes(
-    source: SamplingSource, plan: HopPlan, seeds: Mapping[str, Tensor]
-) -> dict[str, FoundNodes]:
+    source: SamplingSource, seeds: Mapping[str, Tensor], disjoint: bool = False
+) -> dict[str, SubgraphNodes]:
     tables, none = IdTables.of(source.graph), torch.empty(0, dtype=torch.int64)
     total, first = sum(ids.numel() for ids in seeds.values()), 0
     seed_of: dict[str, Tensor] = {}
@@ -421,12 +385,12 @@ def _seed_nodes(
         seed_of[ntype] = torch.arange(first, first + ids.numel())
         first += ids.numel()
     return {
-        ntype: FoundNodes(
+        ntype: SubgraphNodes(
             tables,
             ntype,
             source.count(ntype),
             seeds.get(ntype, none),
-            seed_of.get(ntype, none) if plan.is_disjoint else None,
+            seed_of.get(ntype, none) if disjoint else None,
             total,
         )
         for ntype in source.ntypes
@@ -437,11 +401,11 @@ def _drawn(
     source: SamplingSource,
     plan: HopPlan,
     hop: int,
-    nodes: Mapping[str, FoundNodes],
+    nodes: Mapping[str, SubgraphNodes],
     begin: Mapping[str, int],
     draw_seed: DrawSeed,
     times: Tensor | None,
-) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
+) -> dict[CanonicalEType, Edges]:
     """What the nodes that the last hop found have drawn: counts, neighbours and edge ids."""
     requests: dict[DrawOptions, list[NeighborRequest]] = {}
     timed: list[TimedEdges] = []
@@ -458,16 +422,16 @@ def _drawn(
             timed.append(TimedEdges(request, options, times[near.seed_of[first:]]))
             request, options = NeighborRequest(etype, request.nodes, -1, request.key), DrawOptions()
         requests.setdefault(options, []).append(request)
-    found = {}
-    for options, asked in requests.items():
-        answers = source.graph.sample_neighbors(asked, options)
-        for request, edges in zip(asked, answers, strict=True):
+    drawn = {}
+    for options, of_options in requests.items():
+        answers = source.graph.sample_neighbors(of_options, options)
+        for request, edges in zip(of_options, answers, strict=True):
             neighbors = edges.neighbors.to(torch.int64)
-            found[request.etype] = edges.counts, neighbors, eids_of(edges)
+            drawn[request.etype] = edges.counts, neighbors, eids_of(edges)
     if timed:
         assert plan.time is not None
-        found.update(plan.time.chosen(source, timed, found))
-    return {etype: found[etype] for etype in source.etypes}
+        drawn.update(plan.time.chosen(source, timed, drawn))
+    return {etype: drawn[etype] for etype in source.etypes}
 
 
 def eids_of(edges: SampledNeighbors) -> Tensor:
@@ -483,16 +447,11 @@ def sample_budget(
     seeds: Mapping[str, Tensor],
     draw_seed: DrawSeed,
 ) -> HopSample:
-    """Draw a subgraph around some seeds; collective where the source is.
+    """Draw a subgraph around some seeds, by the budgets above; collective where the source is.
 
-    Args:
-        source: Where neighbours come from.
-        num_samples: Node type to the nodes that each hop takes.
-        seeds: Node type to int64 ids of the source.
-        draw_seed: Which draw this is.
+    ``num_samples`` is node type to the nodes that each hop takes.
     """
-    tables, none = IdTables.of(source.graph), torch.empty(0, dtype=torch.int64)
-    nodes = {t: FoundNodes(tables, t, source.count(t), seeds.get(t, none)) for t in source.ntypes}
+    nodes = _seed_nodes(source, seeds)
     budgets = {ntype: _Budget() for ntype in source.ntypes}
     begin = dict.fromkeys(source.ntypes, 0)
     for hop in range(max((len(each) for each in num_samples.values()), default=0)):
@@ -509,23 +468,14 @@ def sample_budget(
         for request, edges in zip(requests, drawn, strict=True):
             share = (1.0 / edges.counts.clamp(min=1).double()).repeat_interleave(edges.counts)
             budgets[request.etype[0]].add(edges.neighbors.to(torch.int64), share)
-        begin = {ntype: len(found) for ntype, found in nodes.items()}
+        begin = {ntype: len(rows) for ntype, rows in nodes.items()}
         candidates = {t: budget.left(nodes[t]) for t, budget in budgets.items()}
         originals = source.original({t: ids for t, (ids, _) in candidates.items()})
         for ntype, (ids, budget) in candidates.items():
             count = num_samples[ntype][hop] if hop < len(num_samples.get(ntype, ())) else 0
             key = relation_key(draw_seed, _TAKEN + hop, (ntype, "", ntype))
             nodes[ntype].add(ids[_taken(budget, originals[ntype], count, key)], None)
-    edges_between = induced_edges(source, nodes, draw_seed)
-    return HopSample(
-        {ntype: found.ids for ntype, found in nodes.items()},
-        {etype: src for etype, (src, _, _) in edges_between.items()},
-        {etype: dst for etype, (_, dst, _) in edges_between.items()},
-        {etype: eids for etype, (_, _, eids) in edges_between.items()},
-        None,
-        None,
-        None,
-    )
+    return _hop_sample(nodes, _induced(source, nodes, draw_seed))
 
 
 class _Budget:
@@ -536,12 +486,11 @@ class _Budget:
         self._sums = torch.empty(0, dtype=torch.float64)
 
     def add(self, ids: Tensor, share: Tensor) -> None:
-        distinct, place = torch.unique(torch.cat([self._ids, ids]), return_inverse=True)
-        sums = torch.zeros(distinct.numel(), dtype=torch.float64)
-        self._sums = sums.index_add(0, place, torch.cat([self._sums, share]))
-        self._ids = distinct
+        self._ids, numbers = torch.unique(torch.cat([self._ids, ids]), return_inverse=True)
+        sums = torch.zeros(self._ids.numel(), dtype=torch.float64)
+        self._sums = sums.index_add(0, numbers, torch.cat([self._sums, share]))
 
-    def left(self, nodes: FoundNodes) -> tuple[Tensor, Tensor]:
+    def left(self, nodes: SubgraphNodes) -> tuple[Tensor, Tensor]:
         """Nodes that are not in the subgraph, and their budgets."""
         outside = nodes.find(self._ids) < 0
         self._ids, self._sums = self._ids[outside], self._sums[outside]
@@ -549,10 +498,11 @@ class _Budget:
 
 
 def _taken(budget: Tensor, original_ids: Tensor, count: int, key: int) -> Tensor:
-    """Places of those that are drawn one after another, in proportion to squared budgets.
+    """Positions of those that are drawn one after another, in proportion to squared budgets.
 
-    That is what the largest ``u^(1/w)`` are (Efraimidis and Spirakis, Weighted random sampling with
-    a reservoir, 2006), u uniform in (0, 1], here a function of the key and the original id.
+    Those with the largest ``u^(1/w)`` are such a draw (Efraimidis and Spirakis, Weighted random
+    sampling with a reservoir, 2006); u is uniform in (0, 1], here a function of the key and the
+    original id.
     """
     count = min(count, budget.numel())
     uniform = 1.0 - unit(word(states(key_state(key, _DOMAIN), original_ids), 0))

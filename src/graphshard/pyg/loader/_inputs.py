@@ -36,10 +36,8 @@ class RemoteFeatureStore(FeatureStore):
     """Features of a graph in parts, as PyG's ``FeatureStore``.
 
     Over a graph that spans ranks every call that reads rows is collective: all ranks make it, with
-    any ids. PyG's loaders do so once for each batch, with all node features together.
-
-    Args:
-        graph: As for `HopSampler`.
+    any ids. PyG's loaders do so once for each batch, with all node features together. Graphs are
+    those that `HopSampler` takes.
 
     Raises:
         TypeError: ``graph`` is nothing to sample from.
@@ -88,15 +86,14 @@ class RemoteFeatureStore(FeatureStore):
         return self._multi_get_tensor([attr])[0]
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
-        wanted: list[tuple[Kind, Sequence[str], Tensor]] = []
+        requests: list[tuple[Kind, Sequence[str], Tensor]] = []
         for attr in attrs:
             kind = self._checked(attr)
             ids = self.source.stored(kind, self._ids(kind, attr.index))
-            wanted.append((kind, [attr.attr_name], ids))
-        rows = [columns[0] for columns in self.source.fetch(wanted)]
+            requests.append((kind, [attr.attr_name], ids))
         as_arrays: list[Any] = [
-            row.cpu().numpy() if isinstance(attr.index, np.ndarray) else row
-            for attr, row in zip(attrs, rows, strict=True)
+            rows.cpu().numpy() if isinstance(attr.index, np.ndarray) else rows
+            for attr, (rows,) in zip(attrs, self.source.fetch(requests), strict=True)
         ]
         return as_arrays
 
@@ -105,9 +102,8 @@ class RemoteFeatureStore(FeatureStore):
         if attr.attr_name not in self.source.columns(kind):
             return None
         none = torch.empty(0, dtype=torch.int64)
-        row = self.source.fetch([(kind, [attr.attr_name], none)])[0][0]
-        count = self.source.count(kind)
-        return (count, *row.shape[1:])
+        ((rows,),) = self.source.fetch([(kind, [attr.attr_name], none)])
+        return (self.source.count(kind), *rows.shape[1:])
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """All node features; PyG's loaders ask for them by the nodes of a batch."""
@@ -135,10 +131,7 @@ class RemoteGraphStore(GraphStore):
 
     `HopSampler` does not read them through this store; it draws where the edges are. Reading an
     ``edge_index`` brings all edges of a relation here, in their order before partitioning. Over a
-    graph that spans ranks it is collective.
-
-    Args:
-        graph: As for `HopSampler`.
+    graph that spans ranks it is collective. Graphs are those that `HopSampler` takes.
 
     Raises:
         TypeError: ``graph`` is nothing to sample from.
@@ -178,13 +171,13 @@ class RemoteGraphStore(GraphStore):
         dst = torch.empty(num_edges, dtype=torch.int64)
         for begin in range(0, num_nodes, _CHUNK):
             nodes = torch.arange(begin, min(begin + _CHUNK, num_nodes))
-            (found,) = source.graph.sample_neighbors(
+            (edges,) = source.graph.sample_neighbors(
                 [NeighborRequest(etype, nodes, -1, 0)], DrawOptions()
             )
-            near = nodes.repeat_interleave(found.counts)
-            ids = source.original({etype: eids_of(found)})[etype]
+            near = nodes.repeat_interleave(edges.counts)
+            ids = source.original({etype: eids_of(edges)})[etype]
             dst[ids] = source.original({etype[2]: near})[etype[2]]
-            src[ids] = source.original({etype[0]: found.neighbors})[etype[0]]
+            src[ids] = source.original({etype[0]: edges.neighbors})[etype[0]]
         return src, dst
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> NoReturn:
@@ -194,13 +187,6 @@ class RemoteGraphStore(GraphStore):
 
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
         raise NotImplementedError("edges of a graph in parts are only read here")
-
-
-def data_of_loader(data: Any, source: SamplingSource) -> Any:
-    """What ``loader.data`` is."""
-    if isinstance(data, Data | HeteroData | tuple | list):
-        return data
-    return RemoteFeatureStore(source), RemoteGraphStore(source)
 
 
 def _placeholder(source: SamplingSource) -> Data | HeteroData:
@@ -260,7 +246,7 @@ def _check_type(source: SamplingSource, given: Any) -> None:
         )
 
 
-def _ids(given: Any, count: int, what: str) -> tuple[Tensor, Tensor | None]:
+def _ids(given: Any, count: int, nodes: str) -> tuple[Tensor, Tensor | None]:
     """Ids below ``count``; and the same where a mask gave them, as PyG's ``input_id``."""
     if given is None:
         return torch.arange(count), None
@@ -268,7 +254,7 @@ def _ids(given: Any, count: int, what: str) -> tuple[Tensor, Tensor | None]:
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ValueError(
-                f"a mask of input_nodes has an entry for each of the {count} {what} (got shape "
+                f"a mask of input_nodes has an entry for each of the {count} {nodes} (got shape "
                 f"{tuple(ids.shape)}); take it from the same data"
             )
         ids = ids.nonzero().view(-1)
@@ -282,7 +268,7 @@ def _ids(given: Any, count: int, what: str) -> tuple[Tensor, Tensor | None]:
         )
     if not 0 <= int(ids.min()) <= int(ids.max()) < count:
         raise ValueError(
-            f"input_nodes must be {what}, in [0, {count}) (got {int(ids.min())} to "
+            f"input_nodes must be {nodes}, in [0, {count}) (got {int(ids.min())} to "
             f"{int(ids.max())}); to start from other ids of a sharded graph, set a mask on the "
             "data before it is sharded, and pass the sharded mask"
         )
@@ -341,8 +327,8 @@ def original_ends(data: Any, source: SamplingSource, etype: Any, ends: Any) -> T
         src_ids = data.n_id if etype is None else data[etype[0]].n_id
         dst_ids = data.n_id if etype is None else data[etype[2]].n_id
         return torch.stack([src_ids[ends[0]], dst_ids[ends.local()[1]]]).cpu()
-    found: Tensor = ends.as_subclass(Tensor).cpu().to(torch.int64)
-    return found
+    plain: Tensor = ends.as_subclass(Tensor).cpu().to(torch.int64)
+    return plain
 
 
 def link_input(

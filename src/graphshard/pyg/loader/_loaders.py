@@ -23,6 +23,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ from ...comm.collectives import verify
 from ...sampling import DrawSeed
 from ...sampling.loader import DeviceStream, LoaderResources, Pipeline, Run, Stage, moved
 from ._inputs import (
-    data_of_loader,
+    RemoteFeatureStore,
+    RemoteGraphStore,
     labels_on_all_ranks,
     link_input,
     named_ends,
@@ -67,9 +69,7 @@ def batch_of(
     Collective where the source is.
 
     Args:
-        source: Where rows come from.
         given: What the loader was given; other attributes of data go over as they are.
-        out: What a `HopSampler` gave.
         custom_cls: A class to make, in the place of ``Data`` or ``HeteroData``, where there are no
             data to start from.
     """
@@ -78,15 +78,14 @@ def batch_of(
     edges: dict[Any, Tensor | None] = (
         dict(out.edge or {}) if is_typed else {source.etypes[0]: out.edge}
     )
-    wanted: list[tuple[Kind, list[str], Tensor]] = [
+    requests: list[tuple[Kind, list[str], Tensor]] = [
         (ntype, source.columns(ntype), source.stored(ntype, ids)) for ntype, ids in nodes.items()
     ]
     for etype, eids in edges.items():
         if eids is not None:
-            wanted.append((etype, [*source.columns(etype), ORIGINAL], eids))
-    rows = {
-        kind: columns for (kind, _, _), columns in zip(wanted, source.fetch(wanted), strict=True)
-    }
+            requests.append((etype, [*source.columns(etype), ORIGINAL], eids))
+    fetched = source.fetch(requests)
+    rows = {kind: columns for (kind, _, _), columns in zip(requests, fetched, strict=True)}
 
     if isinstance(given, Data | HeteroData):
         data = copy.copy(given)
@@ -105,10 +104,9 @@ def batch_of(
         store.edge_index = torch.stack([src, dst])
         if before is not None:
             store.edge_index = store.edge_index.to(before.device)
-        names = source.columns(etype)
         columns = rows.get(etype)
-        for place, name in enumerate(names):
-            store[name] = None if columns is None else columns[place]
+        for number, name in enumerate(source.columns(etype)):
+            store[name] = None if columns is None else columns[number]
         if columns is not None:
             store.e_id = columns[-1].cpu()
         elif "e_id" in store:
@@ -117,19 +115,14 @@ def batch_of(
 
 
 def _with_counts(data: Any, out: Any, is_typed: bool) -> Any:
-    if not is_typed:
-        data.batch = out.batch
-        data.num_sampled_nodes = out.num_sampled_nodes
-        data.num_sampled_edges = out.num_sampled_edges
-        if out.orig_row is not None and out.orig_col is not None:
-            data._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
-        return data
-    data.set_value_dict("batch", out.batch)
-    data.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
-    data.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+    set_value = data.set_value_dict if is_typed else partial(setattr, data)
+    for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+        set_value(name, getattr(out, name))
     if out.orig_row is not None and out.orig_col is not None:
-        for etype in out.orig_row:
-            data[etype]._orig_edge_index = torch.stack([out.orig_row[etype], out.orig_col[etype]])
+        rows, cols = (ends if is_typed else {None: ends} for ends in (out.orig_row, out.orig_col))
+        for etype, row in rows.items():
+            store = data[etype] if is_typed else data
+            store._orig_edge_index = torch.stack([row, cols[etype]])
     return data
 
 
@@ -182,11 +175,7 @@ class SourceLoader:
     _source: SamplingSource
 
     def _open(self, sampler: SourceSampler, seed: int | None, error: Exception | None) -> None:
-        """Agree with the other ranks; the last thing that making a loader does.
-
-        Raises:
-            Exception: On all ranks, what went wrong on any.
-        """
+        """Agree with the other ranks; the last thing that making a loader does."""
         loader: Any = self
         source = self._source
         source.share(error)
@@ -209,6 +198,21 @@ class SourceLoader:
         if loader.filter_per_worker:
             stages.append(Stage(_FEATURES, self._finished))
         self._pipeline = Pipeline(stages, ahead, None if groups is None else groups.cancelled)
+
+    def _keep_data(self, data: Any) -> None:
+        """What users find in ``loader.data``; PyG has been given types alone."""
+        if not isinstance(data, Data | HeteroData | tuple | list):
+            data = RemoteFeatureStore(self._source), RemoteGraphStore(self._source)
+        self.data = data
+
+    def _batch(self, out: Any, set_seeds: Callable[[Any, Any, Any], None]) -> Any:
+        """The batch of a sample, transformed; PyG's own of a whole graph."""
+        loader: Any = self
+        if loader.transform_sampler_output:
+            out = loader.transform_sampler_output(out)
+        data = batch_of(self._fetching, self.data, out, loader.custom_cls)
+        set_seeds(data, out, loader.input_data.input_type if self._source.is_typed else None)
+        return data if loader.transform is None else loader.transform(data)
 
     def _num_threads(self, num_workers: int) -> int:
         """Threads that draw; one where the order of messages counts."""
@@ -336,14 +340,12 @@ class PrefetchLoader:
 
 
 def cut(batches: Sequence[list[int]], num_steps: int) -> list[list[int]]:
-    """The same places in ``num_steps`` batches of sizes that differ by one at most.
+    """The same seeds in ``num_steps`` batches, of sizes that differ by 1 at most.
 
-    Args:
-        batches: As torch's sampler made them, ``num_steps`` at most.
-        num_steps: What the rank with the most batches has.
+    ``num_steps`` is what the rank with the most batches has.
 
     Raises:
-        ValueError: There are more.
+        ValueError: Torch's sampler made more.
     """
     if len(batches) > num_steps:
         raise ValueError(
@@ -352,9 +354,9 @@ def cut(batches: Sequence[list[int]], num_steps: int) -> list[list[int]]:
         )
     if len(batches) == num_steps:
         return list(batches)
-    places = [place for batch in batches for place in batch]
-    bounds = [step * len(places) // num_steps for step in range(num_steps + 1)]
-    return [places[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+    seeds = [seed for batch in batches for seed in batch]
+    bounds = [step * len(seeds) // num_steps for step in range(num_steps + 1)]
+    return [seeds[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
 class _NodeSeeds(SourceLoader):
@@ -371,7 +373,7 @@ class _NodeSeeds(SourceLoader):
     ) -> None:
         """Make PyG's part of a loader, and agree with the other ranks."""
         self._source = source = source_of(data)
-        own = _checked(source, sampler, options, lambda: make(source))
+        own = _checked(source, sampler, options, make)
         error: Exception | None = None
         try:
             given, input_nodes, input_id = node_input(data, source, input_nodes, options)
@@ -380,7 +382,7 @@ class _NodeSeeds(SourceLoader):
             pyg.NodeLoader.__init__(
                 self, data=given, node_sampler=own, input_nodes=input_nodes, **options
             )
-            self.data = data_of_loader(data, source)
+            self._keep_data(data)
         except Exception as caught:
             error = caught
         self._open(own, seed, error)
@@ -393,15 +395,9 @@ class _NodeSeeds(SourceLoader):
 
     def filter_fn(self, out: Any) -> Any:
         """The batch of a sample, transformed; collective where the graph spans ranks."""
-        loader: Any = self
         if self._source.is_whole:
             return super().filter_fn(out)  # type: ignore[misc]
-        if loader.transform_sampler_output:
-            out = loader.transform_sampler_output(out)
-        data = batch_of(self._fetching, self.data, out, loader.custom_cls)
-        input_type = loader.input_data.input_type
-        set_node_seeds(data, out, input_type if self._source.is_typed else None)
-        return data if loader.transform is None else loader.transform(data)
+        return self._batch(out, set_node_seeds)
 
 
 class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
@@ -467,18 +463,17 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        def make(source: SamplingSource) -> HopSampler:
-            return HopSampler(
-                source,
-                num_neighbors,
-                subgraph_type if directed else "induced",
-                replace,
-                disjoint,
-                temporal_strategy,
-                time_attr,
-                weight_attr,
-                seed=seed,
-            )
+        make = partial(
+            HopSampler,
+            num_neighbors=num_neighbors,
+            subgraph_type=subgraph_type if directed else "induced",
+            replace=replace,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            seed=seed,
+        )
 
         options = {
             "given_times": {"input_time": (input_time, time_attr, False)},
@@ -494,15 +489,7 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
 class HGTLoader(_NodeSeeds, pyg.HGTLoader):
     """PyG's ``HGTLoader`` over a typed graph, here, in parts on ranks, or on graph servers.
 
-    Arguments that are not described here are those of `HGTSampler` and `NeighborLoader`.
-
-    Args:
-        data: As for `NeighborLoader`, with types.
-
-    Raises:
-        TypeError: As for `NeighborLoader`.
-        ValueError: As for `HGTSampler`; on all ranks.
-        NotImplementedError: As for `NeighborLoader`.
+    Arguments and errors are those of `HGTSampler` and `NeighborLoader`.
     """
 
     def __init__(
@@ -524,10 +511,7 @@ class HGTLoader(_NodeSeeds, pyg.HGTLoader):
             "filter_per_worker": filter_per_worker,
             **kwargs,
         }
-
-        def make(source: SamplingSource) -> HGTSampler:
-            return HGTSampler(source, num_samples, seed=seed)
-
+        make = partial(HGTSampler, num_samples=num_samples, seed=seed)
         self._set_up(data, None, make, input_nodes, seed, options)
 
 
@@ -537,7 +521,8 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
     See `NeighborLoader`. Negatives are drawn alike from all nodes, so that some may be edges; they
     depend on the draw and on the edges of the batch.
 
-    Arguments that are not described here are those of `NeighborLoader` and `HopSampler`.
+    Errors, and arguments that are not described here, are those of `NeighborLoader` and
+    `HopSampler`.
 
     Args:
         edge_label_index: Edges to start from, ``[2, n]``; a relation; or both; None for all. Of
@@ -547,11 +532,6 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
         edge_label_time: A time for each edge; neighbours are not later.
         neg_sampling: PyG's ``NegativeSampling``, ``"binary"`` or ``"triplet"``.
         neg_sampling_ratio: PyG's old name of binary negatives, this many for each edge.
-
-    Raises:
-        TypeError: As for `NeighborLoader`.
-        ValueError: As for `NeighborLoader`.
-        NotImplementedError: As for `NeighborLoader`.
     """
 
     def __init__(
@@ -581,18 +561,17 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
     ) -> None:
         self._source = source = source_of(data)
 
-        def make() -> HopSampler:
-            return HopSampler(
-                source,
-                num_neighbors,
-                subgraph_type if directed else "induced",
-                replace,
-                disjoint,
-                temporal_strategy,
-                time_attr,
-                weight_attr,
-                seed=seed,
-            )
+        make = partial(
+            HopSampler,
+            num_neighbors=num_neighbors,
+            subgraph_type=subgraph_type if directed else "induced",
+            replace=replace,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            seed=seed,
+        )
 
         kwargs["given_times"] = {"edge_label_time": (edge_label_time, time_attr, True)}
         own = _checked(source, neighbor_sampler, kwargs, make)
@@ -626,7 +605,7 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
             )
             if label is not None and label.numel() == 0:  # of which PyG takes the smallest
                 self.input_data.label = label
-            self.data = data_of_loader(data, source)
+            self._keep_data(data)
         except Exception as caught:
             error = caught
         self._open(own, seed, error)
@@ -642,21 +621,18 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
         """The batch of a sample, transformed; collective where the graph spans ranks."""
         if self._source.is_whole:
             return super().filter_fn(out)
-        if self.transform_sampler_output:
-            out = self.transform_sampler_output(out)
-        data = batch_of(self._fetching, self.data, out, self.custom_cls)
-        input_type = self.input_data.input_type if self._source.is_typed else None
-        set_link_seeds(data, out, input_type, self.neg_sampling)
-        return data if self.transform is None else self.transform(data)
+        return self._batch(out, partial(set_link_seeds, neg_sampling=self.neg_sampling))
 
 
 def _checked(
-    source: SamplingSource, sampler: Any, options: dict[str, Any], make: Callable[[], SourceSampler]
+    source: SamplingSource,
+    sampler: HopSampler | None,
+    options: dict[str, Any],
+    make: Callable[[SamplingSource], SourceSampler],
 ) -> Any:
     """The sampler of a loader, given or made, after its options were checked; on all ranks.
 
     Args:
-        source: Of the graph.
         sampler: What the user gave.
         options: Of torch's loader, and times that need others.
         make: Makes a sampler; where the source is collective, so is this.
@@ -671,13 +647,13 @@ def _checked(
     source.share(error)
     if sampler is not None:
         return sampler
-    made = None
+    own = None
     try:
-        made = make()
+        own = make(source)
     except (TypeError, ValueError) as caught:
         error = caught
     source.share(error)
-    return made
+    return own
 
 
 def _check_times(names: Mapping[str, Any] | None) -> None:
@@ -692,7 +668,7 @@ def _check_times(names: Mapping[str, Any] | None) -> None:
             )
 
 
-def _check_sampler(given: Any, source: SamplingSource) -> None:
+def _check_sampler(given: object, source: SamplingSource) -> None:
     if given is None:
         return
     if not isinstance(given, HopSampler):
@@ -706,8 +682,8 @@ def _check_sampler(given: Any, source: SamplingSource) -> None:
 
 def _over(sampler: Any, source: SamplingSource) -> Any:
     """The sampler as the thread of a loader uses it, which has checked the seeds."""
-    made = getattr(sampler, "_of_thread", None)
-    if made is None or made.source is not source:
-        made = sampler._of_thread = copy.copy(sampler)
-        made.source, made.are_checked = source, True
-    return made
+    own = getattr(sampler, "_of_thread", None)
+    if own is None or own.source is not source:
+        own = sampler._of_thread = copy.copy(sampler)
+        own.source, own.are_checked = source, True
+    return own

@@ -69,8 +69,8 @@ class SourceSampler(BaseSampler):
         source = self.source
         if source.is_whole:
             return None
-        found = {etype: EdgeOriginals(source, etype) for etype in source.etypes}
-        return found if source.is_typed else next(iter(found.values()))
+        originals = {etype: EdgeOriginals(source, etype) for etype in source.etypes}
+        return originals if source.is_typed else next(iter(originals.values()))
 
     def _seed_of_call(self, given: DrawSeed | None) -> DrawSeed:
         """Which draw a call makes; without a seed, one from torch's generator."""
@@ -88,27 +88,27 @@ class SourceSampler(BaseSampler):
         self._num_draws += 1
         return DrawSeed(self.seed, 0, self._num_draws - 1)
 
-    def _stored(self, seeds: Any, input_type: Any) -> dict[str, Tensor]:
+    def _stored(self, seeds: Tensor | Mapping[Any, Tensor]) -> dict[str, Tensor]:
         """Node type to ids of the source, checked on all ranks."""
         source = self.source
-        by_type = seeds if isinstance(seeds, Mapping) else {input_type: seeds}
+        by_type = seeds if isinstance(seeds, Mapping) else {None: seeds}
         named: dict[Any, Tensor] = {source.kind(t): ids.cpu() for t, ids in by_type.items()}
-        if self.are_checked:
-            return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
-        error = None
-        try:
-            for ntype, ids in named.items():
-                if ntype not in source.ntypes:
-                    raise ValueError(
-                        f"seeds must be nodes of one of the types {source.ntypes} (got {ntype!r})"
-                    )
-                source.check(ntype, ids.to(torch.int64))
-        except ValueError as caught:
-            error = caught
-        if source.is_collective:
-            source.share(error)
-        elif error is not None:
-            raise error
+        if not self.are_checked:
+            error = None
+            try:
+                for ntype, ids in named.items():
+                    if ntype not in source.ntypes:
+                        raise ValueError(
+                            f"seeds must be nodes of one of the types {source.ntypes} (got "
+                            f"{ntype!r})"
+                        )
+                    source.check(ntype, ids.to(torch.int64))
+            except ValueError as caught:
+                error = caught
+            if source.is_collective:
+                source.share(error)
+            elif error is not None:
+                raise error
         return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
 
     def _output(self, sample: HopSample) -> SamplerOutput | HeteroSamplerOutput:
@@ -152,9 +152,9 @@ class HopSampler(SourceSampler):
             to that.
         subgraph_type: ``"directional"``: the edges that were drawn. ``"bidirectional"``: also their
             reverses. ``"induced"``: all edges between the nodes that were found.
-        replace: Draw with replacement.
         disjoint: Every seed has a subgraph of its own.
-        temporal_strategy: ``"uniform"`` or ``"last"``.
+        temporal_strategy: ``"uniform"``: any neighbours that are there in time; ``"last"``: the
+            latest of them.
         time_attr: Name of the column of times, of nodes or of edges. Neighbours are then not later
             than the seed, and subgraphs are disjoint.
         weight_attr: Name of the edge feature to draw in proportion to.
@@ -238,7 +238,6 @@ class HopSampler(SourceSampler):
         Args:
             index: The nodes, by their ids before partitioning.
             draw_seed: Which draw to make; by default the next one.
-            **kwargs: Of PyG's interface; there are none.
 
         Raises:
             ValueError: An id that the graph does not have, or seeds without a time; on all ranks.
@@ -307,7 +306,7 @@ class HopSampler(SourceSampler):
         self, seed: Any, seed_time: Any, draw_seed: DrawSeed
     ) -> SamplerOutput | HeteroSamplerOutput:
         source = self.source
-        seeds = self._stored(seed, None)
+        seeds = self._stored(seed)
         times = None
         if seed_time is not None:
             by_type = seed_time if isinstance(seed_time, Mapping) else {None: seed_time}
@@ -324,12 +323,11 @@ class HGTSampler(SourceSampler):
     """Draws a number of nodes of each type in each hop, as the Heterogeneous Graph Transformer.
 
     Source: Hu, Dong, Wang and Sun, "Heterogeneous Graph Transformer", WWW 2020,
-    https://arxiv.org/abs/2003.01332. Goes where PyG takes a ``BaseSampler``; see `HopSampler`.
+    https://arxiv.org/abs/2003.01332. Goes where PyG takes a ``BaseSampler``; see `HopSampler`,
+    also for the other arguments.
 
     Args:
-        graph: As for `HopSampler`, with node types.
         num_samples: Nodes of each type for each hop; or node type to that.
-        seed: As for `HopSampler`.
 
     Raises:
         TypeError: ``graph`` is nothing to sample from.
@@ -363,15 +361,9 @@ class HGTSampler(SourceSampler):
     def sample_from_nodes(
         self, index: NodeSamplerInput, draw_seed: DrawSeed | None = None, **kwargs: Any
     ) -> HeteroSamplerOutput:
-        """The subgraph around some nodes; as `HopSampler.sample_from_nodes`.
-
-        Args:
-            index: The nodes, by their ids before partitioning.
-            draw_seed: Which draw to make; by default the next one.
-            **kwargs: Of PyG's interface; there are none.
-        """
+        """The subgraph around some nodes; as `HopSampler.sample_from_nodes`."""
         draw_seed = self._seed_of_call(draw_seed)
-        seeds = self._stored({index.input_type: index.node}, None)
+        seeds = self._stored({index.input_type: index.node})
         out = self._output(sample_budget(self.source, self.num_samples, seeds, draw_seed))
         out.metadata = (index.input_id, index.time)
         return out
@@ -388,12 +380,7 @@ class HGTSampler(SourceSampler):
 
 
 class EdgeOriginals:
-    """Ids that edges of one relation had before partitioning, read when indexed.
-
-    Args:
-        source: Has them.
-        etype: The relation.
-    """
+    """Ids that edges of one relation had before partitioning, read when indexed."""
 
     def __init__(self, source: SamplingSource, etype: CanonicalEType) -> None:
         self._source, self._etype = source, etype
@@ -414,8 +401,6 @@ class KeyedNegatives(NegativeSampling):
         source: Whose nodes they are.
         time: Limits them to nodes that are there when the edge is.
         index: The edges.
-        etype: Their relation.
-        draw_seed: Which draw this is.
     """
 
     def __init__(
@@ -460,9 +445,8 @@ class KeyedNegatives(NegativeSampling):
         until = self._index.time.repeat(math.ceil(self.amount))[:num_samples]
         early = times <= until
         first = early.to(torch.int8).argmax(0)
-        found = tries.gather(0, first[None])[0]
         earliest = self._source.earliest(ntype, time.name)
-        return torch.where(early.any(0), found, earliest)
+        return torch.where(early.any(0), tries.gather(0, first[None])[0], earliest)
 
     def _any(self, num_samples: int, weight: Tensor | None, count: int) -> Tensor:
         if num_samples == 0:
@@ -496,7 +480,7 @@ def _time_limit(
 
 def _per_relation(numbers: NumNeighbors, source: SamplingSource) -> dict[CanonicalEType, list[int]]:
     if source.is_typed:
-        found = numbers.get_values(source.etypes)
+        fanouts = numbers.get_values(source.etypes)
     else:
         values = numbers.get_values()
         if isinstance(values, dict):
@@ -504,12 +488,12 @@ def _per_relation(numbers: NumNeighbors, source: SamplingSource) -> dict[Canonic
                 f"num_neighbors must be a list of numbers, one for each hop, because the graph has "
                 f"no types (got {values})"
             )
-        found = {source.etypes[0]: values}
-    for etype, values in found.items():
+        fanouts = {source.etypes[0]: values}
+    for etype, values in fanouts.items():
         for number in values:
             if not isinstance(number, int) or isinstance(number, bool) or number < -1:
                 raise ValueError(
                     "num_neighbors must be integers of at least -1, which is all neighbours (got "
                     f"{number!r} for {etype})"
                 )
-    return {etype: list(values) for etype, values in found.items()}
+    return {etype: list(values) for etype, values in fanouts.items()}

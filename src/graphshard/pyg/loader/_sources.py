@@ -145,18 +145,14 @@ class SamplingSource:
         return self.prepare(kind)[original].to(torch.int64)
 
     def check(self, kind: Kind, original: Tensor) -> None:
-        """Raise unless the graph has some ids.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Raise ValueError unless the graph has some ids."""
         count = self.count(kind)
         if original.numel():
             low, high = (int(bound) for bound in torch.aminmax(original))
             if low < 0 or high >= count:
-                what = f"nodes of type {kind!r}" if isinstance(kind, str) else f"edges of {kind}"
+                ids = f"nodes of type {kind!r}" if isinstance(kind, str) else f"edges of {kind}"
                 raise ValueError(
-                    f"{what} must be in [0, {count}) (got {low if low < 0 else high}); ids are "
+                    f"{ids} must be in [0, {count}) (got {low if low < 0 else high}); ids are "
                     "those of the graph before it was partitioned"
                 )
 
@@ -167,11 +163,11 @@ class SamplingSource:
         """
         if kind not in self._stored:
             count = self.count(kind)
-            places = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
+            stored = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
             for begin in range(0, count, _CHUNK):
                 ids = torch.arange(begin, min(begin + _CHUNK, count))
-                places[self.original({kind: ids})[kind]] = ids.to(places.dtype)
-            self._stored[kind] = places
+                stored[self.original({kind: ids})[kind]] = ids.to(stored.dtype)
+            self._stored[kind] = stored
         return self._stored[kind]
 
     # ------------------------------------------------------------------ rows
@@ -182,55 +178,41 @@ class SamplingSource:
         Reads all times; collective at first where the source is.
         """
         if (ntype, name) not in self._earliest:
-            best, node, count = None, 0, self.count(ntype)
+            names, count = [name] if self.is_whole else [name, ORIGINAL], self.count(ntype)
+            candidates = []
             for begin in range(0, count, _CHUNK):
                 ids = torch.arange(begin, min(begin + _CHUNK, count))
-                times, *rest = (
-                    row[0].cpu().view(-1)
-                    for row in self.fetch(
-                        [(ntype, [name], ids)]
-                        + ([] if self.is_whole else [(ntype, [ORIGINAL], ids)])
-                    )
-                )
-                originals = rest[0] if rest else ids
+                rows = [row.cpu().view(-1) for row in self.fetch([(ntype, names, ids)])[0]]
+                times, originals = rows[0], ids if self.is_whole else rows[1]
                 least = times.min()
-                if best is None or least <= best:
-                    of_least = int(originals[times == least].min())
-                    node = of_least if best is None or least < best else min(node, of_least)
-                    best = least
-            self._earliest[ntype, name] = node
+                candidates.append((least.item(), int(originals[times == least].min())))
+            self._earliest[ntype, name] = min(candidates, default=(0, 0))[1]
         return self._earliest[ntype, name]
 
     def columns(self, kind: Kind) -> list[str]:
         """What PyG calls the features of a kind."""
         return list(self.names.get(kind, {}))
 
-    def fetch(self, wanted: Sequence[tuple[Kind, Sequence[str], Tensor]]) -> list[list[Tensor]]:
+    def fetch(self, columns: Sequence[tuple[Kind, Sequence[str], Tensor]]) -> list[list[Tensor]]:
         """Rows of features, by PyG's names and stored ids; one exchange for all of them.
 
         Args:
-            wanted: Node type or relation, names and ids; collective sources must be asked for the
+            columns: Node type or relation, names and ids; collective sources must be asked for the
                 same kinds and names on all ranks.
         """
-        requests = [
-            FeatureRequest(kind, tuple(self._stored_name(kind, name) for name in names), ids)
-            for kind, names, ids in wanted
-        ]
+        requests = []
+        for kind, names, ids in columns:
+            stored = [name if name == ORIGINAL else self.names[kind][name] for name in names]
+            requests.append(FeatureRequest(kind, tuple(stored), ids))
         rows = self.features.fetch(requests)
         return [
             [row[name] for name in request.names]
             for request, row in zip(requests, rows, strict=True)
         ]
 
-    def _stored_name(self, kind: Kind, name: str) -> str:
-        return name if name == ORIGINAL else self.names[kind][name]
-
 
 def source_of(graph: Any) -> SamplingSource:
-    """What the samplers draw from; collective where the graph spans ranks.
-
-    Args:
-        graph: As for `HopSampler`.
+    """What the samplers draw from, see `HopSampler`; collective where the graph spans ranks.
 
     Raises:
         TypeError: Nothing of that.
@@ -271,7 +253,7 @@ def _edge_indices(data: Data | HeteroData) -> dict[CanonicalEType, Tensor]:
     stores = {DEFAULT_CANONICAL_ETYPE: data}
     if isinstance(data, HeteroData):
         stores = {etype: data[etype] for etype in data.edge_types}
-    found = {}
+    indices = {}
     for etype, store in stores.items():
         index = store.get("edge_index", None)
         if index is None:
@@ -279,10 +261,10 @@ def _edge_indices(data: Data | HeteroData) -> dict[CanonicalEType, Tensor]:
                 f"there is no edge_index of {etype}; turn an adj_t into one with torch_geometric."
                 "utils.to_edge_index first, or shard the data, which has both then"
             )
-        found[etype] = index
-    if not found:
+        indices[etype] = index
+    if not indices:
         raise ValueError("the graph has no edge type; it needs one at least")
-    return found
+    return indices
 
 
 # -- whole graphs ----------------------------------------------------------------------------------
@@ -344,11 +326,10 @@ class _ColumnTables(dict[tuple[Any, str], Tensor]):
     """ColumnsByKind by kind and name, of which some are read when they are first asked for."""
 
     def __getitem__(self, key: tuple[Any, str]) -> Tensor:
-        column: Any = super().__getitem__(key)
+        column: Tensor | _LaterColumn = super().__getitem__(key)
         if isinstance(column, _LaterColumn):
             column = self[key] = column.read()
-        found: Tensor = column
-        return found
+        return column
 
 
 def _whole(
@@ -386,21 +367,19 @@ def _columns_of(
     data: Data | HeteroData, num_nodes: Mapping[str, Any], num_edges: Mapping[CanonicalEType, int]
 ) -> ColumnsByKind:
     """Tensors with a row for each node of a type, or each edge of a relation."""
-    found: ColumnsByKind = {}
+    columns: ColumnsByKind = {}
+    counts: list[tuple[Kind, Any]] = [*num_nodes.items(), *num_edges.items()]
     if isinstance(data, HeteroData):
-        counts: list[tuple[Kind, Any]] = [*num_nodes.items(), *num_edges.items()]
         for kind, count in counts:
-            found[kind] = {n: v for n, v in data[kind].items() if _is_column(n, v, count)}
-        return found
+            columns[kind] = {n: v for n, v in data[kind].items() if _is_column(n, v, count)}
+        return columns
     for name in data.keys():  # noqa: SIM118
-        value = data[name]
-        if data.is_node_attr(name) and _is_column(name, value, num_nodes[_ONLY_TYPE]):
-            found.setdefault(_ONLY_TYPE, {})[name] = value
-        elif data.is_edge_attr(name) and _is_column(
-            name, value, num_edges[DEFAULT_CANONICAL_ETYPE]
-        ):
-            found.setdefault(DEFAULT_CANONICAL_ETYPE, {})[name] = value
-    return found
+        of_kind = data.is_node_attr(name), data.is_edge_attr(name)
+        for (kind, count), is_of_kind in zip(counts, of_kind, strict=True):
+            if is_of_kind and _is_column(name, data[name], count):
+                columns.setdefault(kind, {})[name] = data[name]
+                break
+    return columns
 
 
 def _is_column(name: str, value: Any, count: Any) -> bool:
@@ -413,8 +392,8 @@ def _is_column(name: str, value: Any, count: Any) -> bool:
 
 
 @dataclass
-class _Kept:
-    """The source of one sharded graph, and the columns that it was made of, with their versions."""
+class _SourceOfColumns:
+    """The source of a sharded graph, and the columns that it was made of, with their versions."""
 
     columns: ColumnsByKind
     versions: dict[tuple[Kind, str], int]
@@ -438,11 +417,11 @@ def _of_sharded(
         "what columns the data has, and where",
         error,
     )
-    kept: _Kept | None = vars(structure).get(_KEPT)
-    changed = torch.tensor([int(kept is None or not _are_same(kept, columns))])
+    earlier: _SourceOfColumns | None = vars(structure).get(_KEPT)
+    changed = torch.tensor([int(earlier is None or not _are_same(earlier, columns))])
     if not int(all_reduce(changed, "max", group=structure.group)):
-        assert kept is not None
-        return kept.source
+        assert earlier is not None
+        return earlier.source
     manager = _manager(first, structure, columns, ids)
     tables = {(kind, ORIGINAL): originals for kind, originals in ids.items()}
     for kind, of_kind in columns.items():
@@ -462,7 +441,7 @@ def _of_sharded(
         state=group_state(structure.group),
         most_steps=lambda n: int(all_reduce(torch.tensor([n]), "max", group=structure.group)),
     )
-    vars(structure)[_KEPT] = _Kept(columns, _versions(columns), source)
+    vars(structure)[_KEPT] = _SourceOfColumns(columns, _versions(columns), source)
     return source
 
 
@@ -499,12 +478,12 @@ def _sharded_columns(
     ]
     fits = torch.zeros(len(values), 2, dtype=torch.int64)
     (first_nodes, *_), (first_edges, *_) = structure.num_src.items(), edges.items()
-    for place, (kind, name, value) in enumerate(values):
+    for number, (kind, name, value) in enumerate(values):
         num_nodes = structure.num_src.get(kind) if is_typed else first_nodes[1]
         num_edges = edges.get(kind) if is_typed else first_edges[1]
         of_nodes = column_of(data, stores[kind], name, value, num_nodes, None)
         of_edges = column_of(data, stores[kind], name, value, None, num_edges)
-        fits[place] = torch.tensor([of_nodes is not None, of_edges is not None])
+        fits[number] = torch.tensor([of_nodes is not None, of_edges is not None])
     same = all_reduce(torch.tensor([len(values), -len(values)]), "max", group=structure.group)
     if int(same[0]) != -int(same[1]):
         return columns, ids, error or ValueError("ranks have different columns in the data")
@@ -533,14 +512,14 @@ def _batch_column(kind: Kind, name: str, value: Any) -> Tensor:
         column = torch.as_tensor(value)
         # NumPy's strides of an array without entries are 0, which has no view as bytes.
         return column if column.numel() else column.new_empty(column.shape)
-    what, cure = type(value).__name__, f"take it off with data.pop({name!r})"
+    came, cure = type(value).__name__, f"take it off with data.pop({name!r})"
     if isinstance(value, Tensor):
-        what, cure = f"a tensor of {value.layout}", "make it dense with to_dense()"
+        came, cure = f"a tensor of {value.layout}", "make it dense with to_dense()"
     if isinstance(value, np.ndarray):
-        what = f"an array of {value.dtype}"
+        came = f"an array of {value.dtype}"
     raise ValueError(
         f"batches have rows of dense tensors and of arrays of numbers ({name!r} of {kind!r} is "
-        f"{what}); {cure}, and look its entries up by batch.n_id where a batch needs them"
+        f"{came}); {cure}, and look its entries up by batch.n_id where a batch needs them"
     )
 
 
@@ -553,10 +532,10 @@ def _versions(columns: ColumnsByKind) -> dict[tuple[Kind, str], int]:
     }
 
 
-def _are_same(kept: _Kept, columns: ColumnsByKind) -> bool:
+def _are_same(earlier: _SourceOfColumns, columns: ColumnsByKind) -> bool:
     """Whether a source has the columns as they are now."""
-    return kept.versions == _versions(columns) and all(
-        column is kept.columns[kind][name]
+    return earlier.versions == _versions(columns) and all(
+        column is earlier.columns[kind][name]
         for kind, of_kind in columns.items()
         for name, column in of_kind.items()
     )
@@ -603,9 +582,9 @@ def _manager(
 
 
 def _of_servers(graph: Any) -> SamplingSource:
-    kept = vars(graph).get(_KEPT)
-    if isinstance(kept, SamplingSource):
-        return kept
+    earlier = vars(graph).get(_KEPT)
+    if isinstance(earlier, SamplingSource):
+        return earlier
     names: dict[Kind, dict[str, str]] = {}
     kinds: list[Kind] = [*graph.ntypes, *graph.canonical_etypes]
     for kind in kinds:
