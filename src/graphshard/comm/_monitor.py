@@ -344,7 +344,7 @@ class FailureMonitor(OperationLog):
             if "event" in message:
                 event = message["event"]
                 self._events.append(event)
-                self._has_failure |= event["kind"] != "ended"
+                self.has_failure |= event["kind"] != "ended"
                 if event["kind"] == "ended":
                     self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:

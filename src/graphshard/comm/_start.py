@@ -224,7 +224,7 @@ def shutdown_comms() -> None:
     deadline = time.monotonic() + state.timeout.total_seconds()
     for each in states:
         if each.shared is not None:
-            failed = each.monitor is not None and each.monitor.has_failure()
+            failed = each.monitor is not None and each.monitor.has_failure
             unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
             late |= set() if failed else {each.members[reader] for reader in unread}
     me, seconds = state.members[state.rank], state.timeout.total_seconds()

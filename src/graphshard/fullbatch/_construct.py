@@ -17,7 +17,7 @@ from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph.structure import Schema
-from ._graph import GraphShardManager
+from ._graph_shard_manager import GraphShardManager
 from ._partition_data import PartitionData, wrong_number_of_ranks
 from .execution import AggregationMode, ModeName
 from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows

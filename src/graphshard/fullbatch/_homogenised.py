@@ -25,7 +25,7 @@ from ..graph.structure import Schema
 from .topology import LocalEdges, OriginalIds, ShardStructure, narrow
 
 if TYPE_CHECKING:
-    from ._graph import GraphShardManager
+    from ._graph_shard_manager import GraphShardManager
 
 
 @dataclass(eq=False)

@@ -411,17 +411,17 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
 
 @dataclass(frozen=True)
 class Adjoint:
-    """How the gradients of one sum are found: what to differentiate, and what is known already.
+    """How the gradients of one sum are found: what to differentiate, and what is there already.
 
     Args:
         output: Made with gradients enabled.
         cotangent: What to start the backward at ``output`` with.
-        known: Gradients of leaves that came along; those from ``output`` are added to them.
+        leaf_grads: Gradients of leaves that came along; those from ``output`` are added to them.
     """
 
     output: Tensor
     cotangent: Tensor
-    known: Mapping[LeafKey, Tensor] = field(default_factory=dict)
+    leaf_grads: Mapping[LeafKey, Tensor] = field(default_factory=dict)
 
 
 class Message(ABC):

@@ -229,7 +229,7 @@ class MessageServer:
         certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
         max_message: Most bytes of a message.
         on_client_gone: Called with the id of a client that had announced itself and has left, or
-            is gone; see ``_presence.py``. The requests of a client have its id as ``sender``.
+            is gone. The requests of a client have its id as ``sender``.
         silent_seconds: A client of which nothing was heard for so long is logged.
 
     Raises:
