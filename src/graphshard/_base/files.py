@@ -65,13 +65,13 @@ def check_regular(path: PathLike) -> os.stat_result:
         OSError: The system refuses to say, such as for a name that is too long.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except ValueError as error:  # a zero byte in the name
         raise FileNotFoundError(
             errno.ENOENT, f"no file can have this name ({error})", path
         ) from None
-    _check(found, path)
-    return found
+    _check(status, path)
+    return status
 
 
 def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
@@ -148,7 +148,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
         raise ValueError(f"it has the key {twice[:80]!r} twice")
     return content
 
@@ -164,13 +164,13 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check(found: os.stat_result, path: PathLike) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _check(status: os.stat_result, path: PathLike) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(Path(path)))
     kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-    kind = next((name for is_kind, name in kinds if is_kind(found.st_mode)), "a device")
+    kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
     raise NotRegularFileError(errno.EINVAL, f"{kind}, not a regular file", str(Path(path)))
 
 

@@ -182,8 +182,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str =
             raise MemoryError(
                 f"there is no memory for a tensor of shape {tuple(shape)} and {dtype} on {device}"
             ) from error
-    found: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
-    return found
+    block: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
+    return block
 
 
 def empty_like(tensor: Tensor) -> Tensor:

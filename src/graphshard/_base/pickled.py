@@ -123,10 +123,10 @@ class PickleMachine:
         elif code == b"0":
             self._pop()
         elif code in b"qrp\x94":
-            place = self._place(code)
-            self._memo[place] = self._top()
+            number = self._memo_number(code)
+            self._memo[number] = self._top()
         elif code in b"hjg":
-            push(self._memo[self._place(code)])
+            push(self._memo[self._memo_number(code)])
         elif code in b"ae":
             items = [self._pop()] if code == b"a" else self._to_mark()
             self._top(list).extend(items)
@@ -152,7 +152,7 @@ class PickleMachine:
         else:
             raise ValueError(f"an instruction {code!r} that plain values do not need")
 
-    def _place(self, code: bytes) -> int:
+    def _memo_number(self, code: bytes) -> int:
         if code in b"pg":
             return int(self._line())
         if code == b"\x94":

@@ -360,7 +360,7 @@ class FailureMonitor(OperationLog):
         now = time.monotonic()
         last = self._last
         return {
-            "operations": [(*found[:4], now - found[4]) for found in list(self._running.values())],
+            "operations": [(*o[:4], now - o[4]) for o in list(self._running.values())],
             "last": (last[0], last[1], now - last[2]) if last is not None else None,
         }
 
@@ -375,8 +375,8 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
 
     What its other loader threads wait for says nothing about the thread that is missed.
     """
-    same = [found for found in operations if found[0] == group]
-    return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
+    same = [o for o in operations if o[0] == group]
+    return same or [o for o in operations if not o[0].startswith(THREAD_GROUP)]
 
 
 # -- starting --------------------------------------------------------------------------------------

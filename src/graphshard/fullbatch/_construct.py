@@ -217,18 +217,18 @@ def _layer(
     group: dist.ProcessGroup | None,
 ) -> tuple[GraphShardManager, dict[str, Tensor]]:
     """The graph whose destinations are ``dst_rows``, and the owned rows that feed it."""
-    kept, edge_ids = _edges_into(data, dst_rows)
+    edges_of, edge_ids = _edges_into(data, dst_rows)
     src_rows: dict[str, Tensor] = {}
     for ntype in data.node_type_names:
-        into = [kept[etype] for etype in data.canonical_etypes if etype[0] == ntype]
+        into = [edges_of[etype] for etype in data.canonical_etypes if etype[0] == ntype]
         first = dst_rows[ntype] if keep_seed_nodes else dst_rows[ntype][:0]
         src_rows[ntype], renumbered = _source_rows(data, ntype, into, first, group)
         for etype, edges in zip(
             [t for t in data.canonical_etypes if t[0] == ntype], renumbered, strict=True
         ):
-            kept[etype] = edges
+            edges_of[etype] = edges
     structure = ShardStructure(
-        kept,
+        edges_of,
         {t: rows.numel() for t, rows in src_rows.items()},
         {t: rows.numel() for t, rows in dst_rows.items()},
         data.device,
@@ -254,20 +254,20 @@ def _edges_into(
     data: PartitionData, dst_rows: Mapping[str, Tensor]
 ) -> tuple[dict[CanonicalEType, LocalEdges], dict[CanonicalEType, Tensor]]:
     """In-edges of ``dst_rows``, destinations renumbered; and which of the part's edges they are."""
-    kept, edge_ids = {}, {}
+    edges_into, edge_ids = {}, {}
     for etype, edges in data.edges.items():
         rows = dst_rows[etype[2]]
         position = torch.full((data.num_owned(etype[2]),), -1, device=data.device)
         position[rows] = torch.arange(rows.numel(), device=data.device)
         chosen = (position[edges.dst] >= 0).nonzero().view(-1)
-        kept[etype] = LocalEdges(
+        edges_into[etype] = LocalEdges(
             edges.src_part[chosen],
             edges.src[chosen],
             position[edges.dst[chosen]].to(edges.dst.dtype),
             rows.numel(),
         )
         edge_ids[etype] = chosen
-    return kept, edge_ids
+    return edges_into, edge_ids
 
 
 def _source_rows(
@@ -294,11 +294,11 @@ def _source_rows(
         src = e.src.clone()
         own = e.src_part == rank
         src[own] = position[e.src[own]].to(src.dtype)
-        for part, wanted in enumerate(needed):
+        for part, rows_of_part in enumerate(needed):
             of_part = e.src_part == part
-            if part != rank and wanted.numel():
+            if part != rank and rows_of_part.numel():
                 start, _ = plan.halo_range(part)
-                at = torch.searchsorted(wanted, e.src[of_part].to(wanted.dtype))
+                at = torch.searchsorted(rows_of_part, e.src[of_part].to(rows_of_part.dtype))
                 src[of_part] = remote[start + at].to(src.dtype)
         renumbered.append(LocalEdges(e.src_part, src, e.dst, e.num_dst))
     return rows, renumbered
@@ -347,12 +347,12 @@ def _original_ids(data: PartitionData) -> OriginalIds:
     """The ids before partitioning; global ids where the part does not know them."""
     nodes, edges = {}, {}
     for ntype in data.node_type_names:
-        known = data.node_features.get(f"{ntype}/orig_id")
-        ids = data.node_map(ntype).ids_of(data.rank) if known is None else known
+        stored = data.node_features.get(f"{ntype}/orig_id")
+        ids = data.node_map(ntype).ids_of(data.rank) if stored is None else stored
         nodes[ntype] = ids.to(data.device, torch.int64)
     for etype in data.canonical_etypes:
-        known = data.edge_features.get(f"{':'.join(etype)}/orig_id")
-        ids = data.partition_book.partid2eids(data.rank, etype) if known is None else known
+        stored = data.edge_features.get(f"{':'.join(etype)}/orig_id")
+        ids = data.partition_book.partid2eids(data.rank, etype) if stored is None else stored
         edges[etype] = ids.to(data.device, torch.int64)
     return OriginalIds(nodes, edges)
 

@@ -160,12 +160,12 @@ class GraphShardManager(MessagePassingGraph):
         Raises:
             NotImplementedError: It is elsewhere; the message says how to put it there.
         """
-        wanted = torch.device(device)
-        if wanted.type == self.device.type and wanted.index in (None, self.device.index):
+        target = torch.device(device)
+        if target.type == self.device.type and target.index in (None, self.device.index):
             return self
         raise NotImplementedError(
-            f"a sharded graph cannot move from {self.device} to {wanted}; load its part there: "
-            f"load_dgl_partition_data(json, rank, device='{wanted}')"
+            f"a sharded graph cannot move from {self.device} to {target}; load its part there: "
+            f"load_dgl_partition_data(json, rank, device='{target}')"
         )
 
     def global_num_edges(self, etype: Any = None) -> int:
@@ -174,8 +174,8 @@ class GraphShardManager(MessagePassingGraph):
 
     def halo_rows(self, ntype: str | None = None) -> int:
         """Rows of one source type, or of all, that this rank reads from others; collective."""
-        wanted = [ntype] if ntype is not None else self.srctypes
-        halos = [self._structure.union_halo(t) for t in wanted]
+        ntypes = [ntype] if ntype is not None else self.srctypes
+        halos = [self._structure.union_halo(t) for t in ntypes]
         return sum(halo.num_halo for halo in halos if halo is not None)
 
     def __repr__(self) -> str:
@@ -501,10 +501,10 @@ class GraphShardManager(MessagePassingGraph):
                 fields[EID] = torch.cat([fields[EID][: old.num_edges], start + global_ids])
             structure = self._kept_structure(chosen, "added", lambda: self._with_loops(chosen))
         else:
-            kept = (~self._is_loop(old)).nonzero().view(-1)
-            ids = ids[kept]
-            fields = {name: value.index_select(0, kept) for name, value in fields.items()}
-            rows = LocalEdges(old.src_part[kept], old.src[kept], old.dst[kept], old.num_dst)
+            others = (~self._is_loop(old)).nonzero().view(-1)
+            ids = ids[others]
+            fields = {name: value.index_select(0, others) for name, value in fields.items()}
+            rows = LocalEdges(old.src_part[others], old.src[others], old.dst[others], old.num_dst)
             structure = self._kept_structure(chosen, "dropped", lambda: rows)
         changed = Frame(structure.edges[chosen].num_edges, self.device, frame.what, "edge")
         for name, value in fields.items():
@@ -650,8 +650,8 @@ class GraphShardManager(MessagePassingGraph):
         """
         if self.mode != "oneshot":
             return self, inputs
-        found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
-        halos = {t: halo for t, halo in found.items() if halo is not None}
+        unions = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
+        halos = {t: halo for t, halo in unions.items() if halo is not None}
         rows = self._runner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
@@ -672,13 +672,13 @@ class GraphShardManager(MessagePassingGraph):
 
     def _update_together(self, asked: Sequence[AggregationStep]) -> None:
         requests, views = [], []
-        for one in asked:
-            view = one.graph
+        for step in asked:
+            view = step.graph
             if isinstance(view, GraphShardManager) and len(view.canonical_etypes) == 1:
-                requests.append((view._fields(0), *checked_functions(one.message, one.reduce)))
+                requests.append((view._fields(0), *checked_functions(step.message, step.reduce)))
                 views.append(view)
             else:
-                view.update_all(one.message, one.reduce)
+                view.update_all(step.message, step.reduce)
         for view, result in zip(views, self._results(requests), strict=True):
             view._store(0, result, None)
 
@@ -713,11 +713,11 @@ class GraphShardManager(MessagePassingGraph):
         by_source: dict[str, list[tuple[int, Compiled]]] = {}
         for i, (fields, message, reduce) in enumerate(calls):
             call = self._compiler.aggregation(fields, message, reduce)
-            kept = None
+            constant = None
             if call is not None and call.constant is not None:
-                kept = constants.get_copy(*call.constant)
-            if call is not None and kept is not None:
-                results[i] = {call.out_field: kept}
+                constant = constants.get_copy(*call.constant)
+            if call is not None and constant is not None:
+                results[i] = {call.out_field: constant}
             elif call is None or (
                 runner.is_oneshot and runner.is_here(call, fields.src, len(calls))
             ):
@@ -756,11 +756,11 @@ class GraphShardManager(MessagePassingGraph):
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         fields = self._fields(relation)
-        rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
-        check_attention(*rows, self.device, attention)
+        num_rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
+        check_attention(*num_rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
-        found: Tensor = self._results([(fields, attention, "out")])[0]["out"]
-        return found
+        rows: Tensor = self._results([(fields, attention, "out")])[0]["out"]
+        return rows
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """Tensors; in sequential mode deferred values for built-in functions."""
@@ -768,18 +768,18 @@ class GraphShardManager(MessagePassingGraph):
         if not isinstance(func, MessageFunction):
             if runner.is_oneshot:
                 return edge_values(self._extended(fields), func)
-            names, one = self._compiler.edge_values_of_user(fields, func)
-            return dict(zip(names, runner.run([one])[0], strict=True))
+            names, user_call = self._compiler.edge_values_of_user(fields, func)
+            return dict(zip(names, runner.run([user_call])[0], strict=True))
         if not runner.is_oneshot:
             if func.rhs_target is None and func.lhs_target == "e":
                 return {func.out_field: fields.edge[func.lhs_field]}
             value = value_of(fields, func)
             return {func.out_field: runner.deferred(fields.etype, fields.edge.num_rows, value)}
-        found = self._compiler.edge_values(fields, func)
-        if found is None or runner.is_here(found, fields.src, 1):
+        call = self._compiler.edge_values(fields, func)
+        if call is None or runner.is_here(call, fields.src, 1):
             return edge_values(self._extended(fields), func)
-        companions = runner.companions(found, fields.src)
-        ((rows,),) = runner.run([found], companions, self._src_frames)
+        companions = runner.companions(call, fields.src)
+        ((rows,),) = runner.run([call], companions, self._src_frames)
         return {func.out_field: rows}
 
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
@@ -794,11 +794,14 @@ class GraphShardManager(MessagePassingGraph):
 
     def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
         # Of all edges first: a rank that asks for none must take part as well.
-        frame, found = self._edge_frames[relation], self._edge_values(relation, func)
-        for name in found:
+        frame, fields = self._edge_frames[relation], self._edge_values(relation, func)
+        for name in fields:
             if name in frame and isinstance(frame[name], DeferredEdges):
                 frame.set(name, frame[name].materialize(), "edge")
-        rows = {n: v.materialize() if isinstance(v, DeferredEdges) else v for n, v in found.items()}
+        rows = {
+            name: value.materialize() if isinstance(value, DeferredEdges) else value
+            for name, value in fields.items()
+        }
         return {name: value.index_select(0, eids) for name, value in rows.items()}
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:

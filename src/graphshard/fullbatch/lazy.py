@@ -229,8 +229,8 @@ class DeferredEdges:
         size_of_row = math.prod(self.shape[1:])
         row = list(sizes[1:])
         if row.count(-1) == 1 and sizes[0] != -1:
-            known = math.prod(size for size in row if size != -1)
-            row[row.index(-1)] = size_of_row // known if known else 0
+            given = math.prod(size for size in row if size != -1)
+            row[row.index(-1)] = size_of_row // given if given else 0
         return row if math.prod(row) == size_of_row else None
 
     def _keeps_edges(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -489,11 +489,11 @@ class UserFunction:
         }
         with torch.enable_grad():
             first_node = _next_sequence_number()
-            found = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
-            known = {id(v) for v in values.values()}
-            for tensor in _captured_leaves(found.values(), known, first_node, self.function):
+            messages = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
+            fields = {id(v) for v in values.values()}
+            for tensor in _captured_leaves(messages.values(), fields, first_node, self.function):
                 self.captured[id(tensor)] = tensor
-        return {name: value.detach() for name, value in found.items()}
+        return {name: value.detach() for name, value in messages.items()}
 
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
@@ -575,8 +575,8 @@ def _as_read(target: str, value: Tensor | DeferredEdges) -> Leaf | Expression:
 
 def _leaves(read: Sequence[Leaf | Expression]) -> list[Leaf]:
     """The distinct leaves of some fields."""
-    found = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
-    return distinct([leaf for leaves in found for leaf in leaves])
+    leaves_by_field = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
+    return distinct([leaf for leaves in leaves_by_field for leaf in leaves])
 
 
 def _head(shard: Shard) -> Shard:
@@ -608,23 +608,26 @@ def _next_sequence_number() -> int:
 
 
 def _captured_leaves(
-    outputs: Any, known: set[int], first_node: int, function: Callable[..., Any]
+    outputs: Any, fields: set[int], first_node: int, function: Callable[..., Any]
 ) -> list[Tensor]:
-    """Leaf tensors behind ``outputs`` other than ``known``. See [Note: captured tensors]."""
-    found: dict[int, Tensor] = {}
+    """Leaf tensors behind ``outputs`` that are no fields, which are given by ``id``.
+
+    See [Note: captured tensors].
+    """
+    captured: dict[int, Tensor] = {}
     stack = []
     for tensor in outputs:
         if tensor.grad_fn is not None:
             stack.append(tensor.grad_fn)
-        elif tensor.requires_grad and id(tensor) not in known:
-            found[id(tensor)] = tensor
+        elif tensor.requires_grad and id(tensor) not in fields:
+            captured[id(tensor)] = tensor
     seen = set(stack)
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            if id(variable) not in known:
-                found[id(variable)] = variable
+            if id(variable) not in fields:
+                captured[id(variable)] = variable
             continue
         if node._sequence_nr() < first_node:
             raise RuntimeError(
@@ -637,4 +640,4 @@ def _captured_leaves(
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return list(found.values())
+    return list(captured.values())

@@ -334,8 +334,8 @@ class Dropout(_OfOne):
             return rows * 0.0
         generator = torch.Generator(device=rows.device)
         generator.manual_seed(self.seed * 65_537 + evaluation.shard.step)
-        kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
-        return rows * kept.to(rows.dtype) / (1.0 - self.p)
+        is_kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
+        return rows * is_kept.to(rows.dtype) / (1.0 - self.p)
 
 
 class LazySoftmax(_OfOne):
@@ -513,9 +513,9 @@ class CopySource(Message):
         adjacency = evaluation.shard.adjacency
         # Not the rows themselves, which may not be here: only how many there are.
         rows = grad.new_zeros(()).expand(adjacency.num_src, *grad.shape[1:])
-        found, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
-        assert found is not None
-        return found
+        gradient, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
+        assert gradient is not None
+        return gradient
 
 
 class Weighted(Message):
@@ -627,8 +627,8 @@ def find_cut(message: Message) -> ColumnCut | None:
     """The cut that makes most blocks, or None where there is none; the same on every rank."""
     if not isinstance(message, CopySource | Weighted):
         return None
-    found = [cut for axis in (_HEADS, _COLUMNS) if (cut := _cut_along(message, axis))]
-    return max(found, key=lambda cut: cut.most, default=None)
+    cuts = [cut for axis in (_HEADS, _COLUMNS) if (cut := _cut_along(message, axis))]
+    return max(cuts, key=lambda cut: cut.most, default=None)
 
 
 def _cut_along(message: CopySource | Weighted, axis: int) -> ColumnCut | None:
@@ -799,14 +799,14 @@ class Reduction(ABC):
                 message.release(released)
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
         """Gradients of leaves, found without autograd; None where `adjoints` says how to.
 
         Args:
             evaluation: The shard and block; without values of sources, unless `needs_sources`.
             grads: Those of the outputs, as `shard_gradients` gives them.
-            wanted: Keys of the leaves.
+            keys: Of the leaves.
         """
         return None
 
@@ -874,11 +874,11 @@ class Sum(Reduction):
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        if self.needs_sources or not wanted:
+        if self.needs_sources or not keys:
             return None if self.needs_sources else {}
-        (source,) = wanted
+        (source,) = keys
         return {source: self.message.source_gradient(evaluation, grads[0])}
 
 
@@ -927,12 +927,12 @@ class Extremum(Reduction):
         """Which of the shard's edges is the argmax, -1 where none is."""
         assert self._edge is not None
         edge, shard = self.block_of(evaluation, self._edge), evaluation.shard
-        places = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
-        places = places.to(edge.device)
+        positions = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
+        positions = positions.to(edge.device)
         count = shard.adjacency.num_edges
         ids = slice(count) if shard.eids is None else shard.eids.to(torch.int64)
-        places[ids] = torch.arange(count, dtype=places.dtype, device=places.device)
-        return places.index_select(0, edge.reshape(-1)).view(edge.shape)
+        positions[ids] = torch.arange(count, dtype=positions.dtype, device=positions.device)
+        return positions.index_select(0, edge.reshape(-1)).view(edge.shape)
 
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         """Each entry by the edge that it is from; source rows are not gathered to all edges."""
@@ -952,11 +952,11 @@ class Extremum(Reduction):
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        if self.needs_sources or not wanted:
+        if self.needs_sources or not keys:
             return None if self.needs_sources else {}
-        (source,) = wanted
+        (source,) = keys
         grad = self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
         return {source: grad}
 
@@ -1013,6 +1013,6 @@ class CompanionRows(Reduction):
         return ()
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
         return {}

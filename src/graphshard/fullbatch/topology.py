@@ -232,8 +232,8 @@ class Halo:
         if etype not in self._halves:
             rank, world_size = self.plan.rank, self.plan.world_size
             owners = [owner for owner in range(world_size) if owner != rank]
-            known = self._shards.get(etype)
-            own = known[0] if known is not None else self._make_shard(etype, 0, [rank])
+            shards = self._shards.get(etype)
+            own = shards[0] if shards is not None else self._make_shard(etype, 0, [rank])
             self._halves[etype] = own, self._make_shard(etype, 1, owners)
             self._forget_needed()
         return self._halves[etype]
