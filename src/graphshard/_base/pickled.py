@@ -18,11 +18,7 @@ _KEYS = (int, str, bytes, type(None))
 
 
 class PickleMachine:
-    """One file's program, of a protocol up to 4.
-
-    Args:
-        data: The pickle.
-    """
+    """One file's program, of a protocol up to 4."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data, self._at = data, 0

@@ -454,11 +454,8 @@ def start_monitor(
     Args:
         store: Through which ranks learn where the server is.
         key: Under which rank 0 writes it.
-        rank: This process.
-        world_size: Number of ranks.
         addresses: For rank 0: it listens at the first of these that its host has.
         is_local: For rank 0: what all ranks are to know.
-        event_seconds: See `MonitorServer`.
 
     Returns:
         The monitor, and what rank 0 has said of ``is_local``.

@@ -528,12 +528,9 @@ def share_arrays(
     """Put arrays into memory that the ranks of a host share; every rank must call.
 
     Args:
-        state: The ranks.
-        hosts: Where they are.
         arrays: The same on all ranks but for ``own``.
         whole: Whether every host gets every slice; else those of its own ranks, and the rest of
             the array must not be read: it takes address space, but no memory.
-        directory: As for `Hosts.find`.
 
     Returns:
         The arrays, ``[starts[-1], *]`` each. Not to be written to.

@@ -425,12 +425,6 @@ def choose_backend(store: dist.Store, rank: int, world_size: int, timeout: timed
 
     NCCL refuses two ranks on one GPU. A rank's GPU is its current one.
 
-    Args:
-        store: Where the ranks have met.
-        rank: This process.
-        world_size: Number of ranks.
-        timeout: The longest that the wait for the others may take.
-
     Raises:
         RankError: Another rank did not say in time which GPU it has.
     """

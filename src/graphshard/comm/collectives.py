@@ -160,7 +160,6 @@ def copying_ahead(device: torch.device, after: torch.cuda.Event | None) -> Itera
     that is being computed. They must be staged, so that the host waits until they have been read.
 
     Args:
-        device: Where the rows are.
         after: What `rows_are_ready` gave when the rows were there; None changes nothing.
     """
     if after is None:

@@ -183,7 +183,6 @@ class ExchangePlan:
             needed: One integer tensor ``[n_r]`` per rank: numbers of rows wanted from rank
                 ``r``, counted from 0 at rank ``r``. Order and repeats are kept. ``needed[own]``
                 must be empty.
-            num_rows: Rows that this rank owns.
             group: The ranks that take part; None is the default group.
             device: Where ``send_index`` is kept; None is the CPU. Copies for other devices are
                 made when a tensor on one is exchanged.
@@ -324,7 +323,6 @@ class ExchangePlan:
 
         Args:
             total: ``[num_rows, *]``, floating point.
-            arrived: As for `sum_returned`.
         """
         if arrived.numel():
             wide = torch.float64 if total.dtype == torch.float64 else torch.float32
@@ -505,7 +503,6 @@ def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pen
 
     Args:
         requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``.
-        wire: As for `start_fetch_all`.
 
     Returns:
         A `Pending` whose ``wait()`` gives ``[sum(plan.send_splits), *]`` for each request: what
@@ -585,10 +582,6 @@ class HaloFetch(Pending):
     Every rank must make one and must wait. The duties for the backward pass are those of
     `fetch_halo`; there too, own rows are worked on while gradients travel. The tensors must not
     change before ``wait()``, which gives ``[plan.num_halo, *]`` for each request.
-
-    Args:
-        requests: As for `fetch_halo`.
-        wire: As for `fetch_halo`.
 
     Raises:
         ValueError: As `fetch_halo`.
@@ -795,7 +788,6 @@ def start_fetch(
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
     Args:
-        plan: Who reads which rows.
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
         tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
             They must not change before the `Pending` is waited for.
@@ -823,11 +815,9 @@ def start_return(
     """Start to return the gradients of the rows received in a step; every rank must call.
 
     Args:
-        plan: Who reads which rows.
         step: The step of `start_fetch` that fetched the rows.
         grads: Each ``[recv_splits[(rank - step) % world_size], *]``; dtypes and trailing shapes
             equal on all ranks.
-        wire: As for `start_fetch`.
 
     Returns:
         A `Pending` whose ``wait()`` gives, for each tensor, the gradients of

@@ -203,11 +203,7 @@ class GraphShardManager(MessagePassingGraph):
         prefetch: int | None = None,
         halo_dtype: torch.dtype | None = None,
     ) -> GraphShardManager:
-        """The same graph and features with another way of fetching rows, the same on all ranks.
-
-        Args:
-            mode: ``"sequential"`` or ``"oneshot"``; the others are those of `AggregationMode`.
-        """
+        """The same graph and features with another `AggregationMode`, the same on all ranks."""
         if mode == "auto":
             raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
         policy = AggregationMode(
@@ -512,17 +508,8 @@ class GraphShardManager(MessagePassingGraph):
         original = OriginalIds(self._original.nodes, {**self._original.edges, chosen: ids})
         frames = list(self._edge_frames)
         frames[self._schema.relation(chosen)] = changed
-        new = GraphShardManager(
-            structure,
-            self._schema,
-            self._mode,
-            (self._src_frames, self._dst_frames, frames),
-            is_block=False,
-            input_nodes=self._input_nodes,
-            seeds=self._seeds,
-            original=original,
-            partition_book=self.partition_book,
-        )
+        all_frames = self._src_frames, self._dst_frames, frames
+        new = self._with_structure(structure, self._schema, all_frames, self._seeds, original)
         new._has_edges_of_book = False
         return new
 
@@ -641,9 +628,6 @@ class GraphShardManager(MessagePassingGraph):
     def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, Any]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
-        Args:
-            inputs: Source type to ``[num_src_nodes, ...]``.
-
         Returns:
             A graph whose sources are own and halo rows, and the inputs with halo rows appended. In
             sequential mode this graph and the inputs as they are.
@@ -658,10 +642,6 @@ class GraphShardManager(MessagePassingGraph):
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; in sequential mode their aggregations share passes over the shards.
-
-        Args:
-            calls: As for `MessagePassingGraph.together`, on this graph or on slices of it. Those
-                that are generators share passes.
 
         Returns:
             Their results, in order.

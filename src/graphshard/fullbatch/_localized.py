@@ -43,7 +43,6 @@ class LocalizedShards(LocalGraph):
 
     Args:
         graph: The sharded graph; its destination and edge features are shared.
-        structure: The rank's rows and edges.
         inputs: The source types that have extended rows.
     """
 

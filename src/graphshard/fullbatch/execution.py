@@ -185,8 +185,6 @@ class AggregationMode:
 
         Args:
             num_halo_rows: Rows that this rank would hold in one-shot mode.
-            group: The ranks that share the graph.
-            device: Where the graph is.
         """
         if self.mode != "auto":
             return self.mode
@@ -229,7 +227,6 @@ class RowTransport(ABC):
     """Exchange of the rows of one halo, shard by shard.
 
     Args:
-        halo: The source rows.
         wire: In which dtype wider floating-point rows travel; None is their own.
         keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
     """
@@ -379,12 +376,7 @@ class PairwiseTransport(RowTransport):
 
 
 class CollectiveTransport(RowTransport):
-    """The whole halo in one collective: one step after the own shard, however many ranks.
-
-    Args:
-        halo: The source rows.
-        wire: In which dtype wider floating-point rows travel; None is their own.
-    """
+    """The whole halo in one collective: one step after the own shard, however many ranks."""
 
     by_columns = False  # blocks would be a collective each
     returns_rows = True
@@ -443,7 +435,6 @@ class HaloRowCache:
     """Halo rows of constant tensors and of source fields.
 
     Args:
-        structure: The rank's rows and edges.
         wire: In which dtype wider rows travel; None is their own.
     """
 
@@ -503,8 +494,6 @@ class HaloRowCache:
         """A source frame as one relation's edges see it: extended rows, fetched when read.
 
         Args:
-            halo: The rows to fetch.
-            frame: The source frame.
             frames: All source frames in use; rows of what is in none of them are dropped.
         """
         return _ExtendedFields(self, halo, frame, frames)
@@ -601,7 +590,6 @@ class ShardGradients:
     """Gradients of one reduction with respect to what one shard saw; None where unused.
 
     Args:
-        leaves: By leaf.
         parameters: In the order of the pass.
         are_new: Whether the tensors are not shared, so that they may be written to.
     """
@@ -615,7 +603,6 @@ class GradientSums:
     """Gradients of whole leaves, added up shard by shard; remote rows' are sent to their owners.
 
     Args:
-        transport: How they travel.
         leaves: Those whose gradients are asked for.
         tensors: All leaves, whole; without values where no gradient needs them.
         axes: Dimension of each leaf that blocks are cut along; None or absent where every block
@@ -675,10 +662,6 @@ class GradientSums:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
 
         Those of a leaf that is cut go block by block, the others with the last block.
-
-        Args:
-            step: The step that the gradients are of.
-            block: The columns that were done last.
         """
         if not self._source_keys:
             return
@@ -770,7 +753,6 @@ class ShardPass:
         transport: The source rows, and how they come; every relation's sources are among them.
         reductions: What to compute for which relation, in an order equal on all ranks.
         prefetch: Shards that are fetched ahead while another is computed.
-        device: Where rows are computed.
         fetched_before: Rows of the only remote shard that are here already, by source leaf.
     """
 
@@ -821,11 +803,7 @@ class ShardPass:
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
     def _cut_into_blocks(self, numbers: Mapping[LeafKey, int]) -> list[ColumnBlock]:
-        """Take remote shards block by block, if all reductions can and agree on how.
-
-        Args:
-            numbers: The position of each leaf in ``leaves``.
-        """
+        """Take remote shards block by block, if all reductions can and agree on how."""
         reductions = [part.reduction for part in self.parts]
         sites = tuple([reduction.site for reduction in reductions])
         order = tuple([numbers[key] for part in self.parts for key in part.keys])
@@ -988,8 +966,6 @@ class ShardPass:
         Args:
             saved: The inputs; None for leaves whose values were freed.
             needed: Whether the gradient of each is asked for.
-            part_grads: From `begin_backward`.
-            outer_grads: From `begin_backward`.
         """
         count, tensors = len(self.leaves), self._tensors(saved)
         leaves = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
@@ -1218,8 +1194,6 @@ class Compiled:
     """A call of the protocol as a pass runs it.
 
     Args:
-        etype: The relation.
-        reduction: What to compute.
         source: The field whose rows travel; None where others do not travel with it.
         constant: Under what the result is kept, and the constant tensors that it is of.
         finish: From the outputs of the reduction to the result; None for the only output.
@@ -1235,12 +1209,7 @@ class Compiled:
 
 
 class Runner:
-    """Runs reductions on one rank's shards.
-
-    Args:
-        structure: The rank's rows and edges.
-        config: How remote rows are fetched.
-    """
+    """Runs reductions on one rank's shards."""
 
     def __init__(self, structure: ShardStructure, config: AggregationMode) -> None:
         self.structure, self.config = structure, config
@@ -1260,7 +1229,6 @@ class Runner:
             group: What to compute, for relations with one source type.
             companions: Tensors of the source type whose rows travel, too; None where remote rows
                 are not kept for later calls.
-            frames: All source frames in use.
         """
         reductions = [(call.etype, call.reduction) for call in group]
         transport = self.transport([etype for etype, _ in reductions])

@@ -83,7 +83,6 @@ class DeferredEdges:
     Args:
         expression: How a shard's rows are computed.
         materializer: Makes the whole tensor; collective, like every use of remote rows.
-        device: Where the rows are computed.
     """
 
     def __init__(
@@ -315,9 +314,7 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
     """Which operands have rows; None where the function may mix rows, or is not known.
 
     Args:
-        name: Of the function.
         args: Its positional arguments; see `positional`.
-        kwargs: Its other arguments.
 
     Raises:
         ValueError: A plain tensor has neither one row nor as many as the lazy tensors.
@@ -441,9 +438,6 @@ class UserFunction:
 
     Args:
         function: From `EdgeBatch` to a dictionary of messages.
-        etype: The relation whose edges it sees.
-        source: Fields of the source frame.
-        destination: Fields of the destination frame.
         edge: Fields of the edge frame; deferred values are allowed.
     """
 

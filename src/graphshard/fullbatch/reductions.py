@@ -108,7 +108,6 @@ class ShardEvaluation:
     """One evaluation on one shard: what stands for the leaves, and what is computed already.
 
     Args:
-        shard: The edges.
         values: What they see of each leaf, cut to the block where the leaf is cut.
         block: The columns to compute. See [Note: column blocks].
     """
@@ -472,7 +471,6 @@ class Message(ABC):
         """How to find the gradients of an extremum over several shards.
 
         Args:
-            evaluation: The shard.
             grad: ``[num_dst, ...]`` gradient of the extremum.
             arg: As ``grad``: the shard's edge that won, -1 where none of it did.
         """
@@ -662,7 +660,6 @@ def find_chunks(
     Args:
         reductions: Those of the pass; if one cannot be cut, or two cut a leaf differently, no leaf
             is cut.
-        leaves: The distinct leaves of all.
         longest_message: Most rows that any rank sends to any other.
     """
     whole: tuple[list[ColumnBlock], list[int | None]] = [WHOLE], [None] * len(leaves)
@@ -697,7 +694,6 @@ class Reduction(ABC):
     """One relation's part of a pass over the shards.
 
     Args:
-        messages: What it is made of.
         leaves: The distinct tensors that it reads; None for those of the messages.
     """
 
@@ -806,7 +802,6 @@ class Reduction(ABC):
         Args:
             evaluation: The shard and block; without values of sources, unless `needs_sources`.
             grads: Those of the outputs, as `shard_gradients` gives them.
-            keys: Of the leaves.
         """
         return None
 
@@ -815,7 +810,6 @@ class Sum(Reduction):
     """Sum of messages at each destination, or their mean.
 
     Args:
-        message: What to add up.
         counts: ``[num_dst]`` messages at each destination over all shards, at least 1, to divide
             by; None for the sum.
     """
@@ -991,11 +985,7 @@ class EdgeValues(Reduction):
 
 
 class CompanionRows(Reduction):
-    """Source rows that travel with a pass for later calls; there is no result.
-
-    Args:
-        tensors: Whole source rows.
-    """
+    """Source rows that travel with a pass for later calls; there is no result."""
 
     can_be_cut = False
     needs_sources = False

@@ -61,7 +61,6 @@ class SoftmaxSum(Reduction):
     Outputs ``(weighted sum at the peak, total)``; `normalize` divides the one by the other.
 
     Args:
-        softmax: The softmax inside the message.
         message: The message, rebuilt around the shifted scores; None: only the total.
         reshapes: Shapes that the weights take between the softmax and the message, in order.
     """
@@ -468,7 +467,6 @@ def softmax_over_in_edges(
     """Softmax over the in-edges of each destination, all of which are on its own rank.
 
     Args:
-        structure: This rank's edges.
         etypes: Relations into one node type.
         logits: ``[num_edges, ...]`` for each.
 
@@ -493,7 +491,6 @@ def softmax_over_out_edges(
     The peak and the total of each source are put together at its owner and fetched back.
 
     Args:
-        structure: This rank's edges.
         etypes: Relations out of one node type.
         logits: ``[num_edges, ...]`` for each.
 
