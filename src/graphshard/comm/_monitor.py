@@ -39,7 +39,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -302,7 +302,7 @@ class FailureMonitor(OperationLog):
         self._send({"event": event})
         self._until(lambda: not self._connected or len(self._events) > num_events, seconds)
 
-    def _until(self, condition: Any, seconds: float) -> None:
+    def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(condition, seconds)
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..comm import all_reduce
 from ..errors import GraphTypeError, GraphValueError
 from ..function import MessageFunction
@@ -168,7 +168,7 @@ class GraphShardManager(MessagePassingGraph):
             f"load_dgl_partition_data(json, rank, device='{target}')"
         )
 
-    def global_num_edges(self, etype: Any = None) -> int:
+    def global_num_edges(self, etype: EType | None = None) -> int:
         """Edges of a relation, or of all, on all ranks together."""
         return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
@@ -365,7 +365,7 @@ class GraphShardManager(MessagePassingGraph):
         """Nodes of a type, or of all, of the whole graph, on all ranks."""
         return self._book().num_nodes(ntype)
 
-    def num_edges_global(self, etype: Any = None) -> int:
+    def num_edges_global(self, etype: EType | None = None) -> int:
         """Edges of a relation, or of all, of the whole graph, on all ranks."""
         if self._has_edges_of_book:
             return self._book().num_edges(etype)
@@ -435,7 +435,7 @@ class GraphShardManager(MessagePassingGraph):
         self,
         edge_feat_names: Sequence[str] | None = None,
         fill_data: float | str = 1.0,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> GraphShardManager:
         """The graph with one more self loop at every node, behind the edges of its rank.
 
@@ -456,7 +456,7 @@ class GraphShardManager(MessagePassingGraph):
         """
         return self._changed_self_loops(etype, True, edge_feat_names, fill_data)
 
-    def remove_self_loop(self, etype: Any = None) -> GraphShardManager:
+    def remove_self_loop(self, etype: EType | None = None) -> GraphShardManager:
         """The graph without edges from a node to itself; collective.
 
         Args:
@@ -469,7 +469,11 @@ class GraphShardManager(MessagePassingGraph):
         return self._changed_self_loops(etype, False)
 
     def _changed_self_loops(
-        self, etype: Any, adds: bool, names: Any = None, fill_data: Any = 1.0
+        self,
+        etype: EType | None,
+        adds: bool,
+        names: Sequence[str] | None = None,
+        fill_data: float | str = 1.0,
     ) -> GraphShardManager:
         """The graph with a self loop added to every node, or with all of them dropped.
 
@@ -513,7 +517,7 @@ class GraphShardManager(MessagePassingGraph):
         new._has_edges_of_book = False
         return new
 
-    def _loop_relation(self, etype: Any, name: str) -> CanonicalEType:
+    def _loop_relation(self, etype: EType | None, name: str) -> CanonicalEType:
         if self.is_block:
             self._unsupported(f"{name} on a message flow graph", "make it of a graph that has them")
         chosen = self.to_canonical_etype(etype)
@@ -528,8 +532,8 @@ class GraphShardManager(MessagePassingGraph):
         self,
         etype: CanonicalEType,
         fields: dict[str, Tensor],
-        names: Any,
-        fill: Any,
+        names: Sequence[str] | None,
+        fill: float | str,
     ) -> dict[str, Tensor]:
         """Values of new self loops, one per node."""
         if isinstance(fill, str) and fill not in REDUCES:
@@ -570,7 +574,9 @@ class GraphShardManager(MessagePassingGraph):
         largest = torch.tensor([int(ids.max()) if ids.numel() else -1])
         return int(all_reduce(largest, "max", group=self.group)) + 1
 
-    def _kept_structure(self, etype: CanonicalEType, what: str, edges: Any) -> ShardStructure:
+    def _kept_structure(
+        self, etype: CanonicalEType, what: str, edges: Callable[[], LocalEdges]
+    ) -> ShardStructure:
         old = self._structure
         if (what, etype) not in old.changed:
             old.changed[what, etype] = ShardStructure(
@@ -606,7 +612,7 @@ class GraphShardManager(MessagePassingGraph):
 
     # ------------------------------------------------------------------ degrees, of all ranks
 
-    def _etypes_of(self, etype: Any) -> list[CanonicalEType]:
+    def _etypes_of(self, etype: EType | None) -> list[CanonicalEType]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
@@ -625,7 +631,7 @@ class GraphShardManager(MessagePassingGraph):
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
-    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, Any]:
+    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
         Returns:

@@ -77,7 +77,7 @@ from ..comm.collectives import WIRE_DTYPES, copying_ahead, rows_are_ready
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import add_rows, empty
-from .lazy import DeferredEdges
+from .lazy import DeferredEdges, FieldsOnRead
 from .reductions import (
     CompanionRows,
     EdgeRows,
@@ -496,7 +496,7 @@ class HaloRowCache:
         Args:
             frames: All source frames in use; rows of what is in none of them are dropped.
         """
-        return _ExtendedFields(self, halo, frame, frames)
+        return FieldsOnRead(frame, lambda name: self._extended_field(halo, frame, name, frames))
 
     def has(self, halo: Halo, tensor: Tensor) -> bool:
         """Whether the tensor's halo rows are here."""
@@ -560,26 +560,6 @@ class HaloRowCache:
             alone = halo.plan.world_size == 1
             entry.extended = own if alone else torch.cat([own, entry.remote])
         return entry.extended
-
-
-class _ExtendedFields(Mapping[str, Any]):
-    def __init__(
-        self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
-    ) -> None:
-        self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
-        self._extended: dict[str, Tensor] = {}  # of one call
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._extended:
-            rows = self._cache._extended_field(self._halo, self._frame, name, self._frames)
-            self._extended[name] = rows
-        return self._extended[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)
 
 
 # -- gradients of whole tensors out of those of their rows -----------------------------------------

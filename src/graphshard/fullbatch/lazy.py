@@ -41,7 +41,7 @@ autograd graph ends in, besides the fields, gets its gradient from the backward 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
@@ -412,19 +412,17 @@ def message_has_parameters(param_foo: Callable[[Any], Sequence[Tensor]]) -> Call
     return decorate
 
 
-class _EdgeFields(Mapping[str, Any]):
-    """Fields of one side of the shard's edges, computed when the user's function asks."""
+class FieldsOnRead(Mapping[str, Any]):
+    """Fields that are computed, or fetched, when they are first read."""
 
-    def __init__(self, names: Sequence[str], read: Callable[[str], Any]) -> None:
-        self._names, self._read = tuple(names), read
-        self._cache: dict[str, Any] = {}
+    def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = names, read
+        self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(f"no field {name!r}; there are {sorted(self._names)}")
-        if name not in self._cache:
-            self._cache[name] = self._read(name)
-        return self._cache[name]
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -492,7 +490,7 @@ class UserFunction:
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
 
-        def reader(target: str) -> _EdgeFields:
+        def reader(target: str) -> FieldsOnRead:
             frame = self._frames[target]
 
             def read(name: str) -> Any:
@@ -505,7 +503,7 @@ class UserFunction:
                 # Its gradient is a sum in the order of edges, which repeats on a GPU as well.
                 return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, target)
 
-            return _EdgeFields(list(frame), read)
+            return FieldsOnRead(frame, read)
 
         batch = EdgeBatch(
             reader("u"),
@@ -527,13 +525,16 @@ class UserFunction:
     def _field(self, target: str, name: str, recording: bool) -> Leaf | Expression:
         key = target, name
         if key not in self.fields:
+            frame = self._frames[target]
+            if name not in frame:
+                raise KeyError(f"no field {name!r}; there are {sorted(frame)}")
             if not recording and target == "u":
                 raise RuntimeError(
                     f"the message function read source field {name!r} on a later shard only, so it "
                     "was not fetched; read every field on every call, or use "
                     "construct_full_graph(..., mode='oneshot')"
                 )
-            self.fields[key] = self._frames[target][name]
+            self.fields[key] = frame[name]
         return self.fields[key]
 
 
@@ -550,9 +551,8 @@ class UserMessage(Message):
         return list(self.function.captured.values())
 
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
-        memo: dict[Any, Any] = evaluation.memo
-        key = id(self.function)
-        if key not in memo:  # one call per evaluation, however many of its messages are wanted
+        memo, key = evaluation.memo, id(self.function)
+        if key not in memo:  # one call per evaluation, however many of its messages are read
             memo[key] = self.function.messages(evaluation)
         messages = memo[key]
         if self.field not in messages:

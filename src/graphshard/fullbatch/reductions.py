@@ -115,7 +115,7 @@ class ShardEvaluation:
     shard: Shard
     values: Substitution
     block: ColumnBlock = WHOLE
-    memo: dict[Any, Any] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf) -> Tensor:
         return self.values[leaf.key]
