@@ -38,15 +38,10 @@ def construct_full_graph(
 
     Args:
         partition_data: This rank's part; part ``r`` goes to rank ``r``.
-        mode: ``"sequential"``, ``"oneshot"`` or ``"auto"``; see `AggregationMode`.
-        rematerialize: With sequential aggregation, fetch remote rows again in the backward; see
-            `AggregationMode`.
-        memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
-        row_width: For ``"auto"``: columns of the widest row that will be exchanged.
-        prefetch: Remote shards fetched while another one is computed; see `AggregationMode`.
-        halo_dtype: The dtype in which wider remote rows travel; see `AggregationMode`.
         group: The ranks that share the graph; None for the default group, or for no group at
             all when the graph has one part.
+
+    The other arguments are those of `AggregationMode`.
 
     Returns:
         A graph with a row per owned node; ``ndata[NID]`` and ``edata[EID]`` hold global ids.
@@ -114,7 +109,6 @@ def construct_mfgs(
             of several node types: type to ids of that type, or one tensor of homogenised ids, which
             are rows of this rank plus ``partition_data.node_ranges[rank][0]``. Ranks may have
             different numbers of them, also none.
-        n_layers: Number of layers.
         keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
             term expect.
 

@@ -212,7 +212,8 @@ class GraphShardManager(MessagePassingGraph):
             prefetch=prefetch,
             halo_dtype=halo_dtype,
         )
-        return self._sibling(self._schema, policy, self._all_frames(), self.is_block)
+        frames = self._src_frames, self._dst_frames, self._edge_frames
+        return self._sibling(self._schema, policy, frames, self.is_block)
 
     def mark_constant(self, rows: Tensor) -> Tensor:
         """Promise that rows never change, so that what is computed from them alone is kept.
@@ -230,9 +231,6 @@ class GraphShardManager(MessagePassingGraph):
         """
         self._structure.constants.mark([rows])
         return rows
-
-    def _all_frames(self) -> tuple[list[Frame], list[Frame], list[Frame]]:
-        return self._src_frames, self._dst_frames, self._edge_frames
 
     def _sibling(
         self,
@@ -369,7 +367,7 @@ class GraphShardManager(MessagePassingGraph):
         """Edges of a relation, or of all, of the whole graph, on all ranks."""
         if self._has_edges_of_book:
             return self._book().num_edges(etype)
-        return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+        return self.global_num_edges(etype)
 
     number_of_nodes_global = num_nodes_global
     number_of_edges_global = num_edges_global

@@ -98,7 +98,8 @@ class PartitionData:
 
     def node_map(self, ntype: str | None = None) -> RangeMap:
         """Which part owns which nodes of ``ntype``, in the per-type id space."""
-        return typewise_ranges(self.partition_book, ntype or self._only_ntype())
+        blocks = self.partition_book.node_map()[ntype or self._only_ntype()]
+        return RangeMap.from_sizes([stop - start for start, stop in blocks])
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
@@ -180,11 +181,6 @@ def owned_ranges(book: RangePartitionBook) -> list[tuple[int, int]]:
     """Homogenised node ids owned by each part, ``[start, end)``."""
     starts = RangeMap.from_sizes([int(part["num_nodes"]) for part in book.metadata()]).starts
     return list(zip(starts[:-1], starts[1:], strict=True))
-
-
-def typewise_ranges(book: RangePartitionBook, ntype: str) -> RangeMap:
-    """Per-type node ids owned by each part."""
-    return RangeMap.from_sizes([stop - start for start, stop in book.node_map()[ntype]])
 
 
 def suffix_key_lookup(
