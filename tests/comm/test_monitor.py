@@ -81,7 +81,7 @@ def test_the_first_cause_is_the_same_for_all(ranks):
     for rank in (0, 2):
         verdict = ranks.ask(rank, "all_reduce", 3, [r for r in range(4) if r != rank], False)
         assert (verdict.text, verdict.ranks) == ("rank 3 raised ValueError: too many nodes", (3,))
-    assert ranks[0].has_failure()
+    assert ranks[0].has_failure
 
 
 def test_a_rank_that_only_ends_gives_nothing_up(ranks):
@@ -89,7 +89,7 @@ def test_a_rank_that_only_ends_gives_nothing_up(ranks):
     deadline = time.monotonic() + 5
     while not ranks[0]._events:
         assert time.monotonic() < deadline
-    assert not ranks[0].has_failure()
+    assert not ranks[0].has_failure
 
 
 def test_who_has_not_come(ranks):

@@ -232,6 +232,7 @@ class Visited(RowTransport):
     """A transport that notes on which stream it sends, and when rows are taken."""
 
     num_steps = 4
+    num_rows = (1, 1, 1, 1)
 
     def __init__(self, log: list[Any], backend: str) -> None:
         state = GroupState(None, 0, 4, (0, 1, 2, 3), "g", backend, timedelta(seconds=5))
@@ -239,9 +240,6 @@ class Visited(RowTransport):
         self._log = log
 
     def _find_shards(self, etype: Any) -> Any: ...
-
-    def num_rows(self, step: int) -> int:
-        return 1
 
     def start_fetch(self, step: int, tensors: Any, needs_grad: Any) -> Pending:
         self._log.append(("sent on", torch.cuda.current_stream().name))

@@ -65,20 +65,19 @@ def check_regular(path: PathLike) -> os.stat_result:
         OSError: The system refuses to say, such as for a name that is too long.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except ValueError as error:  # a zero byte in the name
         raise FileNotFoundError(
             errno.ENOENT, f"no file can have this name ({error})", path
         ) from None
-    _check(found, path)
-    return found
+    _check(status, path)
+    return status
 
 
 def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
     """Open a regular file for reading; anything else is an error at once, never a wait.
 
     Args:
-        path: The file.
         mode: "rb", or "r" for text in UTF-8.
 
     Raises:
@@ -148,7 +147,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
         raise ValueError(f"it has the key {twice[:80]!r} twice")
     return content
 
@@ -164,13 +163,13 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check(found: os.stat_result, path: PathLike) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _check(status: os.stat_result, path: PathLike) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(Path(path)))
     kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-    kind = next((name for is_kind, name in kinds if is_kind(found.st_mode)), "a device")
+    kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
     raise NotRegularFileError(errno.EINVAL, f"{kind}, not a regular file", str(Path(path)))
 
 
@@ -263,9 +262,6 @@ class TemporaryFolder:
 
     The lock is on the folder itself; what locks folders too, like a partition, needs one inside.
 
-    Args:
-        parent: Where it goes; by default where temporary files go.
-
     Attributes:
         path: The folder.
         descriptor: Holds the lock; a process that inherits it keeps the folder.
@@ -303,11 +299,7 @@ def shared_memory_folder() -> str | None:
 
 
 def remove_abandoned(*parents: str | os.PathLike[str]) -> None:
-    """Remove folders of processes that were killed.
-
-    Args:
-        parents: Where they are; by default where temporary files go, and in shared memory.
-    """
+    """Remove folders of processes that were killed; by default temporary and shared-memory ones."""
     memory = shared_memory_folder()
     for parent in parents or {tempfile.gettempdir(), memory or tempfile.gettempdir()}:
         for path in Path(parent).glob(f"{_PREFIX}*"):
@@ -322,7 +314,6 @@ def _held(path: Path, is_new: bool = False) -> int:
     """A descriptor that holds the lock on a folder; -1 if another process has it, or had it.
 
     Args:
-        path: The folder.
         is_new: Whether it is this process's own; then a file system without locks does no harm.
 
     Raises:
@@ -415,14 +406,10 @@ class MappedFile:
         unmap.atexit = False  # threads may use it to the end
 
     def populate(self, num_bytes: int, writes: bool = False) -> None:
-        """Have the system map pages now, and clear those of a new file, many at a time.
+        """Have the system map the first pages now, many at a time; to write to, if ``writes``.
 
-        Else each is mapped as it is first touched, which takes several times as long. Linux has it
-        from 5.14 on; elsewhere nothing happens.
-
-        Args:
-            num_bytes: Of the first so many bytes.
-            writes: Whether they are to be written to first.
+        Else each is mapped, and one of a new file cleared, as it is first touched, which takes
+        several times as long. Linux has it from 5.14 on; elsewhere nothing happens.
         """
         advice = _MADV_POPULATE_WRITE if writes else _MADV_POPULATE_READ
         self._advise(advice, 0, min(num_bytes, self._num_bytes))
@@ -434,7 +421,6 @@ class MappedFile:
         touch them.
 
         Args:
-            num_bytes: Of so many bytes.
             start: The first of them. Large pages that they do not fill stay as they are.
 
         Returns:

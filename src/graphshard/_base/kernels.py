@@ -147,13 +147,8 @@ _TYPES = {
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = _CPU) -> Tensor:
     """A tensor with any values, for a result.
 
-    Args:
-        shape: Its shape.
-        dtype: Its type of entries.
-        device: Where it is; blocks are kept on the CPU alone.
-
     Returns:
-        A contiguous tensor; large ones take a block that waits to be used again, if one fits.
+        A contiguous tensor; large ones of the CPU take a block that waits, if one fits.
 
     Raises:
         TypeError: ``shape`` holds something else than ints.
@@ -182,8 +177,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str =
             raise MemoryError(
                 f"there is no memory for a tensor of shape {tuple(shape)} and {dtype} on {device}"
             ) from error
-    found: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
-    return found
+    block: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
+    return block
 
 
 def empty_like(tensor: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
 
 
 class PeakMemory:

@@ -18,11 +18,7 @@ _KEYS = (int, str, bytes, type(None))
 
 
 class PickleMachine:
-    """One file's program, of a protocol up to 4.
-
-    Args:
-        data: The pickle.
-    """
+    """One file's program, of a protocol up to 4."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data, self._at = data, 0
@@ -123,10 +119,10 @@ class PickleMachine:
         elif code == b"0":
             self._pop()
         elif code in b"qrp\x94":
-            place = self._place(code)
-            self._memo[place] = self._top()
+            number = self._memo_number(code)
+            self._memo[number] = self._top()
         elif code in b"hjg":
-            push(self._memo[self._place(code)])
+            push(self._memo[self._memo_number(code)])
         elif code in b"ae":
             items = [self._pop()] if code == b"a" else self._to_mark()
             self._top(list).extend(items)
@@ -152,7 +148,7 @@ class PickleMachine:
         else:
             raise ValueError(f"an instruction {code!r} that plain values do not need")
 
-    def _place(self, code: bytes) -> int:
+    def _memo_number(self, code: bytes) -> int:
         if code in b"pg":
             return int(self._line())
         if code == b"\x94":

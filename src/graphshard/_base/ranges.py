@@ -75,10 +75,6 @@ class RangeMap:
         parts = self.part_of(ids) if parts is None else parts
         return ids - self._begins.to(ids.device)[parts]
 
-    def global_of(self, part: int, local_ids: Tensor) -> Tensor:
-        """Global ids of ``local_ids`` of ``part``."""
-        return local_ids + self.starts[part]
-
     def ids_of(self, part: int) -> Tensor:
         """All ids that ``part`` owns, ascending."""
         return torch.arange(self.starts[part], self.starts[part + 1])

@@ -31,8 +31,6 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 LONGEST_TIMEOUT = 1_000_000_000
 """Seconds, some 30 years: what the clocks of all systems hold."""
 
-FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
 
 @dataclass(frozen=True)
 class Unset:

@@ -39,7 +39,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -302,7 +302,7 @@ class FailureMonitor(OperationLog):
         self._send({"event": event})
         self._until(lambda: not self._connected or len(self._events) > num_events, seconds)
 
-    def _until(self, condition: Any, seconds: float) -> None:
+    def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(condition, seconds)
 
@@ -344,7 +344,7 @@ class FailureMonitor(OperationLog):
             if "event" in message:
                 event = message["event"]
                 self._events.append(event)
-                self._has_failure |= event["kind"] != "ended"
+                self.has_failure |= event["kind"] != "ended"
                 if event["kind"] == "ended":
                     self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:
@@ -360,7 +360,7 @@ class FailureMonitor(OperationLog):
         now = time.monotonic()
         last = self._last
         return {
-            "operations": [(*found[:4], now - found[4]) for found in list(self._running.values())],
+            "operations": [(*o[:4], now - o[4]) for o in list(self._running.values())],
             "last": (last[0], last[1], now - last[2]) if last is not None else None,
         }
 
@@ -375,8 +375,8 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
 
     What its other loader threads wait for says nothing about the thread that is missed.
     """
-    same = [found for found in operations if found[0] == group]
-    return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
+    same = [o for o in operations if o[0] == group]
+    return same or [o for o in operations if not o[0].startswith(THREAD_GROUP)]
 
 
 # -- starting --------------------------------------------------------------------------------------
@@ -454,11 +454,8 @@ def start_monitor(
     Args:
         store: Through which ranks learn where the server is.
         key: Under which rank 0 writes it.
-        rank: This process.
-        world_size: Number of ranks.
         addresses: For rank 0: it listens at the first of these that its host has.
         is_local: For rank 0: what all ranks are to know.
-        event_seconds: See `MonitorServer`.
 
     Returns:
         The monitor, and what rank 0 has said of ``is_local``.

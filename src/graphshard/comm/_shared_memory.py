@@ -249,16 +249,16 @@ class SharedBlocks:
 
     # -- what this rank reads ------------------------------------------------------------------
 
-    def read(self, rank: int, place: Sequence[int], into: Tensor) -> None:
+    def read(self, rank: int, location: Sequence[int], into: Tensor) -> None:
         """Copy bytes of a rank's block, and note that this rank is done with them.
 
-        ``place`` is what `publish` returned there, and the bytes before the first to read; ``into``
-        is uint8 and contiguous. If it is empty nothing is read.
+        ``location`` is what `publish` returned there, and the bytes before the first to read;
+        ``into`` is uint8 and contiguous. If it is empty nothing is read.
 
         Raises:
             RuntimeError: The rank is gone, or has left.
         """
-        descriptor, use, offset = place
+        descriptor, use, offset = location
         peer = self.peers[rank]
         error = self._kernels.read_shared(
             peer.process, descriptor, peer.token, use, self._rank, offset, into
@@ -422,8 +422,8 @@ def directories(directory: str | os.PathLike[str] | None) -> list[Path]:
     """Where shared files may be, the best place first."""
     if directory is not None:
         return [Path(directory)]
-    places = [_SHARED_MEMORY, Path(tempfile.gettempdir())]
-    return [place for place in places if place.is_dir() and os.access(place, os.W_OK)] or places[1:]
+    folders = [_SHARED_MEMORY, Path(tempfile.gettempdir())]
+    return [f for f in folders if f.is_dir() and os.access(f, os.W_OK)] or folders[1:]
 
 
 def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int) -> Path:
@@ -432,13 +432,13 @@ def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int
     Raises:
         OSError: None has.
     """
-    places = directories(directory)
-    for place in places:
-        if len(os.fsencode(place)) > _MAX_PATH_BYTES:
-            raise OSError(f"the path of a shared file must be shorter (got {place})")
-        if shutil.disk_usage(place).free > num_bytes:
-            return place
-    rooms = ", ".join(f"{place}: {shutil.disk_usage(place).free}" for place in places)
+    folders = directories(directory)
+    for folder in folders:
+        if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+            raise OSError(f"the path of a shared file must be shorter (got {folder})")
+        if shutil.disk_usage(folder).free > num_bytes:
+            return folder
+    rooms = ", ".join(f"{folder}: {shutil.disk_usage(folder).free}" for folder in folders)
     raise OSError(
         f"sharing memory on this host needs {num_bytes} bytes (free: {rooms}); make room, or use "
         "transport='collective' and map_features=False"
@@ -528,12 +528,9 @@ def share_arrays(
     """Put arrays into memory that the ranks of a host share; every rank must call.
 
     Args:
-        state: The ranks.
-        hosts: Where they are.
         arrays: The same on all ranks but for ``own``.
         whole: Whether every host gets every slice; else those of its own ranks, and the rest of
             the array must not be read: it takes address space, but no memory.
-        directory: As for `Hosts.find`.
 
     Returns:
         The arrays, ``[starts[-1], *]`` each. Not to be written to.
@@ -653,6 +650,3 @@ def _spread(
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-# -- bytes of tensors ------------------------------------------------------------------------------

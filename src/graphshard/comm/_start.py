@@ -224,7 +224,7 @@ def shutdown_comms() -> None:
     deadline = time.monotonic() + state.timeout.total_seconds()
     for each in states:
         if each.shared is not None:
-            failed = each.monitor is not None and each.monitor.has_failure()
+            failed = each.monitor is not None and each.monitor.has_failure
             unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
             late |= set() if failed else {each.members[reader] for reader in unread}
     me, seconds = state.members[state.rank], state.timeout.total_seconds()
@@ -424,12 +424,6 @@ def choose_backend(store: dist.Store, rank: int, world_size: int, timeout: timed
     """NCCL if every rank has a GPU to itself, else gloo; the same on every rank, which must call.
 
     NCCL refuses two ranks on one GPU. A rank's GPU is its current one.
-
-    Args:
-        store: Where the ranks have met.
-        rank: This process.
-        world_size: Number of ranks.
-        timeout: The longest that the wait for the others may take.
 
     Raises:
         RankError: Another rank did not say in time which GPU it has.

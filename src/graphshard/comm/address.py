@@ -17,10 +17,12 @@ import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 JOB_VARIABLE = "GRAPHSHARD_JOB_ID"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+_T = TypeVar("_T")
 
 
 def from_environment(name: str, variable: str) -> str:
@@ -34,7 +36,7 @@ def from_environment(name: str, variable: str) -> str:
     return text
 
 
-def either_name(name: str, value: Any, other: Any) -> Any:
+def either_name(name: str, value: _T, other: _T) -> _T:
     """The argument ``name``, or what was given as ``_name``, which is SAR's word for it.
 
     Raises:

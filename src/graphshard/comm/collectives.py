@@ -83,7 +83,7 @@ def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
 
 def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
     """Rows as they travel; the same tensor where nothing changes."""
-    return tensor.to(wire_dtype(tensor.dtype, wire))
+    return tensor if wire is None else tensor.to(wire_dtype(tensor.dtype, wire))
 
 
 def row_bytes(tensor: Tensor) -> int:
@@ -160,7 +160,6 @@ def copying_ahead(device: torch.device, after: torch.cuda.Event | None) -> Itera
     that is being computed. They must be staged, so that the host waits until they have been read.
 
     Args:
-        device: Where the rows are.
         after: What `rows_are_ready` gave when the rows were there; None changes nothing.
     """
     if after is None:
@@ -367,7 +366,7 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
 def is_in_vain(state: GroupState) -> bool:
     """Whether it is no use to wait for the group: a rank has announced a failure, or is gone."""
     monitor = state.monitor
-    return monitor is not None and (monitor.has_failure() or monitor.has_lost(state.members))
+    return monitor is not None and (monitor.has_failure or monitor.has_lost(state.members))
 
 
 # -- collectives -----------------------------------------------------------------------------------

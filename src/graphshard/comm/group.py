@@ -278,7 +278,8 @@ class OperationLog:
     def __init__(self) -> None:
         self._running: dict[int, RunningOperation] = {}
         self._last: tuple[str, int, float] | None = None
-        self._has_failure = False
+        #: Whether a rank has announced that it has failed or has given up.
+        self.has_failure = False
 
     def enter(
         self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
@@ -295,10 +296,6 @@ class OperationLog:
         ended = self._running.pop(threading.get_ident(), None)
         if ended is not None:
             self._last = (ended[1], ended[2], time.monotonic())
-
-    def has_failure(self) -> bool:
-        """Whether a rank has announced that it has failed or has given up."""
-        return self._has_failure
 
 
 @contextmanager
@@ -329,7 +326,7 @@ def operation(
         monitor.enter(state.name, name, number, others, state.timeout.total_seconds())
     start = time.monotonic()
     try:
-        if monitor is not None and monitor.has_failure():
+        if monitor is not None and monitor.has_failure:
             raise RuntimeError("not started")
         yield
     except torch.OutOfMemoryError:
@@ -406,7 +403,7 @@ def come_together(what: str, rule: str, state: GroupState | None = None) -> None
             missing = [r for r in missing if not store.check([f"{base}/{number}/{r}"])]
             if not missing:
                 break
-            failed = monitor is not None and (monitor.has_failure() or monitor.has_lost(missing))
+            failed = monitor is not None and (monitor.has_failure or monitor.has_lost(missing))
             if failed or time.monotonic() - start > seconds:
                 absent = rank_names([state.members[r] for r in missing])
                 raise RuntimeError(f"{absent} did not come: {rule}")

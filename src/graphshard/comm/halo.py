@@ -98,11 +98,11 @@ class SentRows:
         breaks = (self._index.diff() != 1).nonzero().view(-1) + 1
         if breaks.numel() and len(self) < LONG_RUN * (breaks.numel() + 1):
             return []
-        places = [0, *breaks.tolist(), len(self)]
-        firsts = self._index[places[:-1]].tolist()
+        bounds = [0, *breaks.tolist(), len(self)]
+        firsts = self._index[bounds[:-1]].tolist()
         return [
             (first, first + stop - start)
-            for first, (start, stop) in zip(firsts, pairwise(places), strict=True)
+            for first, (start, stop) in zip(firsts, pairwise(bounds), strict=True)
         ]
 
     @property
@@ -117,14 +117,13 @@ class SentRows:
         return self._indices[device]
 
     def of(self, tensor: Tensor, allocate: Allocate | None = None) -> Tensor:
-        """``tensor[index]``: a view where that is one piece of memory and no other is asked for.
+        """``tensor[index]``: a view where that is one piece of memory.
 
-        Args:
-            tensor: ``[num_rows, *]``.
-            allocate: Makes the memory for a copy; None leaves it to us.
+        With ``allocate`` it is always a copy, in memory that this makes.
         """
-        if self.is_slice and allocate is None:
-            rows = tensor[slice(*self.runs[0])]
+        if allocate is None and len(self.runs) == 1:
+            ((start, stop),) = self.runs
+            rows = tensor[start:stop]
             if rows.is_contiguous():
                 return rows
         shape = (len(self), *tensor.shape[1:])
@@ -184,7 +183,6 @@ class ExchangePlan:
             needed: One integer tensor ``[n_r]`` per rank: numbers of rows wanted from rank
                 ``r``, counted from 0 at rank ``r``. Order and repeats are kept. ``needed[own]``
                 must be empty.
-            num_rows: Rows that this rank owns.
             group: The ranks that take part; None is the default group.
             device: Where ``send_index`` is kept; None is the CPU. Copies for other devices are
                 made when a tensor on one is exchanged.
@@ -325,7 +323,6 @@ class ExchangePlan:
 
         Args:
             total: ``[num_rows, *]``, floating point.
-            arrived: As for `sum_returned`.
         """
         if arrived.numel():
             wide = torch.float64 if total.dtype == torch.float64 else torch.float32
@@ -408,21 +405,21 @@ def check_requests(
     Returns the plans, and the tensors. ``num_rows`` are the rows that each tensor must have, and
     ``needs_grad`` says which will get a gradient; it is empty where that does not matter.
     """
-    if not requests:
-        return [], []
-    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
-    state = plans[0].state
-    error = _check(name, requests, num_rows, state)
-    kinds = [(getattr(t, "dtype", None), tuple(getattr(t, "shape", (0,))[1:])) for t in tensors]
-    needs = needs_grad or [False] * len(plans)
-    signature: tuple[object, ...] = (
-        name,
-        wire,
-        *((plan.serial, *kind, need) for plan, kind, need in zip(plans, kinds, needs, strict=True)),
-    )
+    plans: list[ExchangePlan] = []
+    tensors: list[Tensor] = []
+    error: Exception | None = None
+    signature: tuple[object, ...] = (name, wire)
+    for number, (plan, tensor) in enumerate(requests):
+        plans.append(plan)
+        tensors.append(tensor)
+        error = error or _fault(name, number, tensor, num_rows[number], plan, plans[0])
+        kind = getattr(tensor, "dtype", None), tuple(getattr(tensor, "shape", (0,))[1:])
+        signature += ((plan.serial, *kind, bool(needs_grad) and needs_grad[number]),)
+    if not plans:
+        return plans, tensors
     checked = plans[0].checked  # not the group's: plans may be many, and end
     if signature not in checked:
-        verify(state, _describe(signature), f"what {name} exchanges", error)
+        verify(plans[0].state, _describe(signature), f"what {name} exchanges", error)
         checked.add(signature)
     if error is not None:
         raise error
@@ -434,29 +431,29 @@ def needs_grad_now(tensor: Tensor) -> bool:
     return torch.is_grad_enabled() and bool(getattr(tensor, "requires_grad", False))
 
 
-def _check(
-    name: str, requests: Requests, num_rows: Sequence[int], state: GroupState
+def _fault(
+    name: str, number: int, tensor: Tensor, num_rows: int, plan: ExchangePlan, first: ExchangePlan
 ) -> Exception | None:
-    for number, ((plan, tensor), rows) in enumerate(zip(requests, num_rows, strict=True)):
-        if plan.state is not state:
-            return ValueError(
-                f"{name}: the plans of one call must be of one group (request {number} is of "
-                "another); call once for each group"
-            )
-        if not isinstance(tensor, Tensor):
-            return TypeError(
-                f"{name}: request {number} must hold a tensor (got {type(tensor).__name__})"
-            )
-        if tensor.dim() == 0 or tensor.shape[0] != rows:
-            return ValueError(
-                f"{name}: the tensor of request {number} must have {rows} rows "
-                f"(got shape {tuple(tensor.shape)})"
-            )
-        if tensor.is_sparse or tensor.is_complex():
-            return TypeError(
-                f"{name}: the tensor of request {number} must be dense and real (got "
-                f"{tensor.layout}, {tensor.dtype}); exchange its parts"
-            )
+    """What is wrong with a request, if anything; ``first`` is the plan of the first one."""
+    if plan.state is not first.state:
+        return ValueError(
+            f"{name}: the plans of one call must be of one group (request {number} is of "
+            "another); call once for each group"
+        )
+    if not isinstance(tensor, Tensor):
+        return TypeError(
+            f"{name}: request {number} must hold a tensor (got {type(tensor).__name__})"
+        )
+    if tensor.dim() == 0 or tensor.shape[0] != num_rows:
+        return ValueError(
+            f"{name}: the tensor of request {number} must have {num_rows} rows "
+            f"(got shape {tuple(tensor.shape)})"
+        )
+    if tensor.is_sparse or tensor.is_complex():
+        return TypeError(
+            f"{name}: the tensor of request {number} must be dense and real (got "
+            f"{tensor.layout}, {tensor.dtype}); exchange its parts"
+        )
     return None
 
 
@@ -506,7 +503,6 @@ def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pen
 
     Args:
         requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``.
-        wire: As for `start_fetch_all`.
 
     Returns:
         A `Pending` whose ``wait()`` gives ``[sum(plan.send_splits), *]`` for each request: what
@@ -586,10 +582,6 @@ class HaloFetch(Pending):
     Every rank must make one and must wait. The duties for the backward pass are those of
     `fetch_halo`; there too, own rows are worked on while gradients travel. The tensors must not
     change before ``wait()``, which gives ``[plan.num_halo, *]`` for each request.
-
-    Args:
-        requests: As for `fetch_halo`.
-        wire: As for `fetch_halo`.
 
     Raises:
         ValueError: As `fetch_halo`.
@@ -796,7 +788,6 @@ def start_fetch(
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
     Args:
-        plan: Who reads which rows.
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
         tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
             They must not change before the `Pending` is waited for.
@@ -811,8 +802,8 @@ def start_fetch(
         RankError: Another rank failed.
     """
     source, target = _pair(plan, step)
-    requests, own = [(plan, tensor) for tensor in tensors], [plan.num_rows] * len(tensors)
-    check_requests("start_fetch", requests, own, wire=wire)
+    requests = list(zip([plan] * len(tensors), tensors, strict=True))
+    check_requests("start_fetch", requests, [plan.num_rows] * len(tensors), wire=wire)
     rows = [plan.sent[target].of(tensor.detach()) for tensor in tensors]
     num_rows = plan.recv_splits[source]
     return _start_messages(plan.state, "start_fetch", rows, source, num_rows, target, wire)
@@ -824,11 +815,9 @@ def start_return(
     """Start to return the gradients of the rows received in a step; every rank must call.
 
     Args:
-        plan: Who reads which rows.
         step: The step of `start_fetch` that fetched the rows.
         grads: Each ``[recv_splits[(rank - step) % world_size], *]``; dtypes and trailing shapes
             equal on all ranks.
-        wire: As for `start_fetch`.
 
     Returns:
         A `Pending` whose ``wait()`` gives, for each tensor, the gradients of
@@ -839,26 +828,24 @@ def start_return(
         RankError: Another rank failed.
     """
     owner, reader = _pair(plan, step)
-    requests, fetched = [(plan, grad) for grad in grads], [plan.recv_splits[owner]] * len(grads)
-    check_requests("start_return", requests, fetched, wire=wire)
-    rows = [grad.detach() for grad in grads]
+    requests = list(zip([plan] * len(grads), grads, strict=True))
+    check_requests("start_return", requests, [plan.recv_splits[owner]] * len(grads), wire=wire)
     num_rows = plan.send_splits[reader]
-    return _start_messages(plan.state, "start_return", rows, reader, num_rows, owner, wire)
+    return _start_messages(plan.state, "start_return", grads, reader, num_rows, owner, wire)
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
-    if not 1 <= step < plan.world_size:
-        raise ValueError(
-            f"step must be in [1, {plan.world_size}), one for each other rank (got {step})"
-        )
+    """The rank whose rows come in a step, and the one that reads rows of this one."""
     rank, num_ranks = plan.state.rank, plan.state.world_size
+    if not 1 <= step < num_ranks:
+        raise ValueError(f"step must be in [1, {num_ranks}), one for each other rank (got {step})")
     return (rank - step) % num_ranks, (rank + step) % num_ranks
 
 
 def _start_messages(
     state: GroupState,
     name: str,
-    parts: list[Tensor],
+    parts: Sequence[Tensor],
     source: int,
     num_rows: int,
     target: int,
@@ -867,38 +854,47 @@ def _start_messages(
     """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
     if not parts:
         return Pending.of([])
-    likes = [(part.device, part.dtype) for part in parts]
-    parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
-    outgoing = to_backend([as_bytes(part) for part in parts], device)
-    incoming = [
-        room_for((num_rows, *part.shape[1:]), part.dtype, device, part.device) for part in parts
-    ]
-    del parts
+    outgoing: list[Tensor] = []
+    incoming: list[Tensor] = []
+    devices: list[torch.device] = []
+    dtypes: list[torch.dtype] = []
+    for part in parts:
+        devices.append(part.device)
+        dtypes.append(part.dtype)
+        part = narrowed(part, wire)
+        outgoing.append(as_bytes(part))
+        shape = (num_rows, *part.shape[1:])
+        incoming.append(room_for(shape, part.dtype, device, part.device))
+    outgoing = to_backend(outgoing, device)
+    del parts, part
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations
     state.num_operations += len(outgoing)
     to, frm = state.members[target], state.members[source]
-    requests: list[tuple[int, dist.P2POp]] = []
+    messages: list[dist.P2POp] = []
+    peers: list[int] = []
     num_bytes = 0
     for i, (sent, received) in enumerate(zip(outgoing, incoming, strict=True)):
         tag = (number + i) % _NUM_TAGS
         if received.numel():
             buffer = as_bytes(received)
-            requests.append((source, dist.P2POp(dist.irecv, buffer, frm, state.group, tag)))
+            messages.append(dist.P2POp(dist.irecv, buffer, frm, state.group, tag))
+            peers.append(source)
         if sent.numel():
             num_bytes += sent.numel()
-            requests.append((target, dist.P2POp(dist.isend, sent, to, state.group, tag)))
+            messages.append(dist.P2POp(dist.isend, sent, to, state.group, tag))
+            peers.append(target)
     if num_bytes:
         count("send", num_bytes)
     works: list[tuple[int, dist.Work]] = []
-    if requests:
+    if messages:
         with operation(state, name, number, sorted({source, target})):
-            started = dist.batch_isend_irecv([request for _, request in requests])
-        # A backend that joins the requests gives one piece of work for all of them.
-        works = [(peer, w) for (peer, _), w in zip(requests, started, strict=False)]
-    del requests
+            started = dist.batch_isend_irecv(messages)
+        # A backend that joins the messages gives one piece of work for all of them.
+        works = list(zip(peers, started, strict=False))
+    del messages
 
     def finish() -> list[Tensor]:
         for peer, work in works:
@@ -906,8 +902,10 @@ def _start_messages(
                 wait(state, work)
         works.clear()
         outgoing.clear()  # before anything is copied
-        arrived = from_backend(incoming, [device for device, _ in likes])
+        arrived = from_backend(incoming, devices)
         incoming.clear()
-        return [part.to(dtype) for part, (_, dtype) in zip(arrived, likes, strict=True)]
+        if wire is None:
+            return arrived
+        return [part.to(dtype) for part, dtype in zip(arrived, dtypes, strict=True)]
 
     return Pending(finish)

@@ -91,8 +91,6 @@ def start_exchange(
         tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination,
             or a tensor for each destination (without ``blocks``), so that several are copied into
             the message from where they lie. They must not change before the wait is over.
-        send_splits: Rows of tensor ``i`` for each rank.
-        recv_splits: Rows of tensor ``i`` from each rank.
         name: What error messages call the operation.
         blocks: Through which memory, see `shared_blocks`; None leaves it to the backend.
 

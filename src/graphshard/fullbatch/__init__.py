@@ -2,7 +2,7 @@
 """Exact full-batch training on a graph that spans all ranks."""
 
 from ._construct import construct_full_graph, construct_mfgs
-from ._graph import DistributedBlock, GraphShardManager
+from ._graph_shard_manager import DistributedBlock, GraphShardManager
 from ._homogenised import GraphShard
 from ._partition_data import (
     PartitionData,

@@ -85,11 +85,7 @@ class AggregationPlan:
 
 
 class Compiler:
-    """What calls on one rank's shards compute.
-
-    Args:
-        runner: Runs what is compiled.
-    """
+    """What calls on one rank's shards compute."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._structure = runner, runner.structure
@@ -222,15 +218,7 @@ def _plan_of(
     counts: Tensor | None,
     site: Hashable,
 ) -> AggregationPlan:
-    """The plan of a call whose fields are tensors.
-
-    Args:
-        fields: The relation.
-        message: What each edge carries.
-        reduce: How messages that meet become one.
-        counts: ``[num_dst]`` to divide sums by; None for other reductions than the mean.
-        site: What tells call sites apart.
-    """
+    """The plan of a call whose fields are tensors."""
     operands = operands_of(message)
     sources = [name for target, name in operands if target == "u"]
     value = _edge_value(_message_of(fields, message))

@@ -17,7 +17,7 @@ from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph.structure import Schema
-from ._graph import GraphShardManager
+from ._graph_shard_manager import GraphShardManager
 from ._partition_data import PartitionData, wrong_number_of_ranks
 from .execution import AggregationMode, ModeName
 from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows
@@ -38,15 +38,10 @@ def construct_full_graph(
 
     Args:
         partition_data: This rank's part; part ``r`` goes to rank ``r``.
-        mode: ``"sequential"``, ``"oneshot"`` or ``"auto"``; see `AggregationMode`.
-        rematerialize: With sequential aggregation, fetch remote rows again in the backward; see
-            `AggregationMode`.
-        memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
-        row_width: For ``"auto"``: columns of the widest row that will be exchanged.
-        prefetch: Remote shards fetched while another one is computed; see `AggregationMode`.
-        halo_dtype: The dtype in which wider remote rows travel; see `AggregationMode`.
         group: The ranks that share the graph; None for the default group, or for no group at
             all when the graph has one part.
+
+    The other arguments are those of `AggregationMode`.
 
     Returns:
         A graph with a row per owned node; ``ndata[NID]`` and ``edata[EID]`` hold global ids.
@@ -114,7 +109,6 @@ def construct_mfgs(
             of several node types: type to ids of that type, or one tensor of homogenised ids, which
             are rows of this rank plus ``partition_data.node_ranges[rank][0]``. Ranks may have
             different numbers of them, also none.
-        n_layers: Number of layers.
         keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
             term expect.
 
@@ -217,18 +211,18 @@ def _layer(
     group: dist.ProcessGroup | None,
 ) -> tuple[GraphShardManager, dict[str, Tensor]]:
     """The graph whose destinations are ``dst_rows``, and the owned rows that feed it."""
-    kept, edge_ids = _edges_into(data, dst_rows)
+    edges_of, edge_ids = _edges_into(data, dst_rows)
     src_rows: dict[str, Tensor] = {}
     for ntype in data.node_type_names:
-        into = [kept[etype] for etype in data.canonical_etypes if etype[0] == ntype]
+        into = [edges_of[etype] for etype in data.canonical_etypes if etype[0] == ntype]
         first = dst_rows[ntype] if keep_seed_nodes else dst_rows[ntype][:0]
         src_rows[ntype], renumbered = _source_rows(data, ntype, into, first, group)
         for etype, edges in zip(
             [t for t in data.canonical_etypes if t[0] == ntype], renumbered, strict=True
         ):
-            kept[etype] = edges
+            edges_of[etype] = edges
     structure = ShardStructure(
-        kept,
+        edges_of,
         {t: rows.numel() for t, rows in src_rows.items()},
         {t: rows.numel() for t, rows in dst_rows.items()},
         data.device,
@@ -254,20 +248,20 @@ def _edges_into(
     data: PartitionData, dst_rows: Mapping[str, Tensor]
 ) -> tuple[dict[CanonicalEType, LocalEdges], dict[CanonicalEType, Tensor]]:
     """In-edges of ``dst_rows``, destinations renumbered; and which of the part's edges they are."""
-    kept, edge_ids = {}, {}
+    edges_into, edge_ids = {}, {}
     for etype, edges in data.edges.items():
         rows = dst_rows[etype[2]]
         position = torch.full((data.num_owned(etype[2]),), -1, device=data.device)
         position[rows] = torch.arange(rows.numel(), device=data.device)
         chosen = (position[edges.dst] >= 0).nonzero().view(-1)
-        kept[etype] = LocalEdges(
+        edges_into[etype] = LocalEdges(
             edges.src_part[chosen],
             edges.src[chosen],
             position[edges.dst[chosen]].to(edges.dst.dtype),
             rows.numel(),
         )
         edge_ids[etype] = chosen
-    return kept, edge_ids
+    return edges_into, edge_ids
 
 
 def _source_rows(
@@ -294,11 +288,11 @@ def _source_rows(
         src = e.src.clone()
         own = e.src_part == rank
         src[own] = position[e.src[own]].to(src.dtype)
-        for part, wanted in enumerate(needed):
+        for part, rows_of_part in enumerate(needed):
             of_part = e.src_part == part
-            if part != rank and wanted.numel():
+            if part != rank and rows_of_part.numel():
                 start, _ = plan.halo_range(part)
-                at = torch.searchsorted(wanted, e.src[of_part].to(wanted.dtype))
+                at = torch.searchsorted(rows_of_part, e.src[of_part].to(rows_of_part.dtype))
                 src[of_part] = remote[start + at].to(src.dtype)
         renumbered.append(LocalEdges(e.src_part, src, e.dst, e.num_dst))
     return rows, renumbered
@@ -347,12 +341,12 @@ def _original_ids(data: PartitionData) -> OriginalIds:
     """The ids before partitioning; global ids where the part does not know them."""
     nodes, edges = {}, {}
     for ntype in data.node_type_names:
-        known = data.node_features.get(f"{ntype}/orig_id")
-        ids = data.node_map(ntype).ids_of(data.rank) if known is None else known
+        stored = data.node_features.get(f"{ntype}/orig_id")
+        ids = data.node_map(ntype).ids_of(data.rank) if stored is None else stored
         nodes[ntype] = ids.to(data.device, torch.int64)
     for etype in data.canonical_etypes:
-        known = data.edge_features.get(f"{':'.join(etype)}/orig_id")
-        ids = data.partition_book.partid2eids(data.rank, etype) if known is None else known
+        stored = data.edge_features.get(f"{':'.join(etype)}/orig_id")
+        ids = data.partition_book.partid2eids(data.rank, etype) if stored is None else stored
         edges[etype] = ids.to(data.device, torch.int64)
     return OriginalIds(nodes, edges)
 

@@ -25,7 +25,7 @@ from ..graph.structure import Schema
 from .topology import LocalEdges, OriginalIds, ShardStructure, narrow
 
 if TYPE_CHECKING:
-    from ._graph import GraphShardManager
+    from ._graph_shard_manager import GraphShardManager
 
 
 @dataclass(eq=False)
@@ -77,38 +77,38 @@ def homogenised_graph(graph: GraphShardManager) -> GraphShardManager:
             "change those of homogenised() instead",
         )
     book, rank, device = graph._book(), graph._structure.rank, graph.device
-    found = graph._homogenised_edges
+    homogenised = graph._homogenised_edges
     start, stop = graph.tgt_node_range
     rows = {DEFAULT_NTYPE: torch.arange(stop - start, device=device)}
     num = {DEFAULT_NTYPE: stop - start}
     structure = ShardStructure(
-        {DEFAULT_CANONICAL_ETYPE: found.edges}, num, num, device, graph._structure.group
+        {DEFAULT_CANONICAL_ETYPE: homogenised.edges}, num, num, device, graph._structure.group
     )
     nodes = Frame(stop - start, device, "nodes", "node")
     ids = torch.arange(start, stop, device=device)
     nodes.set(NID, ids, "node")
     nodes.set(NTYPE, book.map_to_per_ntype(ids)[0], "node")
     node_frames = [nodes]
-    edges = Frame(found.edges.num_edges, device, "edges", "edge")
-    edges.set(ETYPE, found.relation, "edge")
+    edges = Frame(homogenised.edges.num_edges, device, "edges", "edge")
+    edges.set(ETYPE, homogenised.relation, "edge")
     edge_ids = [
         book.map_to_homo_eid(book.partid2eids(rank, etype), etype).to(device)
         for etype in graph.canonical_etypes
     ]
-    edges.set(EID, _per_edge(found, edge_ids), "edge")
+    edges.set(EID, _per_edge(homogenised, edge_ids), "edge")
     schema = Schema.of_graph([DEFAULT_NTYPE], [DEFAULT_CANONICAL_ETYPE])
     frames = (node_frames, node_frames, [edges])
-    original = _original_ids(graph, found)
+    original = _original_ids(graph, homogenised)
     return graph._with_structure(structure, schema, frames, rows, original)
 
 
-def _original_ids(graph: GraphShardManager, found: HomogenisedEdges) -> OriginalIds:
+def _original_ids(graph: GraphShardManager, homogenised: HomogenisedEdges) -> OriginalIds:
     """Ids before partitioning, those of each type after those of the types before."""
     book, nodes, edges = graph._book(), [], []
     first = 0
     for ntype in book.ntypes:
-        known = graph._original.nodes.get(ntype)
-        nodes.append(torch.empty(0, dtype=torch.int64) if known is None else known + first)
+        stored = graph._original.nodes.get(ntype)
+        nodes.append(torch.empty(0, dtype=torch.int64) if stored is None else stored + first)
         first += book.num_nodes(ntype)
     first = 0
     for etype in graph.canonical_etypes:
@@ -116,15 +116,15 @@ def _original_ids(graph: GraphShardManager, found: HomogenisedEdges) -> Original
         first += book.num_edges(etype)
     return OriginalIds(
         {DEFAULT_NTYPE: torch.cat([ids.to(graph.device) for ids in nodes])},
-        {DEFAULT_CANONICAL_ETYPE: _per_edge(found, edges)},
+        {DEFAULT_CANONICAL_ETYPE: _per_edge(homogenised, edges)},
     )
 
 
-def _per_edge(found: HomogenisedEdges, by_relation: list[Tensor]) -> Tensor:
+def _per_edge(homogenised: HomogenisedEdges, by_relation: list[Tensor]) -> Tensor:
     """Values of all edges, from those of each relation."""
     starts = torch.tensor([0, *(len(rows) for rows in by_relation)]).cumsum(0)
-    starts = starts.to(found.row.device)
-    return torch.cat(by_relation)[starts[found.relation] + found.row]
+    starts = starts.to(homogenised.row.device)
+    return torch.cat(by_relation)[starts[homogenised.relation] + homogenised.row]
 
 
 def homogenised_edges(graph: GraphShardManager) -> HomogenisedEdges:
@@ -174,13 +174,13 @@ def shards_of(graph: GraphShardManager) -> list[GraphShard]:
 
 
 def _shard(graph: GraphShardManager, part: int) -> GraphShard:
-    found, ranges = graph._homogenised_edges, graph.node_ranges
-    here = (found.edges.src_part == part).nonzero().view(-1)
-    src, src_places = torch.unique(found.edges.src[here], return_inverse=True)
-    dst, dst_places = torch.unique(found.edges.dst[here], return_inverse=True)
-    block = create_block((src_places, dst_places), src.numel(), dst.numel())
+    homogenised, ranges = graph._homogenised_edges, graph.node_ranges
+    here = (homogenised.edges.src_part == part).nonzero().view(-1)
+    src, src_positions = torch.unique(homogenised.edges.src[here], return_inverse=True)
+    dst, dst_positions = torch.unique(homogenised.edges.dst[here], return_inverse=True)
+    block = create_block((src_positions, dst_positions), src.numel(), dst.numel())
     if len(graph.canonical_etypes) > 1:
-        block.edata[ETYPE] = found.relation[here]
+        block.edata[ETYPE] = homogenised.relation[here]
     else:
         for name, values in graph._edge_frames[0].items():
             block.edata[name] = values[here]
@@ -199,15 +199,15 @@ def graph_to_sample(graph: GraphShardManager) -> Graph:
     """This rank's in-edges between homogenised ids, as a graph that has all nodes."""
     if graph.is_block:
         graph._unsupported("a graph to sample from as a message flow graph", "use the full one")
-    found, ranges = graph._homogenised_edges, graph.node_ranges
+    homogenised, ranges = graph._homogenised_edges, graph.node_ranges
     first = torch.tensor([start for start, _ in ranges], device=graph.device)
     ends = (
-        found.edges.src + first[found.edges.src_part.long()],
-        found.edges.dst.long() + graph.tgt_node_range[0],
+        homogenised.edges.src + first[homogenised.edges.src_part.long()],
+        homogenised.edges.dst.long() + graph.tgt_node_range[0],
     )
     whole: Graph = make_graph(ends, num_nodes=ranges[-1][1])
     if len(graph.canonical_etypes) > 1:
-        whole.edata[ETYPE] = found.relation
+        whole.edata[ETYPE] = homogenised.relation
     else:
         whole.edata.update(graph._edge_frames[0])
     return whole

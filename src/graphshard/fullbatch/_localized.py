@@ -29,7 +29,7 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-def picked(degrees: Tensor, ids: Any) -> Any:
+def picked(degrees: Tensor, ids: Any) -> Tensor | int:
     """The degrees of some rows: all, one as an int, or those of several ids."""
     if is_all(ids):
         return degrees
@@ -43,7 +43,6 @@ class LocalizedShards(LocalGraph):
 
     Args:
         graph: The sharded graph; its destination and edge features are shared.
-        structure: The rank's rows and edges.
         inputs: The source types that have extended rows.
     """
 

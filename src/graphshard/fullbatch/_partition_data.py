@@ -98,7 +98,8 @@ class PartitionData:
 
     def node_map(self, ntype: str | None = None) -> RangeMap:
         """Which part owns which nodes of ``ntype``, in the per-type id space."""
-        return typewise_ranges(self.partition_book, ntype or self._only_ntype())
+        blocks = self.partition_book.node_map()[ntype or self._only_ntype()]
+        return RangeMap.from_sizes([stop - start for start, stop in blocks])
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
@@ -182,11 +183,6 @@ def owned_ranges(book: RangePartitionBook) -> list[tuple[int, int]]:
     return list(zip(starts[:-1], starts[1:], strict=True))
 
 
-def typewise_ranges(book: RangePartitionBook, ntype: str) -> RangeMap:
-    """Per-type node ids owned by each part."""
-    return RangeMap.from_sizes([stop - start for start, stop in book.node_map()[ntype]])
-
-
 def suffix_key_lookup(
     feature_dict: Mapping[str, Tensor],
     key: str,
@@ -212,17 +208,19 @@ def suffix_key_lookup(
     """
     if ntype is not None:
         return feature_dict[f"{ntype}/{key}"]
-    found = [name for name in feature_dict if "/" in name and name.rsplit("/", 1)[-1] == key]
-    if not found:
-        found = [name for name in feature_dict if "/" in name and name.endswith(key)]
-    of_one_name = len({name.rsplit("/", 1)[-1] for name in found}) == 1
-    if len(found) != 1 and not (expand_to_all and of_one_name):
-        names = ", ".join(sorted(found or feature_dict))
-        raise KeyError(f"need exactly one feature named '{key}' (got {len(found)}; have: {names})")
+    names = [name for name in feature_dict if "/" in name and name.rsplit("/", 1)[-1] == key]
+    if not names:
+        names = [name for name in feature_dict if "/" in name and name.endswith(key)]
+    of_one_name = len({name.rsplit("/", 1)[-1] for name in names}) == 1
+    if len(names) != 1 and not (expand_to_all and of_one_name):
+        present = ", ".join(sorted(names or feature_dict))
+        raise KeyError(
+            f"need exactly one feature named '{key}' (got {len(names)}; have: {present})"
+        )
     if not expand_to_all:
-        return feature_dict[found[0]]
+        return feature_dict[names[0]]
     return _expanded(
-        {name.rpartition("/")[0]: feature_dict[name] for name in found},
+        {name.rpartition("/")[0]: feature_dict[name] for name in names},
         feature_dict,
         key,
         type_list,
@@ -248,8 +246,8 @@ def _expanded(
             "cannot be one tensor; look it up type by type, with ntype="
         )
     node_type = features[NTYPE]
-    one = next(iter(by_type.values()))
-    rows = one.new_zeros((node_type.shape[0], *one.shape[1:]))
+    like = next(iter(by_type.values()))
+    rows = like.new_zeros((node_type.shape[0], *like.shape[1:]))
     for ntype, values in by_type.items():
         rows[node_type == list(type_list).index(ntype)] = values
     return rows

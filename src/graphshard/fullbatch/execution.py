@@ -52,7 +52,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ from ..comm.collectives import WIRE_DTYPES, copying_ahead, rows_are_ready
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import add_rows, empty
-from .lazy import DeferredEdges
+from .lazy import DeferredEdges, FieldsOnRead
 from .reductions import (
     CompanionRows,
     EdgeRows,
@@ -185,8 +185,6 @@ class AggregationMode:
 
         Args:
             num_halo_rows: Rows that this rank would hold in one-shot mode.
-            group: The ranks that share the graph.
-            device: Where the graph is.
         """
         if self.mode != "auto":
             return self.mode
@@ -229,7 +227,6 @@ class RowTransport(ABC):
     """Exchange of the rows of one halo, shard by shard.
 
     Args:
-        halo: The source rows.
         wire: In which dtype wider floating-point rows travel; None is their own.
         keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
     """
@@ -238,6 +235,8 @@ class RowTransport(ABC):
     by_columns = True
     #: Whether remote rows are outputs of a pass too, and gradients can be differentiated.
     returns_rows = False
+    #: Rows that each step brings; step 0, of the own shard, brings none.
+    num_rows: Sequence[int]
 
     def __init__(
         self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
@@ -257,10 +256,6 @@ class RowTransport(ABC):
 
     @abstractmethod
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
-
-    @abstractmethod
-    def num_rows(self, step: int) -> int:
-        """Source rows of a remote shard."""
 
     @abstractmethod
     def start_fetch(
@@ -287,7 +282,7 @@ class RowTransport(ABC):
         whole: SourceRows,
         axes: Mapping[LeafKey, int | None],
         needs_grad: Mapping[LeafKey, bool],
-        known: SourceRows,
+        fetched_before: SourceRows,
     ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
         """Each visit with its source rows, those of the next visits being fetched meanwhile.
 
@@ -299,14 +294,14 @@ class RowTransport(ABC):
             whole: Own rows of each source leaf.
             axes: Dimension of each leaf that blocks are cut along; None or absent for whole ones.
             needs_grad: Whether gradients of a leaf's rows will be returned.
-            known: Rows of the only remote shard that are here already.
+            fetched_before: Rows of the only remote shard that are here already.
         """
         cut = [key for key in whole if axes.get(key) is not None]
 
         def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
             step, block = visit
             # All leaves with the first block of a shard, then those that are cut.
-            keys = [key for key in (cut if block.index else whole) if key not in known]
+            keys = [key for key in (cut if block.index else whole) if key not in fetched_before]
             parts = [
                 whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
                 for key in keys
@@ -333,7 +328,7 @@ class RowTransport(ABC):
                         event.synchronize()
                     keys, arriving = pending.popleft()
                     if step and block.index == 0:
-                        rows |= known
+                        rows |= fetched_before
                     rows |= zip(keys, arriving.wait(), strict=True)
                     del arriving
                 while whole and started < len(visits) and started <= number + depth:
@@ -356,12 +351,17 @@ class RowTransport(ABC):
 class PairwiseTransport(RowTransport):
     """One remote rank at a time: the memory of a shard, whatever the halo."""
 
+    def __init__(
+        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+    ) -> None:
+        super().__init__(halo, wire, keeps_rows)
+        plan, rank, num_ranks = halo.plan, halo.plan.rank, halo.plan.world_size
+        steps = range(num_ranks)
+        self.num_rows = [plan.recv_splits[(rank - step) % num_ranks] for step in steps]
+        self._sent = [plan.sent[(rank + step) % num_ranks] for step in steps]
+
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.shards(etype)
-
-    def num_rows(self, step: int) -> int:
-        start, stop = self.plan.halo_range((self.plan.rank - step) % self.plan.world_size)
-        return stop - start
 
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
@@ -372,17 +372,11 @@ class PairwiseTransport(RowTransport):
         return start_return(self.plan, step, grads, self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
-        reader = (self.plan.rank + step) % self.plan.world_size
-        _add_at(total, self.plan.sent[reader], arrived)
+        _add_at(total, self._sent[step], arrived)
 
 
 class CollectiveTransport(RowTransport):
-    """The whole halo in one collective: one step after the own shard, however many ranks.
-
-    Args:
-        halo: The source rows.
-        wire: In which dtype wider floating-point rows travel; None is their own.
-    """
+    """The whole halo in one collective: one step after the own shard, however many ranks."""
 
     by_columns = False  # blocks would be a collective each
     returns_rows = True
@@ -390,12 +384,10 @@ class CollectiveTransport(RowTransport):
     def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
         super().__init__(halo, wire, keeps_rows=True)
         self.num_steps = min(self.num_steps, 2)
+        self.num_rows = [0, halo.num_halo]
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.halves(etype)
-
-    def num_rows(self, step: int) -> int:
-        return self.plan.num_halo
 
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
@@ -420,9 +412,10 @@ def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
     if not sent.runs:
         add_rows(total, sent.index_on(total.device), rows)
         return
-    lengths = [stop - start for start, stop in sent.runs]
-    for (start, stop), some in zip(sent.runs, rows.split(lengths), strict=True):
-        total[start:stop].add_(some)
+    first = 0
+    for start, stop in sent.runs:
+        total[start:stop].add_(rows.narrow(0, first, stop - start))
+        first += stop - start
 
 
 @dataclass
@@ -442,7 +435,6 @@ class HaloRowCache:
     """Halo rows of constant tensors and of source fields.
 
     Args:
-        structure: The rank's rows and edges.
         wire: In which dtype wider rows travel; None is their own.
     """
 
@@ -453,26 +445,26 @@ class HaloRowCache:
 
     # ------------------------------------------------------------------ constants
 
-    def known(self, halo: Halo, own: Tensor) -> Tensor | None:
+    def constant_rows(self, halo: Halo, own: Tensor) -> Tensor | None:
         """Halo rows of a tensor that needs no gradient, if they were fetched before."""
         if not self._constants.is_constant([own]):
             return None
         return self._constants.get(("halo", id(halo)), [own])
 
-    def keep(self, halo: Halo, own: Tensor, rows: Tensor) -> None:
-        """Keep halo rows of a tensor that needs no gradient."""
+    def keep_constant(self, halo: Halo, own: Tensor, rows: Tensor) -> None:
+        """Keep halo rows of a tensor that needs no gradient, if it is constant."""
         if self._constants.is_constant([own]):
             self._constants.put(("halo", id(halo)), [own], rows)
 
     def fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
         """Halo rows ``[num_halo, ...]`` of each tensor, in one exchange; collective."""
-        found = [self.known(halo, own) for halo, own in requests]
-        missing = [i for i, rows in enumerate(found) if rows is None]
+        rows = [self.constant_rows(halo, own) for halo, own in requests]
+        missing = [i for i, part in enumerate(rows) if part is None]
         pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
-        for i, rows in zip(missing, fetch_halo(pairs, self._wire), strict=True):
-            found[i] = rows
-            self.keep(*requests[i], rows)
-        return [rows for rows in found if rows is not None]
+        for i, part in zip(missing, fetch_halo(pairs, self._wire), strict=True):
+            rows[i] = part
+            self.keep_constant(*requests[i], part)
+        return [part for part in rows if part is not None]
 
     def extended(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
         """Own and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""
@@ -502,11 +494,9 @@ class HaloRowCache:
         """A source frame as one relation's edges see it: extended rows, fetched when read.
 
         Args:
-            halo: The rows to fetch.
-            frame: The source frame.
             frames: All source frames in use; rows of what is in none of them are dropped.
         """
-        return _ExtendedFields(self, halo, frame, frames)
+        return FieldsOnRead(frame, lambda name: self._extended_field(halo, frame, name, frames))
 
     def has(self, halo: Halo, tensor: Tensor) -> bool:
         """Whether the tensor's halo rows are here."""
@@ -516,9 +506,9 @@ class HaloRowCache:
         """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
         if not self.is_in_scope:
             return []
-        wanted = frame[name]
+        read = frame[name]
         others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
-        distinct = {id(tensor): tensor for tensor in others if tensor is not wanted}
+        distinct = {id(tensor): tensor for tensor in others if tensor is not read}
         return [tensor for tensor in distinct.values() if not self.has(halo, tensor)]
 
     def put(
@@ -557,39 +547,19 @@ class HaloRowCache:
     def _extended_field(
         self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
     ) -> Tensor:
-        wanted = frame[name]
-        entry = self._find(halo, wanted)
+        own = frame[name]
+        entry = self._find(halo, own)
         if entry is None:
-            distinct = [wanted, *self.companions(halo, frame, name)]
+            distinct = [own, *self.companions(halo, frame, name)]
             fetched = self.fetch([(halo, tensor) for tensor in distinct])
             self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
-            entry = self._find(halo, wanted)
+            entry = self._find(halo, own)
             if entry is None:
-                entry = _HaloRows(wanted, version_of(wanted), fetched[0])
+                entry = _HaloRows(own, version_of(own), fetched[0])
         if entry.extended is None:
             alone = halo.plan.world_size == 1
-            entry.extended = wanted if alone else torch.cat([wanted, entry.remote])
+            entry.extended = own if alone else torch.cat([own, entry.remote])
         return entry.extended
-
-
-class _ExtendedFields(Mapping[str, Any]):
-    def __init__(
-        self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
-    ) -> None:
-        self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
-        self._extended: dict[str, Tensor] = {}  # of one call
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._extended:
-            rows = self._cache._extended_field(self._halo, self._frame, name, self._frames)
-            self._extended[name] = rows
-        return self._extended[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)
 
 
 # -- gradients of whole tensors out of those of their rows -----------------------------------------
@@ -600,7 +570,6 @@ class ShardGradients:
     """Gradients of one reduction with respect to what one shard saw; None where unused.
 
     Args:
-        leaves: By leaf.
         parameters: In the order of the pass.
         are_new: Whether the tensors are not shared, so that they may be written to.
     """
@@ -614,8 +583,7 @@ class GradientSums:
     """Gradients of whole leaves, added up shard by shard; remote rows' are sent to their owners.
 
     Args:
-        transport: How they travel.
-        wanted: Leaves whose gradients are wanted.
+        leaves: Those whose gradients are asked for.
         tensors: All leaves, whole; without values where no gradient needs them.
         axes: Dimension of each leaf that blocks are cut along; None or absent where every block
             sees the whole leaf.
@@ -625,43 +593,45 @@ class GradientSums:
     def __init__(
         self,
         transport: RowTransport,
-        wanted: Sequence[Leaf],
+        leaves: Sequence[Leaf],
         tensors: Mapping[LeafKey, Tensor],
         axes: Mapping[LeafKey, int | None],
         depth: int,
     ) -> None:
-        self._transport, self._axes = transport, axes
-        self._depth = depth
-        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
-        self.wanted = {leaf.key: tensors[leaf.key] for leaf in wanted}
-        #: In which the sums are kept. With the whole halo at once a row is added to once.
-        self._dtypes = {
-            key: accumulation_dtype(tensor.dtype)
-            if transport.by_columns or key[0] != "u"
-            else tensor.dtype
-            for key, tensor in self.wanted.items()
-        }
+        self._transport, self._axes, self._depth = transport, axes, depth
+        self.leaves: dict[LeafKey, Tensor] = {}
+        self._source_keys: list[LeafKey] = []
+        self._dtypes: dict[LeafKey, torch.dtype] = {}  # in which the sums are kept
+        for leaf in leaves:
+            dtype = tensors[leaf.key].dtype
+            is_source = leaf.target == "u"
+            # With the whole halo at once a source row is added to once.
+            widens = transport.by_columns or not is_source
+            self._dtypes[leaf.key] = accumulation_dtype(dtype) if widens else dtype
+            self.leaves[leaf.key] = tensors[leaf.key]
+            if is_source:
+                self._source_keys.append(leaf.key)
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
         self._new_rows: set[LeafKey] = set()
         self._pending: deque[tuple[int, ColumnBlock, list[LeafKey], Pending]] = deque()
 
-    def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
-        """Take in what one reduction found on one block of a shard."""
-        for key, grad in found.leaves.items():
+    def add(self, shard: Shard, grads: ShardGradients, block: ColumnBlock) -> None:
+        """Take in the gradients of one reduction on one block of a shard."""
+        for key, grad in grads.leaves.items():
             if grad is None:
                 continue
             if key[0] == "u":
-                self.add_to_rows(key, grad, found.are_new)
+                self.add_to_rows(key, grad, grads.are_new)
             elif key[0] == "e" and shard.eids is not None:
                 total = block.of(self._sum(key), self._axes.get(key))
                 total.index_add_(0, shard.eids.to(torch.int64), grad.to(total.dtype))
             else:
-                self._add_whole(key, grad, block, found.are_new)
+                self._add_whole(key, grad, block, grads.are_new)
 
     def add_to_rows(self, key: LeafKey, grad: Tensor | None, is_new: bool = False) -> None:
-        """Take in a gradient of the source rows of the shard that is worked on, if it is wanted."""
-        if grad is None or key not in self.wanted:
+        """Take in a gradient of the source rows of the present shard, if it is asked for."""
+        if grad is None or key not in self.leaves:
             return
         before = self._from_shard.get(key)
         self._from_shard[key] = grad if before is None else before + grad
@@ -672,12 +642,8 @@ class GradientSums:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
 
         Those of a leaf that is cut go block by block, the others with the last block.
-
-        Args:
-            step: The step that the gradients are of.
-            block: The columns that were done last.
         """
-        if not self.sources:
+        if not self._source_keys:
             return
         if step == 0:
             while self._from_shard:
@@ -687,18 +653,17 @@ class GradientSums:
             return
         self._new_rows.clear()
         keys, outgoing = [], []
-        for leaf in self.sources:
-            axis = self._axes.get(leaf.key)
+        for key in self._source_keys:
+            axis = self._axes.get(key)
             if block.count > 1 and axis is None and not block.is_last:
                 continue
-            tensor = self.wanted[leaf.key]
-            found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
-            if found is None:
-                empty = block.of(tensor[:0], axis)
-                found = empty.new_zeros((self._transport.num_rows(step), *empty.shape[1:]))
-            keys.append(leaf.key)
-            outgoing.append(found.to(tensor.dtype))
-            del found
+            rows = self._from_shard.pop(key, None)
+            if rows is None:
+                none = block.of(self.leaves[key][:0], axis)
+                rows = none.new_zeros((self._transport.num_rows[step], *none.shape[1:]))
+            keys.append(key)
+            outgoing.append(rows.to(self.leaves[key].dtype))
+            del rows
         while self._pending and len(self._pending) >= self._depth:
             self._receive()
         pending = self._transport.start_return(step, outgoing)
@@ -726,12 +691,12 @@ class GradientSums:
             self._transport.add_returned(step, total, grad)
 
     def result(self, key: LeafKey) -> Tensor:
-        """The gradient of a wanted leaf, after `finish`."""
-        return self._sum(key).to(self.wanted[key].dtype)
+        """The gradient of a leaf, after `finish`."""
+        return self._sum(key).to(self.leaves[key].dtype)
 
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
-            tensor = self.wanted[key]
+            tensor = self.leaves[key]
             self._sums[key] = empty(tensor.shape, self._dtypes[key], tensor.device).zero_()
         return self._sums[key]
 
@@ -752,6 +717,15 @@ class GradientSums:
 # -- the pass --------------------------------------------------------------------------------------
 
 
+class PassPart(NamedTuple):
+    """One relation's reduction in a pass."""
+
+    etype: CanonicalEType
+    reduction: Reduction
+    keys: list[LeafKey]  # of its leaves
+    shards: Sequence[Shard]  # by step
+
+
 class ShardPass:
     """One walk over the shards of a halo, for one or more relations that share it.
 
@@ -759,8 +733,7 @@ class ShardPass:
         transport: The source rows, and how they come; every relation's sources are among them.
         reductions: What to compute for which relation, in an order equal on all ranks.
         prefetch: Shards that are fetched ahead while another is computed.
-        device: Where rows are computed.
-        known: Remote rows of the only remote shard that are here already, by source leaf.
+        fetched_before: Rows of the only remote shard that are here already, by source leaf.
     """
 
     def __init__(
@@ -769,59 +742,58 @@ class ShardPass:
         reductions: Sequence[tuple[CanonicalEType, Reduction]],
         prefetch: int,
         device: torch.device,
-        known: SourceRows | None = None,
+        fetched_before: SourceRows | None = None,
     ) -> None:
-        self.transport, self.reductions = transport, reductions
-        self.prefetch, self.device = prefetch, device
-        self._remote: SourceRows = {}
+        self.transport, self.prefetch, self.device = transport, prefetch, device
         self.unread: set[int] = set()  # leaves whose values the backward does not read
-        self._needs_sources = self._is_random = self._can_lose_result = False
-        self._keys_of: list[list[LeafKey]] = []  # of the leaves of each reduction
-        places: dict[LeafKey, int] = {}
+        self._needs_sources = self._is_random = self.can_lose_result = False
+        self.parts: list[PassPart] = []
         self.leaves: list[Leaf] = []
         self.sources: list[Leaf] = []
-        for _, reduction in reductions:
+        numbers: dict[LeafKey, int] = {}
+        for etype, reduction in reductions:
             reduction.num_shards = transport.num_steps
             # With the whole halo at once a row is added to once: there is nothing to keep wide.
             reduction.widens = transport.by_columns
             self._needs_sources |= reduction.needs_sources
             self._is_random |= reduction.is_random
-            self._can_lose_result |= reduction.can_lose_result
-            self._keys_of.append([leaf.key for leaf in reduction.leaves])
+            self.can_lose_result |= reduction.can_lose_result
+            keys = []
             for leaf in reduction.leaves:
-                if leaf.key not in places:
-                    places[leaf.key] = len(places)
+                keys.append(leaf.key)
+                if leaf.key not in numbers:
+                    numbers[leaf.key] = len(numbers)
                     self.leaves.append(leaf)
                     if leaf.target == "u":
                         self.sources.append(leaf)
+            self.parts.append(PassPart(etype, reduction, keys, transport.shards(etype)))
         blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
         if self.sources and transport.num_steps > 1 and transport.by_columns:
-            blocks = self._cut_into_blocks(places)
+            blocks = self._cut_into_blocks(numbers)
         # The own shard, then the others, block by block.
         self._visits: list[Visit] = [(0, WHOLE)]
         for step in range(1, transport.num_steps):
-            for block in blocks if self.sources else [WHOLE]:
+            for block in blocks:
                 self._visits.append((step, block))
-        self._known = known or {}
-        self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
+        self._fetched_before = fetched_before or {}
+        self._remote: SourceRows = {}  # what came last
+        self._kept: dict[Visit, SourceRows] = {}
         self._random: list[RandomState] = []
-        self._grouped: list[Sequence[Tensor]] = []
-        self._outer_grads: list[Tensor | None] = []
         kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def _cut_into_blocks(self, places: Mapping[LeafKey, int]) -> list[ColumnBlock]:
+    def _cut_into_blocks(self, numbers: Mapping[LeafKey, int]) -> list[ColumnBlock]:
         """Take remote shards block by block, if all reductions can and agree on how."""
-        sites = tuple([reduction.site for _, reduction in self.reductions])
-        order = tuple([places[key] for keys in self._keys_of for key in keys])
-        found = self.transport.chunks.get((sites, order))
-        if found is None:
-            reductions = [reduction for _, reduction in self.reductions]
-            found = find_chunks(reductions, self.leaves, self.transport.halo.longest_message)
+        reductions = [part.reduction for part in self.parts]
+        sites = tuple([reduction.site for reduction in reductions])
+        order = tuple([numbers[key] for part in self.parts for key in part.keys])
+        cut = self.transport.chunks.get((sites, order))
+        if cut is None:
+            cut = find_chunks(reductions, self.leaves, self.transport.halo.longest_message)
             if None not in sites:
-                self.transport.chunks[sites, order] = found
-        blocks, axes = found
-        self._axes = dict(zip(places, axes, strict=True))
+                self.transport.chunks[sites, order] = cut
+        blocks, axes = cut
+        self._axes = dict(zip(numbers, axes, strict=True))
         return blocks
 
     def run(self) -> list[tuple[Tensor, ...]]:
@@ -829,7 +801,7 @@ class ShardPass:
         outputs = self._forward()
         inputs = [leaf.tensor for leaf in self.leaves]
         if self._is_random:
-            parameters = {id(p): p for _, r in self.reductions for p in r.parameters()}
+            parameters = {id(p): p for part in self.parts for p in part.reduction.parameters()}
             inputs += parameters.values()
         if not torch.is_grad_enabled() or True not in [t.requires_grad for t in inputs]:
             return outputs
@@ -845,14 +817,14 @@ class ShardPass:
         outputs = [tuple(islice(results, len(group))) for group in outputs]
         self._remote |= zip(self._outer, results, strict=True)
         self._output_counts = [len(group) for group in outputs]
-        for (_, reduction), group in zip(self.reductions, outputs, strict=True):
-            reduction.tie(group)
+        for part, group in zip(self.parts, outputs, strict=True):
+            part.reduction.tie(group)
         return outputs
 
     def take_remote(self) -> SourceRows:
         """What `run` fetched of each source leaf, for others to use; once."""
-        found, self._remote = self._remote, {}
-        return found
+        remote, self._remote = self._remote, {}
+        return remote
 
     def _forward(self) -> list[tuple[Tensor, ...]]:
         records = torch.is_grad_enabled()
@@ -870,11 +842,10 @@ class ShardPass:
                     self._remote = dict(rows)
                 if self._is_random:
                     self._random.append(RandomState.capture(self.device))
-                for (etype, reduction), keys in zip(self.reductions, self._keys_of, strict=True):
-                    shard = self.transport.shards(etype)[step]
-                    reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
+                for part in self.parts:
+                    part.reduction.merge(self._evaluation(part, step, block, rows, tensors))
                 del rows
-            return [reduction.finish() for _, reduction in self.reductions]
+            return [part.reduction.finish() for part in self.parts]
 
     def _release(self) -> None:
         """Keep no values for the backward that it will not read, and none besides autograd."""
@@ -884,11 +855,11 @@ class ShardPass:
                 self.unread.add(i)
             released[leaf.key] = leaf.released()
         if self.unread:
-            self._known = {}
+            self._fetched_before = {}
         self.leaves = list(released.values())
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
-        for _, reduction in self.reductions:
-            reduction.release(released)
+        for part in self.parts:
+            part.reduction.release(released)
 
     def _fetched(
         self, tensors: Mapping[LeafKey, Tensor], needs_grad: Mapping[LeafKey, bool]
@@ -896,20 +867,20 @@ class ShardPass:
         """Each visit with its source rows."""
         whole = {leaf.key: tensors[leaf.key] for leaf in self.sources}
         return self.transport.prefetched(
-            self._visits, self.prefetch, whole, self._axes, needs_grad, self._known
+            self._visits, self.prefetch, whole, self._axes, needs_grad, self._fetched_before
         )
 
     def _evaluation(
         self,
-        keys: Sequence[LeafKey],
-        shard: Shard,
+        part: PassPart,
+        step: int,
         block: ColumnBlock,
         rows: SourceRows,
         tensors: Mapping[LeafKey, Tensor],
     ) -> ShardEvaluation:
         """What one shard sees of each leaf of a reduction."""
-        values = {}
-        for key in keys:
+        shard, values = part.shards[step], {}
+        for key in part.keys:
             if key[0] == "u":
                 values[key] = rows[key]
                 continue
@@ -920,84 +891,95 @@ class ShardPass:
 
     # ------------------------------------------------------------------ backward
 
-    def begin_backward(self, grads: Sequence[Tensor | None]) -> None:
+    def begin_backward(
+        self, grads: Sequence[Tensor | None]
+    ) -> tuple[list[Sequence[Tensor]], list[Tensor | None]]:
         """Take in the gradients of the outputs; what only they need is freed after it.
 
         Before the inputs are asked for, which may have to be computed again.
+
+        Returns:
+            For each reduction what its shards get; and the gradients of remote rows that other
+            calls have read as well.
         """
         given = iter(grads)
-        self._grouped = [
-            reduction.begin_backward([*islice(given, count)])  # type: ignore[list-item]
-            for (_, reduction), count in zip(self.reductions, self._output_counts, strict=True)
+        counts = zip(self.parts, self._output_counts, strict=True)
+        of_parts = [
+            part.reduction.begin_backward([*islice(given, count)])  # type: ignore[list-item]
+            for part, count in counts
         ]
-        self._outer_grads = list(given)
+        return of_parts, list(given)
 
-    @property
-    def has_lost_results(self) -> bool:
-        """Whether results must be computed again before the backward."""
-        return self._can_lose_result and any(r.has_lost_result for _, r in self.reductions)
-
-    def merge_again(self, inputs: Sequence[Tensor]) -> None:
+    def merge_again(self, saved: Sequence[Tensor | None]) -> None:
         """Compute results again that the caller has changed in place; collective if rows travel.
 
         Every rank runs the same program, so all have lost the same results. See
         [Note: results that are changed in place] in `graphshard.ops`.
         """
-        pairs = zip(self.reductions, self._keys_of, strict=True)
-        lost = [(etype, r, keys) for (etype, r), keys in pairs if r.has_lost_result]
-        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
-        with torch.no_grad(), closing(self._rows_again(tensors)) as visits:
+        lost = [part for part in self.parts if part.reduction.has_lost_result]
+        tensors = self._tensors(saved)
+        with torch.no_grad(), closing(self._sources_again(tensors, self._visits)) as visits:
             for step, block, rows in visits:
                 with self._as_in_forward(step):
-                    for etype, reduction, keys in lost:
-                        shard = self.transport.shards(etype)[step]
-                        reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
+                    for part in lost:
+                        part.reduction.merge(self._evaluation(part, step, block, rows, tensors))
                 del rows
-        for _, reduction, _ in lost:
-            reduction.finish()
+        for part in lost:
+            part.reduction.finish()
 
-    def _rows_again(
-        self, tensors: Mapping[LeafKey, Tensor]
-    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
-        """Each visit with its source rows, in the order of the forward."""
-        if not self.transport.keeps_rows:
-            yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
-            return
-        own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
-        for step, block in self._visits:
-            yield step, block, self._kept[step, block] if step else own
+    def _tensors(self, saved: Sequence[Tensor | None]) -> dict[LeafKey, Tensor]:
+        """Each leaf, from what was saved of the inputs; without values where they were freed."""
+        tensors = {}
+        for leaf, tensor in zip(self.leaves, saved, strict=False):  # parameters come last
+            tensors[leaf.key] = leaf.tensor if tensor is None else tensor.detach()
+        return tensors
 
-    def backward(self, inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
-        """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
-        count = len(self.leaves)
-        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
-        wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
-        sums = GradientSums(self.transport, wanted, tensors, self._axes, self.prefetch)
-        parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
+    def backward(
+        self,
+        saved: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        part_grads: Sequence[Sequence[Tensor]],
+        outer_grads: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Gradients of the inputs (leaves, then parameters), computed shard by shard.
+
+        Args:
+            saved: The inputs; None for leaves whose values were freed.
+            needed: Whether the gradient of each is asked for.
+        """
+        count, tensors = len(self.leaves), self._tensors(saved)
+        leaves = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
+        sums = GradientSums(self.transport, leaves, tensors, self._axes, self.prefetch)
+        others = zip(saved[count:], needed[count:], strict=True)
+        parameters = [p for p, need in others if need and p is not None]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
-        parts = [
-            (etype, reduction, keys, [key for key in keys if key in sums.wanted], grads)
-            for (etype, reduction), keys, grads in zip(
-                self.reductions, self._keys_of, self._grouped, strict=True
-            )
-        ]
-        outer_grads, self._grouped, self._outer_grads = self._outer_grads, [], []
+        work = []
+        for part, grads in zip(self.parts, part_grads, strict=True):
+            work.append((part, [key for key in part.keys if key in sums.leaves], grads))
+        visits = self._visits
+        if self.transport.returns_rows and self.sources:
+            # Gradients of remote rows travel while those of own rows are found. One remote rank at
+            # a time they come last: the memory of a message is not held beside that of own rows.
+            visits = visits[::-1]
         try:
-            with closing(self._sources_again(tensors)) as visits:
-                for step, block, rows in visits:
+            with closing(self._sources_again(tensors, visits)) as visited:
+                for step, block, rows in visited:
                     with self._as_in_forward(step):
-                        for etype, reduction, keys, mine, grads in parts:
-                            shard = self.transport.shards(etype)[step]
-                            evaluation = self._evaluation(keys, shard, block, rows, tensors)
-                            found = _shard_backward(reduction, evaluation, grads, mine, parameters)
+                        for part, keys, grads in work:
+                            evaluation = self._evaluation(part, step, block, rows, tensors)
+                            shares = _shard_backward(
+                                part.reduction, evaluation, grads, keys, parameters
+                            )
                             del evaluation
-                            sums.add(shard, found, block)
-                            for total, part in zip(parameter_grads, found.parameters, strict=True):
-                                if part is not None:
-                                    total += part
-                            del found
+                            sums.add(part.shards[step], shares, block)
+                            for total, share in zip(
+                                parameter_grads, shares.parameters, strict=True
+                            ):
+                                if share is not None:
+                                    total += share
+                            del shares
                     del rows
-                    if step:  # gradients of remote rows that other calls have read as well
+                    if step:
                         for key, grad in zip(self._outer, outer_grads, strict=True):
                             sums.add_to_rows(key, grad)
                     sums.send(step, block)
@@ -1005,21 +987,16 @@ class ShardPass:
         except BaseException:
             sums.abandon()
             raise
-        found_grads = iter([*[sums.result(leaf.key) for leaf in wanted], *parameter_grads])
-        return [next(found_grads) if need else None for need in needed]
+        results = iter([*[sums.result(leaf.key) for leaf in leaves], *parameter_grads])
+        return [next(results) if need else None for need in needed]
 
     def _sources_again(
-        self, tensors: Mapping[LeafKey, Tensor]
+        self, tensors: Mapping[LeafKey, Tensor], visits: Sequence[Visit]
     ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
         """Source rows of each visit: kept, fetched again, or empty where no value is read."""
         if self._needs_sources and not self.transport.keeps_rows:
             yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
             return
-        visits = self._visits
-        if self.transport.returns_rows and self.sources:
-            # Gradients of remote rows travel while those of own rows are found. One remote rank at
-            # a time they come last: the memory of a message is not held beside that of own rows.
-            visits = visits[::-1]
         own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
         for step, block in visits:
             if step == 0 or not self.sources:
@@ -1036,7 +1013,7 @@ class ShardPass:
             like = leaf.tensor.detach()[:0]
             if block.count > 1:
                 like = block.of(like, self._axes.get(leaf.key))
-            num_rows = self.transport.num_rows(step)
+            num_rows = self.transport.num_rows[step]
             rows[leaf.key] = like.new_zeros(()).expand(num_rows, *like.shape[1:])
         return rows
 
@@ -1055,74 +1032,74 @@ class ShardPass:
                 outside.restore(device)
 
     def differentiated(
-        self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]
+        self,
+        grads: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
+        needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """`backward`, differentiable itself: everything is computed again, by autograd.
 
         All in-edges are one shard, whose sources are own and remote rows.
         """
+        inputs = [self.leaves[i].tensor if t is None else t for i, t in enumerate(saved)]
         # Views: a tensor may be read at two ends of an edge, and has a gradient at each.
-        places = [
+        views = [
             t.view_as(t) if t.requires_grad or not need else t.detach().requires_grad_()
             for t, need in zip(inputs, needed, strict=True)
         ]
         halo = self.transport.halo
         with self._as_in_forward(0):
-            values = {leaf.key: t for leaf, t in zip(self.leaves, places, strict=True)}
+            values = {leaf.key: t for leaf, t in zip(self.leaves, views, strict=True)}
             own = {leaf.key: values[leaf.key] for leaf in self.sources}
             remote = dict(zip(own, self.transport.fetch(list(own.values())), strict=True))
             values |= {key: torch.cat([own[key], rows]) for key, rows in remote.items()}
             outputs: list[Tensor] = []
-            for etype, reduction in self.reductions:
-                shard = Shard(0, halo.adjacency(etype), None)
-                outputs += reduction.recompute(ShardEvaluation(shard, values))
+            for part in self.parts:
+                shard = Shard(0, halo.adjacency(part.etype), None)
+                outputs += part.reduction.recompute(ShardEvaluation(shard, values))
             outputs += [remote[key] for key in self._outer]
         pairs = [
             (out, grad)
             for out, grad in zip(outputs, grads, strict=True)
             if grad is not None and out.requires_grad
         ]
-        targets = [t for t, need in zip(places, needed, strict=True) if need]
+        targets = [t for t, need in zip(views, needed, strict=True) if need]
         outs, cotangents = zip(*pairs, strict=True)
-        found = iter(
+        results = iter(
             torch.autograd.grad(outs, targets, cotangents, create_graph=True, allow_unused=True)
         )
-        return [next(found) if need else None for need in needed]
-
-    def restored(self, saved: Sequence[Tensor | None]) -> list[Tensor]:
-        """Inputs; those whose values were freed without values."""
-        return [self.leaves[i].tensor if t is None else t for i, t in enumerate(saved)]
+        return [next(results) if need else None for need in needed]
 
 
 def _shard_backward(
     reduction: Reduction,
     evaluation: ShardEvaluation,
     grads: Sequence[Tensor],
-    mine: Sequence[LeafKey],
+    keys: Sequence[LeafKey],
     parameters: Sequence[Tensor],
 ) -> ShardGradients:
-    """Gradients of one reduction on one shard, with respect to what that shard saw."""
+    """Gradients of one reduction on one shard, with respect to what that shard saw of ``keys``."""
     grads = reduction.shard_gradients(evaluation, grads)
-    direct = reduction.direct_gradients(evaluation, grads, mine)
+    direct = reduction.direct_gradients(evaluation, grads, keys)
     if direct is not None:
         return ShardGradients(direct, [None] * len(parameters), are_new=True)
     values = dict(evaluation.values)
-    for key in mine:
+    for key in keys:
         values[key] = values[key].detach().requires_grad_()
     with torch.enable_grad():
         adjoints = reduction.adjoints(replace(evaluation, values=values, memo={}), grads)
-    targets = [*(values[key] for key in mine), *parameters]
-    found: list[Tensor | None] = [None] * len(targets)
+    targets = [*(values[key] for key in keys), *parameters]
+    shares: list[Tensor | None] = [None] * len(targets)
     pairs = [(a.output, a.cotangent.to(a.output.dtype)) for a in adjoints if a.output.requires_grad]
     if pairs and targets:
         outputs, cotangents = zip(*pairs, strict=True)
-        found = list(torch.autograd.grad(outputs, targets, cotangents, allow_unused=True))
-    by_leaf = dict(zip(mine, found, strict=False))
+        shares = list(torch.autograd.grad(outputs, targets, cotangents, allow_unused=True))
+    by_leaf = dict(zip(keys, shares, strict=False))
     for adjoint in adjoints:
-        for key in by_leaf.keys() & adjoint.known.keys():
-            before, known = by_leaf[key], adjoint.known[key]
-            by_leaf[key] = known if before is None else before + known
-    return ShardGradients(by_leaf, found[len(mine) :])
+        for key in by_leaf.keys() & adjoint.leaf_grads.keys():
+            before, added = by_leaf[key], adjoint.leaf_grads[key]
+            by_leaf[key] = added if before is None else before + added
+    return ShardGradients(by_leaf, shares[len(keys) :])
 
 
 class _PassFunction(torch.autograd.Function):
@@ -1130,44 +1107,45 @@ class _PassFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, walk: ShardPass, outputs: list[Tensor], *inputs: Tensor
+        ctx: Any, shard_pass: ShardPass, outputs: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.walk = walk
-        ctx.save_for_backward(*[None if i in walk.unread else t for i, t in enumerate(inputs)])
+        ctx.shard_pass = shard_pass
+        unread = shard_pass.unread
+        ctx.save_for_backward(*[None if i in unread else t for i, t in enumerate(inputs)])
         ctx.set_materialize_grads(False)  # remote rows are hardly ever read by other calls
-        ctx.likes = [(out.shape, out.dtype, out.device) for out in outputs[: walk.num_results]]
+        results = outputs[: shard_pass.num_results]
+        ctx.likes = [(out.shape, out.dtype, out.device) for out in results]
         return tuple([out.detach() for out in outputs])  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         full = list(grads)
-        for place, (shape, dtype, device) in enumerate(ctx.likes):
-            if full[place] is None:
-                full[place] = torch.zeros(shape, dtype=dtype, device=device)
-        walk: ShardPass | None = ctx.walk
-        if torch.is_grad_enabled() and walk is not None and walk.transport.returns_rows:
-            inputs = walk.restored(ctx.saved_tensors)
-            return (None, None, *walk.differentiated(full, inputs, ctx.needs_input_grad[2:]))
-        found: tuple[Tensor | None, ...] = _gradients(ctx, *full)
-        return found
+        for i, (shape, dtype, device) in enumerate(ctx.likes):
+            if full[i] is None:
+                full[i] = torch.zeros(shape, dtype=dtype, device=device)
+        shard_pass: ShardPass | None = ctx.shard_pass
+        if torch.is_grad_enabled() and shard_pass is not None and shard_pass.transport.returns_rows:
+            needed = ctx.needs_input_grad[2:]
+            return (None, None, *shard_pass.differentiated(full, ctx.saved_tensors, needed))
+        results: tuple[Tensor | None, ...] = _gradients(ctx, *full)
+        return results
 
 
 @once_differentiable
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    walk: ShardPass | None = ctx.walk
+    shard_pass: ShardPass | None = ctx.shard_pass
+    if shard_pass is None:
+        raise AssertionError(ctx.saved_tensors)  # which raises: an earlier backward has freed them
     saved = None
-    if walk is not None:
-        if walk.has_lost_results:
-            saved = ctx.saved_tensors
-            walk.merge_again(walk.restored(saved))
-        walk.begin_backward(grads)
-    # What raises if an earlier backward has freed them.
+    if shard_pass.can_lose_result and any(p.reduction.has_lost_result for p in shard_pass.parts):
+        saved = ctx.saved_tensors
+        shard_pass.merge_again(saved)
+    output_grads = shard_pass.begin_backward(grads)
     saved = ctx.saved_tensors if saved is None else saved
-    assert walk is not None
-    found = walk.backward(walk.restored(saved), ctx.needs_input_grad[2:])
+    results = shard_pass.backward(saved, ctx.needs_input_grad[2:], *output_grads)
     if not is_graph_kept():
-        ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
-    return None, None, *found
+        ctx.shard_pass = None  # it holds the inputs, too; this node lives as long as the loss does
+    return None, None, *results
 
 
 @dataclass
@@ -1196,8 +1174,6 @@ class Compiled:
     """A call of the protocol as a pass runs it.
 
     Args:
-        etype: The relation.
-        reduction: What to compute.
         source: The field whose rows travel; None where others do not travel with it.
         constant: Under what the result is kept, and the constant tensors that it is of.
         finish: From the outputs of the reduction to the result; None for the only output.
@@ -1213,12 +1189,7 @@ class Compiled:
 
 
 class Runner:
-    """Runs reductions on one rank's shards.
-
-    Args:
-        structure: The rank's rows and edges.
-        config: How remote rows are fetched.
-    """
+    """Runs reductions on one rank's shards."""
 
     def __init__(self, structure: ShardStructure, config: AggregationMode) -> None:
         self.structure, self.config = structure, config
@@ -1238,9 +1209,8 @@ class Runner:
             group: What to compute, for relations with one source type.
             companions: Tensors of the source type whose rows travel, too; None where remote rows
                 are not kept for later calls.
-            frames: All source frames in use.
         """
-        reductions = [(one.etype, one.reduction) for one in group]
+        reductions = [(call.etype, call.reduction) for call in group]
         transport = self.transport([etype for etype, _ in reductions])
         depth, device = self.config.fetched_ahead, self.structure.device
         if not transport.returns_rows:
@@ -1251,18 +1221,18 @@ class Runner:
         own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves}
         own = {key: tensor for key, tensor in own.items() if key[0] == "u"}
         fixed = {key: tensor for key, tensor in own.items() if not tensor.requires_grad}
-        found = {key: self.rows.known(halo, tensor) for key, tensor in fixed.items()}
-        known = {key: rows for key, rows in found.items() if rows is not None}
+        constant = {key: self.rows.constant_rows(halo, tensor) for key, tensor in fixed.items()}
+        fetched_before = {key: rows for key, rows in constant.items() if rows is not None}
         # Where all results of some rows are kept, no call asks for the rows again.
         read_again = {("u", id(tensor)) for tensor in companions or ()}
-        for one in group:
-            if one.constant is None:
-                read_again |= {leaf.key for leaf in one.reduction.leaves}
-        shard_pass = ShardPass(transport, reductions, depth, device, known)
+        for call in group:
+            if call.constant is None:
+                read_again |= {leaf.key for leaf in call.reduction.leaves}
+        shard_pass = ShardPass(transport, reductions, depth, device, fetched_before)
         outputs = shard_pass.run()[: len(group)]
         remote = shard_pass.take_remote()
-        for key in fixed.keys() & read_again - known.keys():
-            self.rows.keep(halo, own[key], remote[key])
+        for key in fixed.keys() & read_again - fetched_before.keys():
+            self.rows.keep_constant(halo, own[key], remote[key])
         if companions is not None:
             self.rows.put(halo, [(tensor, remote[key]) for key, tensor in own.items()], frames)
         return outputs
@@ -1284,19 +1254,19 @@ class Runner:
         """The edges of a relation between rows of this rank."""
         return self.transport([etype]).shards(etype)[0]
 
-    def is_here(self, one: Compiled, source: Frame, num_calls: int) -> bool:
+    def is_here(self, call: Compiled, source: Frame, num_calls: int) -> bool:
         """Whether nothing has to be fetched for one of some calls in one-shot mode."""
         if self.structure.world_size == 1:
             return True
-        if num_calls > 1 or one.source is None:
+        if num_calls > 1 or call.source is None:
             return False
-        return self.rows.has(self.transport([one.etype]).halo, source[one.source])
+        return self.rows.has(self.transport([call.etype]).halo, source[call.source])
 
-    def companions(self, one: Compiled, source: Frame) -> list[Tensor] | None:
+    def companions(self, call: Compiled, source: Frame) -> list[Tensor] | None:
         """Source fields that travel with that of a call; None where no remote rows are kept."""
-        if not self.is_oneshot or one.source is None or not self.rows.is_in_scope:
+        if not self.is_oneshot or call.source is None or not self.rows.is_in_scope:
             return None
-        return self.rows.companions(self.transport([one.etype]).halo, source, one.source)
+        return self.rows.companions(self.transport([call.etype]).halo, source, call.source)
 
     # ------------------------------------------------------------------ values of edges
 

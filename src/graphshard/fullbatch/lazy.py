@@ -41,7 +41,7 @@ autograd graph ends in, besides the fields, gets its gradient from the backward 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
@@ -83,7 +83,6 @@ class DeferredEdges:
     Args:
         expression: How a shard's rows are computed.
         materializer: Makes the whole tensor; collective, like every use of remote rows.
-        device: Where the rows are computed.
     """
 
     def __init__(
@@ -229,8 +228,8 @@ class DeferredEdges:
         size_of_row = math.prod(self.shape[1:])
         row = list(sizes[1:])
         if row.count(-1) == 1 and sizes[0] != -1:
-            known = math.prod(size for size in row if size != -1)
-            row[row.index(-1)] = size_of_row // known if known else 0
+            given = math.prod(size for size in row if size != -1)
+            row[row.index(-1)] = size_of_row // given if given else 0
         return row if math.prod(row) == size_of_row else None
 
     def _keeps_edges(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -315,9 +314,7 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
     """Which operands have rows; None where the function may mix rows, or is not known.
 
     Args:
-        name: Of the function.
         args: Its positional arguments; see `positional`.
-        kwargs: Its other arguments.
 
     Raises:
         ValueError: A plain tensor has neither one row nor as many as the lazy tensors.
@@ -415,19 +412,17 @@ def message_has_parameters(param_foo: Callable[[Any], Sequence[Tensor]]) -> Call
     return decorate
 
 
-class _EdgeFields(Mapping[str, Any]):
-    """Fields of one side of the shard's edges, computed when the user's function asks."""
+class FieldsOnRead(Mapping[str, Any]):
+    """Fields that are computed, or fetched, when they are first read."""
 
-    def __init__(self, names: Sequence[str], read: Callable[[str], Any]) -> None:
-        self._names, self._read = tuple(names), read
-        self._cache: dict[str, Any] = {}
+    def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = names, read
+        self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(f"no field {name!r}; there are {sorted(self._names)}")
-        if name not in self._cache:
-            self._cache[name] = self._read(name)
-        return self._cache[name]
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -441,9 +436,6 @@ class UserFunction:
 
     Args:
         function: From `EdgeBatch` to a dictionary of messages.
-        etype: The relation whose edges it sees.
-        source: Fields of the source frame.
-        destination: Fields of the destination frame.
         edge: Fields of the edge frame; deferred values are allowed.
     """
 
@@ -489,16 +481,16 @@ class UserFunction:
         }
         with torch.enable_grad():
             first_node = _next_sequence_number()
-            found = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
-            known = {id(v) for v in values.values()}
-            for tensor in _captured_leaves(found.values(), known, first_node, self.function):
+            messages = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
+            fields = {id(v) for v in values.values()}
+            for tensor in _captured_leaves(messages.values(), fields, first_node, self.function):
                 self.captured[id(tensor)] = tensor
-        return {name: value.detach() for name, value in found.items()}
+        return {name: value.detach() for name, value in messages.items()}
 
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
 
-        def reader(target: str) -> _EdgeFields:
+        def reader(target: str) -> FieldsOnRead:
             frame = self._frames[target]
 
             def read(name: str) -> Any:
@@ -511,7 +503,7 @@ class UserFunction:
                 # Its gradient is a sum in the order of edges, which repeats on a GPU as well.
                 return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, target)
 
-            return _EdgeFields(list(frame), read)
+            return FieldsOnRead(frame, read)
 
         batch = EdgeBatch(
             reader("u"),
@@ -533,13 +525,16 @@ class UserFunction:
     def _field(self, target: str, name: str, recording: bool) -> Leaf | Expression:
         key = target, name
         if key not in self.fields:
+            frame = self._frames[target]
+            if name not in frame:
+                raise KeyError(f"no field {name!r}; there are {sorted(frame)}")
             if not recording and target == "u":
                 raise RuntimeError(
                     f"the message function read source field {name!r} on a later shard only, so it "
                     "was not fetched; read every field on every call, or use "
                     "construct_full_graph(..., mode='oneshot')"
                 )
-            self.fields[key] = self._frames[target][name]
+            self.fields[key] = frame[name]
         return self.fields[key]
 
 
@@ -556,9 +551,8 @@ class UserMessage(Message):
         return list(self.function.captured.values())
 
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
-        memo: dict[Any, Any] = evaluation.memo
-        key = id(self.function)
-        if key not in memo:  # one call per evaluation, however many of its messages are wanted
+        memo, key = evaluation.memo, id(self.function)
+        if key not in memo:  # one call per evaluation, however many of its messages are read
             memo[key] = self.function.messages(evaluation)
         messages = memo[key]
         if self.field not in messages:
@@ -575,8 +569,8 @@ def _as_read(target: str, value: Tensor | DeferredEdges) -> Leaf | Expression:
 
 def _leaves(read: Sequence[Leaf | Expression]) -> list[Leaf]:
     """The distinct leaves of some fields."""
-    found = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
-    return distinct([leaf for leaves in found for leaf in leaves])
+    leaves_by_field = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
+    return distinct([leaf for leaves in leaves_by_field for leaf in leaves])
 
 
 def _head(shard: Shard) -> Shard:
@@ -608,23 +602,26 @@ def _next_sequence_number() -> int:
 
 
 def _captured_leaves(
-    outputs: Any, known: set[int], first_node: int, function: Callable[..., Any]
+    outputs: Any, fields: set[int], first_node: int, function: Callable[..., Any]
 ) -> list[Tensor]:
-    """Leaf tensors behind ``outputs`` other than ``known``. See [Note: captured tensors]."""
-    found: dict[int, Tensor] = {}
+    """Leaf tensors behind ``outputs`` that are no fields, which are given by ``id``.
+
+    See [Note: captured tensors].
+    """
+    captured: dict[int, Tensor] = {}
     stack = []
     for tensor in outputs:
         if tensor.grad_fn is not None:
             stack.append(tensor.grad_fn)
-        elif tensor.requires_grad and id(tensor) not in known:
-            found[id(tensor)] = tensor
+        elif tensor.requires_grad and id(tensor) not in fields:
+            captured[id(tensor)] = tensor
     seen = set(stack)
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            if id(variable) not in known:
-                found[id(variable)] = variable
+            if id(variable) not in fields:
+                captured[id(variable)] = variable
             continue
         if node._sequence_nr() < first_node:
             raise RuntimeError(
@@ -637,4 +634,4 @@ def _captured_leaves(
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return list(found.values())
+    return list(captured.values())

@@ -108,7 +108,6 @@ class ShardEvaluation:
     """One evaluation on one shard: what stands for the leaves, and what is computed already.
 
     Args:
-        shard: The edges.
         values: What they see of each leaf, cut to the block where the leaf is cut.
         block: The columns to compute. See [Note: column blocks].
     """
@@ -116,7 +115,7 @@ class ShardEvaluation:
     shard: Shard
     values: Substitution
     block: ColumnBlock = WHOLE
-    memo: dict[Any, Any] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf) -> Tensor:
         return self.values[leaf.key]
@@ -334,8 +333,8 @@ class Dropout(_OfOne):
             return rows * 0.0
         generator = torch.Generator(device=rows.device)
         generator.manual_seed(self.seed * 65_537 + evaluation.shard.step)
-        kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
-        return rows * kept.to(rows.dtype) / (1.0 - self.p)
+        is_kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
+        return rows * is_kept.to(rows.dtype) / (1.0 - self.p)
 
 
 class LazySoftmax(_OfOne):
@@ -411,17 +410,17 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
 
 @dataclass(frozen=True)
 class Adjoint:
-    """How the gradients of one sum are found: what to differentiate, and what is known already.
+    """How the gradients of one sum are found: what to differentiate, and what is there already.
 
     Args:
         output: Made with gradients enabled.
         cotangent: What to start the backward at ``output`` with.
-        known: Gradients of leaves that came along; those from ``output`` are added to them.
+        leaf_grads: Gradients of leaves that came along; those from ``output`` are added to them.
     """
 
     output: Tensor
     cotangent: Tensor
-    known: Mapping[LeafKey, Tensor] = field(default_factory=dict)
+    leaf_grads: Mapping[LeafKey, Tensor] = field(default_factory=dict)
 
 
 class Message(ABC):
@@ -472,7 +471,6 @@ class Message(ABC):
         """How to find the gradients of an extremum over several shards.
 
         Args:
-            evaluation: The shard.
             grad: ``[num_dst, ...]`` gradient of the extremum.
             arg: As ``grad``: the shard's edge that won, -1 where none of it did.
         """
@@ -513,9 +511,9 @@ class CopySource(Message):
         adjacency = evaluation.shard.adjacency
         # Not the rows themselves, which may not be here: only how many there are.
         rows = grad.new_zeros(()).expand(adjacency.num_src, *grad.shape[1:])
-        found, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
-        assert found is not None
-        return found
+        gradient, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
+        assert gradient is not None
+        return gradient
 
 
 class Weighted(Message):
@@ -627,8 +625,8 @@ def find_cut(message: Message) -> ColumnCut | None:
     """The cut that makes most blocks, or None where there is none; the same on every rank."""
     if not isinstance(message, CopySource | Weighted):
         return None
-    found = [cut for axis in (_HEADS, _COLUMNS) if (cut := _cut_along(message, axis))]
-    return max(found, key=lambda cut: cut.most, default=None)
+    cuts = [cut for axis in (_HEADS, _COLUMNS) if (cut := _cut_along(message, axis))]
+    return max(cuts, key=lambda cut: cut.most, default=None)
 
 
 def _cut_along(message: CopySource | Weighted, axis: int) -> ColumnCut | None:
@@ -662,7 +660,6 @@ def find_chunks(
     Args:
         reductions: Those of the pass; if one cannot be cut, or two cut a leaf differently, no leaf
             is cut.
-        leaves: The distinct leaves of all.
         longest_message: Most rows that any rank sends to any other.
     """
     whole: tuple[list[ColumnBlock], list[int | None]] = [WHOLE], [None] * len(leaves)
@@ -697,7 +694,6 @@ class Reduction(ABC):
     """One relation's part of a pass over the shards.
 
     Args:
-        messages: What it is made of.
         leaves: The distinct tensors that it reads; None for those of the messages.
     """
 
@@ -799,14 +795,13 @@ class Reduction(ABC):
                 message.release(released)
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
         """Gradients of leaves, found without autograd; None where `adjoints` says how to.
 
         Args:
             evaluation: The shard and block; without values of sources, unless `needs_sources`.
             grads: Those of the outputs, as `shard_gradients` gives them.
-            wanted: Keys of the leaves.
         """
         return None
 
@@ -815,7 +810,6 @@ class Sum(Reduction):
     """Sum of messages at each destination, or their mean.
 
     Args:
-        message: What to add up.
         counts: ``[num_dst]`` messages at each destination over all shards, at least 1, to divide
             by; None for the sum.
     """
@@ -874,11 +868,11 @@ class Sum(Reduction):
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        if self.needs_sources or not wanted:
+        if self.needs_sources or not keys:
             return None if self.needs_sources else {}
-        (source,) = wanted
+        (source,) = keys
         return {source: self.message.source_gradient(evaluation, grads[0])}
 
 
@@ -927,12 +921,12 @@ class Extremum(Reduction):
         """Which of the shard's edges is the argmax, -1 where none is."""
         assert self._edge is not None
         edge, shard = self.block_of(evaluation, self._edge), evaluation.shard
-        places = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
-        places = places.to(edge.device)
+        positions = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
+        positions = positions.to(edge.device)
         count = shard.adjacency.num_edges
         ids = slice(count) if shard.eids is None else shard.eids.to(torch.int64)
-        places[ids] = torch.arange(count, dtype=places.dtype, device=places.device)
-        return places.index_select(0, edge.reshape(-1)).view(edge.shape)
+        positions[ids] = torch.arange(count, dtype=positions.dtype, device=positions.device)
+        return positions.index_select(0, edge.reshape(-1)).view(edge.shape)
 
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         """Each entry by the edge that it is from; source rows are not gathered to all edges."""
@@ -952,11 +946,11 @@ class Extremum(Reduction):
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        if self.needs_sources or not wanted:
+        if self.needs_sources or not keys:
             return None if self.needs_sources else {}
-        (source,) = wanted
+        (source,) = keys
         grad = self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
         return {source: grad}
 
@@ -991,11 +985,7 @@ class EdgeValues(Reduction):
 
 
 class CompanionRows(Reduction):
-    """Source rows that travel with a pass for later calls; there is no result.
-
-    Args:
-        tensors: Whole source rows.
-    """
+    """Source rows that travel with a pass for later calls; there is no result."""
 
     can_be_cut = False
     needs_sources = False
@@ -1013,6 +1003,6 @@ class CompanionRows(Reduction):
         return ()
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
         return {}

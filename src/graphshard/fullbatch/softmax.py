@@ -61,7 +61,6 @@ class SoftmaxSum(Reduction):
     Outputs ``(weighted sum at the peak, total)``; `normalize` divides the one by the other.
 
     Args:
-        softmax: The softmax inside the message.
         message: The message, rebuilt around the shifted scores; None: only the total.
         reshapes: Shapes that the weights take between the softmax and the message, in order.
     """
@@ -374,16 +373,16 @@ class AttentionSum(Reduction):
         of it: two tensors as large as the result. A hook hands on the second alone.
         """
         (result,) = outputs
-        node, place = result.grad_fn, result.output_nr
+        node, number = result.grad_fn, result.output_nr
         if node is None or not self._rule.relu:
             return
         this = weakref.ref(self)  # gone once there is nothing left to differentiate
 
         def activate(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-            reduction, found, grad = this(), list(grads), grads[place]
+            reduction, changed, grad = this(), list(grads), grads[number]
             if reduction is not None and grad is not None:
-                found[place] = reduction._activated(grad)
-            return tuple(found)
+                changed[number] = reduction._activated(grad)
+            return tuple(changed)
 
         node.register_prehook(activate)
 
@@ -417,10 +416,10 @@ class AttentionSum(Reduction):
         if self._has_begun:
             self._has_begun = False
             return grads
-        found = self._begin(grads[0], self._awaits_relu)
+        grad = self._begin(grads[0], self._awaits_relu)
         self._awaits_relu = False
         self._has_begun = False
-        return [found]
+        return [grad]
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:
         self.leaves = [released[leaf.key] for leaf in self.leaves]
@@ -432,23 +431,23 @@ class AttentionSum(Reduction):
         return (attend(evaluation.shard.adjacency, attention),)
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
         block = evaluation.block
         (grad,) = grads
-        found = compute.gradients(
+        shares = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
             (*self._of_heads(block, self._statistics), self._delta_of(block)),
             grad,
-            [leaf is not None and leaf.key in wanted for leaf in self._leaves],
+            [leaf is not None and leaf.key in keys for leaf in self._leaves],
         )
         sums: dict[LeafKey, Tensor | None] = {}
-        for leaf, share in zip(self._leaves, found, strict=True):
+        for leaf, share in zip(self._leaves, shares, strict=True):
             if leaf is not None and share is not None:
                 before = sums.get(leaf.key)
                 sums[leaf.key] = share if before is None else before + share
-        if self._bias is not None and self._bias.key in wanted and evaluation.shard.step == 0:
+        if self._bias is not None and self._bias.key in keys and evaluation.shard.step == 0:
             sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
         return sums
 
@@ -468,7 +467,6 @@ def softmax_over_in_edges(
     """Softmax over the in-edges of each destination, all of which are on its own rank.
 
     Args:
-        structure: This rank's edges.
         etypes: Relations into one node type.
         logits: ``[num_edges, ...]`` for each.
 
@@ -493,7 +491,6 @@ def softmax_over_out_edges(
     The peak and the total of each source are put together at its owner and fetched back.
 
     Args:
-        structure: This rank's edges.
         etypes: Relations out of one node type.
         logits: ``[num_edges, ...]`` for each.
 

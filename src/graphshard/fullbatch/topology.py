@@ -155,7 +155,6 @@ class Halo:
     Building one is collective: every rank must build it for the same relations.
 
     Args:
-        num_owned: Rows of this rank's own source frame.
         edges: Relation to its local edges; all with the same source type.
         plan: Who sends which rows to whom, in source-frame rows.
         longest_message: Most rows that any rank sends to any other; the same on all ranks.
@@ -232,8 +231,8 @@ class Halo:
         if etype not in self._halves:
             rank, world_size = self.plan.rank, self.plan.world_size
             owners = [owner for owner in range(world_size) if owner != rank]
-            known = self._shards.get(etype)
-            own = known[0] if known is not None else self._make_shard(etype, 0, [rank])
+            shards = self._shards.get(etype)
+            own = shards[0] if shards is not None else self._make_shard(etype, 0, [rank])
             self._halves[etype] = own, self._make_shard(etype, 1, owners)
             self._forget_needed()
         return self._halves[etype]
@@ -308,8 +307,6 @@ class ShardStructure:
         edges: Relation to this rank's in-edges under it, in schema order.
         num_src: Source node type to rows of this rank's source frame.
         num_dst: Destination node type to rows of this rank's destination frame.
-        device: Where rows and edges live.
-        group: Process group; None for the default.
         constants: Of a structure with the same rows: what is constant there is constant here.
     """
 
@@ -443,7 +440,6 @@ def agree_on_build(
     Args:
         build: Digest that names the partition of this rank's part; None if nothing says.
         error: What this rank has found wrong, if anything.
-        group: The ranks.
 
     Raises:
         ValueError: On every rank, if parts of different builds came together; or the error.
@@ -573,7 +569,6 @@ class ColumnBlock:
     """One of ``count`` nearly equal runs of columns.
 
     Args:
-        index: Which one.
         count: Of how many; 1 means all columns, whatever their shape.
     """
 
@@ -596,7 +591,6 @@ class ColumnBlock:
         """The block of a tensor, as a view.
 
         Args:
-            tensor: Of any shape.
             axis: Which dimension holds the columns, counted from the right, 1 for the last; None
                 for a tensor that is whole in every block.
         """
@@ -620,7 +614,6 @@ def column_blocks(longest_message: int, sources: Sequence[Tensor], most: int) ->
     Args:
         longest_message: Most rows that any rank sends to any other.
         sources: Whole source tensors, all fetched together, at least one.
-        most: Most blocks.
     """
     row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in sources)
     count = min(most, longest_message * row_bytes // _SMALLEST_BLOCK + 1)

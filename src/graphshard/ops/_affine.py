@@ -27,7 +27,7 @@ def affine(
     r"""Rows times matrices, summed up: :math:`\sigma(\sum_i x_i w_i + b + p)`.
 
     Large results on the CPU are added up in place, in memory that is used again (see
-    [Note: memory of results] in ``_memory.py``); others are plain torch. Under autocast the
+    [Note: memory of results] in ``_base/kernels.py``); others are plain torch. Under autocast the
     operands are cast as those of ``torch.nn.functional.linear`` are. Differentiable, also twice.
 
     Args:

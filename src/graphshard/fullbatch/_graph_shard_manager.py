@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..comm import all_reduce
 from ..errors import GraphTypeError, GraphValueError
 from ..function import MessageFunction
@@ -160,22 +160,22 @@ class GraphShardManager(MessagePassingGraph):
         Raises:
             NotImplementedError: It is elsewhere; the message says how to put it there.
         """
-        wanted = torch.device(device)
-        if wanted.type == self.device.type and wanted.index in (None, self.device.index):
+        target = torch.device(device)
+        if target.type == self.device.type and target.index in (None, self.device.index):
             return self
         raise NotImplementedError(
-            f"a sharded graph cannot move from {self.device} to {wanted}; load its part there: "
-            f"load_dgl_partition_data(json, rank, device='{wanted}')"
+            f"a sharded graph cannot move from {self.device} to {target}; load its part there: "
+            f"load_dgl_partition_data(json, rank, device='{target}')"
         )
 
-    def global_num_edges(self, etype: Any = None) -> int:
+    def global_num_edges(self, etype: EType | None = None) -> int:
         """Edges of a relation, or of all, on all ranks together."""
         return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
     def halo_rows(self, ntype: str | None = None) -> int:
         """Rows of one source type, or of all, that this rank reads from others; collective."""
-        wanted = [ntype] if ntype is not None else self.srctypes
-        halos = [self._structure.union_halo(t) for t in wanted]
+        ntypes = [ntype] if ntype is not None else self.srctypes
+        halos = [self._structure.union_halo(t) for t in ntypes]
         return sum(halo.num_halo for halo in halos if halo is not None)
 
     def __repr__(self) -> str:
@@ -203,11 +203,7 @@ class GraphShardManager(MessagePassingGraph):
         prefetch: int | None = None,
         halo_dtype: torch.dtype | None = None,
     ) -> GraphShardManager:
-        """The same graph and features with another way of fetching rows, the same on all ranks.
-
-        Args:
-            mode: ``"sequential"`` or ``"oneshot"``; the others are those of `AggregationMode`.
-        """
+        """The same graph and features with another `AggregationMode`, the same on all ranks."""
         if mode == "auto":
             raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
         policy = AggregationMode(
@@ -216,7 +212,8 @@ class GraphShardManager(MessagePassingGraph):
             prefetch=prefetch,
             halo_dtype=halo_dtype,
         )
-        return self._sibling(self._schema, policy, self._all_frames(), self.is_block)
+        frames = self._src_frames, self._dst_frames, self._edge_frames
+        return self._sibling(self._schema, policy, frames, self.is_block)
 
     def mark_constant(self, rows: Tensor) -> Tensor:
         """Promise that rows never change, so that what is computed from them alone is kept.
@@ -234,9 +231,6 @@ class GraphShardManager(MessagePassingGraph):
         """
         self._structure.constants.mark([rows])
         return rows
-
-    def _all_frames(self) -> tuple[list[Frame], list[Frame], list[Frame]]:
-        return self._src_frames, self._dst_frames, self._edge_frames
 
     def _sibling(
         self,
@@ -369,11 +363,11 @@ class GraphShardManager(MessagePassingGraph):
         """Nodes of a type, or of all, of the whole graph, on all ranks."""
         return self._book().num_nodes(ntype)
 
-    def num_edges_global(self, etype: Any = None) -> int:
+    def num_edges_global(self, etype: EType | None = None) -> int:
         """Edges of a relation, or of all, of the whole graph, on all ranks."""
         if self._has_edges_of_book:
             return self._book().num_edges(etype)
-        return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+        return self.global_num_edges(etype)
 
     number_of_nodes_global = num_nodes_global
     number_of_edges_global = num_edges_global
@@ -439,7 +433,7 @@ class GraphShardManager(MessagePassingGraph):
         self,
         edge_feat_names: Sequence[str] | None = None,
         fill_data: float | str = 1.0,
-        etype: Any = None,
+        etype: EType | None = None,
     ) -> GraphShardManager:
         """The graph with one more self loop at every node, behind the edges of its rank.
 
@@ -460,7 +454,7 @@ class GraphShardManager(MessagePassingGraph):
         """
         return self._changed_self_loops(etype, True, edge_feat_names, fill_data)
 
-    def remove_self_loop(self, etype: Any = None) -> GraphShardManager:
+    def remove_self_loop(self, etype: EType | None = None) -> GraphShardManager:
         """The graph without edges from a node to itself; collective.
 
         Args:
@@ -473,7 +467,11 @@ class GraphShardManager(MessagePassingGraph):
         return self._changed_self_loops(etype, False)
 
     def _changed_self_loops(
-        self, etype: Any, adds: bool, names: Any = None, fill_data: Any = 1.0
+        self,
+        etype: EType | None,
+        adds: bool,
+        names: Sequence[str] | None = None,
+        fill_data: float | str = 1.0,
     ) -> GraphShardManager:
         """The graph with a self loop added to every node, or with all of them dropped.
 
@@ -501,10 +499,10 @@ class GraphShardManager(MessagePassingGraph):
                 fields[EID] = torch.cat([fields[EID][: old.num_edges], start + global_ids])
             structure = self._kept_structure(chosen, "added", lambda: self._with_loops(chosen))
         else:
-            kept = (~self._is_loop(old)).nonzero().view(-1)
-            ids = ids[kept]
-            fields = {name: value.index_select(0, kept) for name, value in fields.items()}
-            rows = LocalEdges(old.src_part[kept], old.src[kept], old.dst[kept], old.num_dst)
+            others = (~self._is_loop(old)).nonzero().view(-1)
+            ids = ids[others]
+            fields = {name: value.index_select(0, others) for name, value in fields.items()}
+            rows = LocalEdges(old.src_part[others], old.src[others], old.dst[others], old.num_dst)
             structure = self._kept_structure(chosen, "dropped", lambda: rows)
         changed = Frame(structure.edges[chosen].num_edges, self.device, frame.what, "edge")
         for name, value in fields.items():
@@ -512,21 +510,12 @@ class GraphShardManager(MessagePassingGraph):
         original = OriginalIds(self._original.nodes, {**self._original.edges, chosen: ids})
         frames = list(self._edge_frames)
         frames[self._schema.relation(chosen)] = changed
-        new = GraphShardManager(
-            structure,
-            self._schema,
-            self._mode,
-            (self._src_frames, self._dst_frames, frames),
-            is_block=False,
-            input_nodes=self._input_nodes,
-            seeds=self._seeds,
-            original=original,
-            partition_book=self.partition_book,
-        )
+        all_frames = self._src_frames, self._dst_frames, frames
+        new = self._with_structure(structure, self._schema, all_frames, self._seeds, original)
         new._has_edges_of_book = False
         return new
 
-    def _loop_relation(self, etype: Any, name: str) -> CanonicalEType:
+    def _loop_relation(self, etype: EType | None, name: str) -> CanonicalEType:
         if self.is_block:
             self._unsupported(f"{name} on a message flow graph", "make it of a graph that has them")
         chosen = self.to_canonical_etype(etype)
@@ -541,8 +530,8 @@ class GraphShardManager(MessagePassingGraph):
         self,
         etype: CanonicalEType,
         fields: dict[str, Tensor],
-        names: Any,
-        fill: Any,
+        names: Sequence[str] | None,
+        fill: float | str,
     ) -> dict[str, Tensor]:
         """Values of new self loops, one per node."""
         if isinstance(fill, str) and fill not in REDUCES:
@@ -583,7 +572,9 @@ class GraphShardManager(MessagePassingGraph):
         largest = torch.tensor([int(ids.max()) if ids.numel() else -1])
         return int(all_reduce(largest, "max", group=self.group)) + 1
 
-    def _kept_structure(self, etype: CanonicalEType, what: str, edges: Any) -> ShardStructure:
+    def _kept_structure(
+        self, etype: CanonicalEType, what: str, edges: Callable[[], LocalEdges]
+    ) -> ShardStructure:
         old = self._structure
         if (what, etype) not in old.changed:
             old.changed[what, etype] = ShardStructure(
@@ -619,7 +610,7 @@ class GraphShardManager(MessagePassingGraph):
 
     # ------------------------------------------------------------------ degrees, of all ranks
 
-    def _etypes_of(self, etype: Any) -> list[CanonicalEType]:
+    def _etypes_of(self, etype: EType | None) -> list[CanonicalEType]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
@@ -638,11 +629,8 @@ class GraphShardManager(MessagePassingGraph):
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
-    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, Any]:
+    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
-
-        Args:
-            inputs: Source type to ``[num_src_nodes, ...]``.
 
         Returns:
             A graph whose sources are own and halo rows, and the inputs with halo rows appended. In
@@ -650,18 +638,14 @@ class GraphShardManager(MessagePassingGraph):
         """
         if self.mode != "oneshot":
             return self, inputs
-        found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
-        halos = {t: halo for t, halo in found.items() if halo is not None}
+        unions = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
+        halos = {t: halo for t, halo in unions.items() if halo is not None}
         rows = self._runner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; in sequential mode their aggregations share passes over the shards.
-
-        Args:
-            calls: As for `MessagePassingGraph.together`, on this graph or on slices of it. Those
-                that are generators share passes.
 
         Returns:
             Their results, in order.
@@ -672,13 +656,13 @@ class GraphShardManager(MessagePassingGraph):
 
     def _update_together(self, asked: Sequence[AggregationStep]) -> None:
         requests, views = [], []
-        for one in asked:
-            view = one.graph
+        for step in asked:
+            view = step.graph
             if isinstance(view, GraphShardManager) and len(view.canonical_etypes) == 1:
-                requests.append((view._fields(0), *checked_functions(one.message, one.reduce)))
+                requests.append((view._fields(0), *checked_functions(step.message, step.reduce)))
                 views.append(view)
             else:
-                view.update_all(one.message, one.reduce)
+                view.update_all(step.message, step.reduce)
         for view, result in zip(views, self._results(requests), strict=True):
             view._store(0, result, None)
 
@@ -713,11 +697,11 @@ class GraphShardManager(MessagePassingGraph):
         by_source: dict[str, list[tuple[int, Compiled]]] = {}
         for i, (fields, message, reduce) in enumerate(calls):
             call = self._compiler.aggregation(fields, message, reduce)
-            kept = None
+            constant = None
             if call is not None and call.constant is not None:
-                kept = constants.get_copy(*call.constant)
-            if call is not None and kept is not None:
-                results[i] = {call.out_field: kept}
+                constant = constants.get_copy(*call.constant)
+            if call is not None and constant is not None:
+                results[i] = {call.out_field: constant}
             elif call is None or (
                 runner.is_oneshot and runner.is_here(call, fields.src, len(calls))
             ):
@@ -756,11 +740,11 @@ class GraphShardManager(MessagePassingGraph):
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         fields = self._fields(relation)
-        rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
-        check_attention(*rows, self.device, attention)
+        num_rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
+        check_attention(*num_rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
-        found: Tensor = self._results([(fields, attention, "out")])[0]["out"]
-        return found
+        rows: Tensor = self._results([(fields, attention, "out")])[0]["out"]
+        return rows
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """Tensors; in sequential mode deferred values for built-in functions."""
@@ -768,18 +752,18 @@ class GraphShardManager(MessagePassingGraph):
         if not isinstance(func, MessageFunction):
             if runner.is_oneshot:
                 return edge_values(self._extended(fields), func)
-            names, one = self._compiler.edge_values_of_user(fields, func)
-            return dict(zip(names, runner.run([one])[0], strict=True))
+            names, user_call = self._compiler.edge_values_of_user(fields, func)
+            return dict(zip(names, runner.run([user_call])[0], strict=True))
         if not runner.is_oneshot:
             if func.rhs_target is None and func.lhs_target == "e":
                 return {func.out_field: fields.edge[func.lhs_field]}
             value = value_of(fields, func)
             return {func.out_field: runner.deferred(fields.etype, fields.edge.num_rows, value)}
-        found = self._compiler.edge_values(fields, func)
-        if found is None or runner.is_here(found, fields.src, 1):
+        call = self._compiler.edge_values(fields, func)
+        if call is None or runner.is_here(call, fields.src, 1):
             return edge_values(self._extended(fields), func)
-        companions = runner.companions(found, fields.src)
-        ((rows,),) = runner.run([found], companions, self._src_frames)
+        companions = runner.companions(call, fields.src)
+        ((rows,),) = runner.run([call], companions, self._src_frames)
         return {func.out_field: rows}
 
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
@@ -794,11 +778,14 @@ class GraphShardManager(MessagePassingGraph):
 
     def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
         # Of all edges first: a rank that asks for none must take part as well.
-        frame, found = self._edge_frames[relation], self._edge_values(relation, func)
-        for name in found:
+        frame, fields = self._edge_frames[relation], self._edge_values(relation, func)
+        for name in fields:
             if name in frame and isinstance(frame[name], DeferredEdges):
                 frame.set(name, frame[name].materialize(), "edge")
-        rows = {n: v.materialize() if isinstance(v, DeferredEdges) else v for n, v in found.items()}
+        rows = {
+            name: value.materialize() if isinstance(value, DeferredEdges) else value
+            for name, value in fields.items()
+        }
         return {name: value.index_select(0, eids) for name, value in rows.items()}
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
