@@ -336,9 +336,17 @@ class Job:
             self._strangers = Strangers(self._mark)
             return True
         if action in SILENCES:
+            asked = self._holds / str(target)
             (self._holds / "new").write_text(str(SILENCES[action]))
-            (self._holds / "new").rename(self._holds / str(target))
-            return send(target, 0)
+            (self._holds / "new").rename(asked)
+            stop = time.monotonic() + _GIVE_UP_SECONDS
+            while asked.exists():
+                if self._process.poll() is not None or not send(target, 0):
+                    return False
+                if time.monotonic() > stop:
+                    raise TimeoutError(f"process {target} did not fall silent in {self.case}")
+                time.sleep(0.02)
+            return True
         if not send(target, SIGNALS[action]):
             return False
         if action == "pause":
@@ -385,18 +393,12 @@ class Job:
             return WAITS
         return f"the launcher, or the target, still ran after {bound:.0f} s"
 
-    def _was_disturbed(self) -> bool:
-        """Whether strangers have come, or the process was silent, where it should have been."""
-        if self._strangers is not None:
-            return bool(self._strangers.num_by_port)
-        return not any(path.name.isdecimal() for path in self._holds.iterdir())
-
     def check_words(self, text: str) -> str | None:
         """What is wrong with what the job said, and with its exit code."""
         case, code = self.case, self._process.poll()
         has_result = RESULT in text
-        if case.after < EPOCHS and not self._was_disturbed():
-            return f"{case.action} had no effect"
+        if self._strangers is not None and case.after < EPOCHS and not self._strangers.num_by_port:
+            return "no stranger came"
         if case.action in HARMLESS:
             return None if code == 0 and has_result else f"{case.action} ended it with {code}"
         if case.target < 0:
