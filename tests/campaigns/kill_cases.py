@@ -35,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -333,25 +333,29 @@ class Job:
         """Do to a process what the case is about; False if it has ended."""
         action = self.case.action
         if action == "strangers":
-            self._strangers = Strangers(self._mark)
-            return True
+            strangers = self._strangers = Strangers(self._mark)
+            return self._comes_true(target, lambda: bool(strangers.num_by_port))
         if action in SILENCES:
             asked = self._holds / str(target)
             (self._holds / "new").write_text(str(SILENCES[action]))
             (self._holds / "new").rename(asked)
-            stop = time.monotonic() + _GIVE_UP_SECONDS
-            while asked.exists():
-                if self._process.poll() is not None or not send(target, 0):
-                    return False
-                if time.monotonic() > stop:
-                    raise TimeoutError(f"process {target} did not fall silent in {self.case}")
-                time.sleep(0.02)
-            return True
+            return self._comes_true(target, lambda: not asked.exists())
         if not send(target, SIGNALS[action]):
             return False
         if action == "pause":
             time.sleep(TIMEOUT / 4)
             send(target, signal.SIGCONT)
+        return True
+
+    def _comes_true(self, target: int, condition: Callable[[], bool]) -> bool:
+        """Wait for something; False if the job, or the process, ends before."""
+        stop = time.monotonic() + _GIVE_UP_SECONDS
+        while not condition():
+            if self._process.poll() is not None or not send(target, 0):
+                return False
+            if time.monotonic() > stop:
+                raise TimeoutError(f"{self.case.action} did not begin in {self.case}")
+            time.sleep(0.02)
         return True
 
     def find_target(self) -> int | None:
@@ -397,8 +401,6 @@ class Job:
         """What is wrong with what the job said, and with its exit code."""
         case, code = self.case, self._process.poll()
         has_result = RESULT in text
-        if self._strangers is not None and case.after < EPOCHS and not self._strangers.num_by_port:
-            return "no stranger came"
         if case.action in HARMLESS:
             return None if code == 0 and has_result else f"{case.action} ended it with {code}"
         if case.target < 0:
