@@ -293,7 +293,10 @@ class Recorder:
 
 
 def shared_calls(rng: random.Random) -> list[Recorded]:
-    """Calls that no operator makes: of memory that processes share."""
+    """Calls that no operator makes: of memory that processes share, and of vector registers.
+
+    The calls that follow take the code for the registers that one of the last kind allows.
+    """
     block, into = (torch.zeros(size, dtype=torch.uint8) for size in (4096, 64))
     place = (rng.choice((os.getpid(), -1, 2**31 - 1)), rng.choice((-1, 0, 9999)), 7)
     return [
@@ -305,6 +308,7 @@ def shared_calls(rng: random.Random) -> list[Recorded]:
         Recorded("empty", ([2**11, 2**11], 2, 32)),
         Recorded("release_blocks", ()),
         Recorded("block_counts", ()),
+        Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
     ]
 
 
@@ -312,9 +316,14 @@ def recorded_calls(rng: random.Random) -> list[Recorded]:
     """What some operator, called as it should be, asks of the extension."""
     if rng.random() < 0.1:
         return [rng.choice(shared_calls(rng))]
+    return calls_of(rng.choice(list(RECIPES)), rng)
+
+
+def calls_of(name: str, rng: random.Random) -> list[Recorded]:
+    """What an operator, called as it should be, asks of the extension."""
     real = sys.modules["graphshard._kernels"]
     recorder = Recorder(real)
-    function, given = RECIPES[rng.choice(list(RECIPES))](rng)
+    function, given = RECIPES[name](rng)
     load, _kernel._load = _kernel._load, lambda: recorder  # type: ignore[assignment]
     try:
         attempt(lambda: function(**given))

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training jobs whose processes are killed, stopped or ended at random moments.
+"""Training jobs whose processes are killed, stopped, suspended or silent at random moments.
 
-A case is one job, started as a user starts it, in which one process gets one signal at a moment
-between start and shutdown. Then it is checked that
+A case is one job, started as a user starts it, in which something happens to one process at a
+moment between start and shutdown: it gets a signal, is suspended for a while, or holds its
+interpreter, so that none of its threads says a word. Or strangers connect to every port of the job
+and say a byte now and then. After what ends a job it is checked that
 
 * every other process of the job is gone within timeout + ``MARGIN_SECONDS`` (see
   ``[Note: how soon a job ends]`` in comm/group.py), and nothing is left behind;
 * the error names the rank;
 * the run, resumed from its checkpoints, gives the result of an undisturbed one, bit for bit.
+
+What is shorter than the timeout, and strangers, must not be noticed: the job has that result.
 
 ``python tests/campaigns/kill_cases.py --count 300 --write`` runs the whole campaign.
 """
@@ -23,6 +27,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -30,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +78,25 @@ SIGNALS = {
     "hang up": signal.SIGHUP,
     "pause": signal.SIGSTOP,
 }
+HARMLESS = ("pause", "short silence", "strangers")
+SILENCES = {"short silence": TIMEOUT / 4, "long silence": TIMEOUT + 2 * MARGIN_SECONDS}
+NUM_STRANGERS = 30
+# Imported by every Python of a job: a thread of it holds the interpreter once a file says so.
+HOLDER = """
+import ctypes, os, threading, time
+def hold():
+    path = f"{os.environ['GRAPHSHARD_CAMPAIGN_HOLD']}/{os.getpid()}"
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    with open(path) as file:
+        seconds = float(file.read())
+    os.remove(path)
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+def start():
+    threading.Thread(target=hold, daemon=True).start()
+os.register_at_fork(after_in_child=start)
+start()
+"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +108,8 @@ class Case:
         starter: "graphshard" or "torchrun".
         kind: Of `KINDS`.
         ranks: Number of ranks.
-        action: Of `SIGNALS`; "pause" lets the process go on after a few seconds.
+        action: Of `SIGNALS`, where "pause" lets the process go on after a few seconds; of
+            `SILENCES`; or "strangers".
         target: A rank; -1: the launcher.
         after: The signal comes after this many epochs.
         delay: And after this share of the time that the start, or an epoch, takes.
@@ -106,9 +131,10 @@ class Case:
         ranks = rng.choice((2, 3))
         starter = rng.choice(("graphshard", "graphshard", "torchrun"))
         target = rng.randrange(-1, ranks) if rng.random() < 0.5 else rng.randrange(ranks)
-        actions = ("kill", "stop", "terminate", "pause")
+        actions = ("kill", "stop", "terminate", *HARMLESS, "long silence")
         if target < 0:
-            actions = ("kill", "terminate", "hang up") if starter == "graphshard" else ("kill",)
+            harmless = HARMLESS if starter == "graphshard" else ()
+            actions = ("kill", "terminate", "hang up", *harmless) if harmless else ("kill",)
         # A third each: while it starts, while it trains, and at its end.
         after = rng.choice((0, rng.randrange(1, EPOCHS), EPOCHS))
         kind = rng.choice(tuple(KINDS))
@@ -211,12 +237,9 @@ class Campaign:
                 self.start_seconds = 1.5 * job.seconds  # on a machine as busy as it is now
             target = job.find_target() if is_there else None
             at = time.monotonic()
-            if target is None or not send(target, SIGNALS[case.action]):
+            if target is None or not job.disturb(target):
                 job.wait_until_gone(self.start_seconds + TIMEOUT + _GIVE_UP_SECONDS)
                 return Finding(case, ENDED, 0.0, job.printed())
-            if case.action == "pause":
-                time.sleep(TIMEOUT / 4)
-                send(target, signal.SIGCONT)
             bound = TIMEOUT + MARGIN_SECONDS + job.seconds_to_start(self.start_seconds)
             wrong = job.check_end(target, at, bound)
             seconds = time.monotonic() - at
@@ -253,9 +276,16 @@ class Job:
         self.case = case
         self._mark = mark
         self._output = folder / "output"
+        self._holds = folder / "holds"
+        self._holds.mkdir()
+        (self._holds / "sitecustomize.py").write_text(HOLDER)
+        self._strangers: Strangers | None = None
         self._started = time.monotonic()
         self._is_training = False
         environment = {**os.environ, "TMPDIR": str(folder / "tmp"), MARKER: mark}
+        environment["GRAPHSHARD_CAMPAIGN_HOLD"] = str(self._holds)
+        path = [str(self._holds), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(path)
         environment.pop("RANK", None)
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -296,7 +326,37 @@ class Job:
 
     def seconds_to_start(self, start_seconds: float) -> float:
         """Until the other ranks wait for this one at all, where they may not have come so far."""
-        return start_seconds if self.case.action == "stop" and not self._is_training else 0.0
+        stays = self.case.action in ("stop", "long silence")
+        return start_seconds if stays and not self._is_training else 0.0
+
+    def disturb(self, target: int) -> bool:
+        """Do to a process what the case is about; False if it has ended."""
+        action = self.case.action
+        if action == "strangers":
+            strangers = self._strangers = Strangers(self._mark)
+            return self._comes_true(target, lambda: bool(strangers.num_by_port))
+        if action in SILENCES:
+            asked = self._holds / str(target)
+            (self._holds / "new").write_text(str(SILENCES[action]))
+            (self._holds / "new").rename(asked)
+            return self._comes_true(target, lambda: not asked.exists())
+        if not send(target, SIGNALS[action]):
+            return False
+        if action == "pause":
+            time.sleep(TIMEOUT / 4)
+            send(target, signal.SIGCONT)
+        return True
+
+    def _comes_true(self, target: int, condition: Callable[[], bool]) -> bool:
+        """Wait for something; False if the job, or the process, ends before."""
+        stop = time.monotonic() + _GIVE_UP_SECONDS
+        while not condition():
+            if self._process.poll() is not None or not send(target, 0):
+                return False
+            if time.monotonic() > stop:
+                raise TimeoutError(f"{self.case.action} did not begin in {self.case}")
+            time.sleep(0.02)
+        return True
 
     def find_target(self) -> int | None:
         """The process that gets the signal; waits until there is one, None if it has ended."""
@@ -320,7 +380,7 @@ class Job:
 
     def check_end(self, target: int, at: float, bound: float) -> str | None:
         """Wait until everything is gone; what was wrong with it."""
-        if self.case.action == "pause":
+        if self.case.action in HARMLESS:
             bound += _GIVE_UP_SECONDS  # it runs to its end
         while self._others(target) and time.monotonic() < at + bound:
             time.sleep(0.02)
@@ -341,8 +401,8 @@ class Job:
         """What is wrong with what the job said, and with its exit code."""
         case, code = self.case, self._process.poll()
         has_result = RESULT in text
-        if case.action == "pause":
-            return None if code == 0 and has_result else f"a pause ended it with {code}"
+        if case.action in HARMLESS:
+            return None if code == 0 and has_result else f"{case.action} ended it with {code}"
         if case.target < 0:
             if case.action == "kill":
                 return None
@@ -369,6 +429,45 @@ class Job:
             send(pid, signal.SIGKILL)
         self._process.wait()
         self.wait_until_gone(10.0)
+        if self._strangers is not None:
+            self._strangers.leave()
+
+
+class Strangers(threading.Thread):
+    """Connections to every port on which a job listens; each says a byte now and then.
+
+    Args:
+        mark: Of the job.
+    """
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(daemon=True)
+        self._mark = mark
+        self._over = threading.Event()
+        self.num_by_port: Counter[tuple[str, int]] = Counter()
+        self.start()
+
+    def run(self) -> None:
+        connections: list[socket.socket] = []
+        while not self._over.wait(0.2):
+            for place in listening(pid for pid, _ in processes(self._mark)):
+                if self.num_by_port[place] < NUM_STRANGERS:
+                    with contextlib.suppress(OSError):
+                        connections.append(socket.create_connection(place, 1.0))
+                        self.num_by_port[place] += 1
+            for connection in [*connections]:
+                try:
+                    connection.send(b"g")
+                except OSError:  # the job has had enough of it
+                    connections.remove(connection)
+                    connection.close()
+        for connection in connections:
+            connection.close()
+
+    def leave(self) -> None:
+        """End all connections."""
+        self._over.set()
+        self.join(30.0)
 
 
 def command(case: Case, config: FullBatchConfig | SampledConfig) -> list[str]:
@@ -408,6 +507,25 @@ def processes(mark: str) -> list[tuple[int, dict[str, str]]]:
             if mark.encode() in content:
                 pairs = [item.partition("=") for item in content.decode().split("\0")]
                 found.append((int(entry), {name: value for name, _, value in pairs}))
+    return found
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """Where processes listen, as an address of this machine that reaches it."""
+    sockets: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            names = os.listdir(f"/proc/{pid}/fd")
+            sockets |= {os.readlink(f"/proc/{pid}/fd/{name}") for name in names}
+    found = set()
+    for table, everywhere in (("tcp", "127.0.0.1"), ("tcp6", "::1")):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = row.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                digits, port = local.split(":")
+                is_ipv4 = table == "tcp" and int(digits, 16)
+                host = socket.inet_ntoa(bytes.fromhex(digits)[::-1]) if is_ipv4 else everywhere
+                found.add((host, int(port, 16)))
     return found
 
 
@@ -499,7 +617,7 @@ def main() -> None:
                 print(finding.text, flush=True)
             short = finding.outcome.partition(":")[0]
             outcomes.setdefault(case.row, Counter())[short] += 1
-            if case.action != "pause" and finding.outcome != WAITS:
+            if case.action not in HARMLESS and finding.outcome != WAITS:
                 slowest[case.action] = max(slowest.get(case.action, 0.0), finding.seconds)
     notes = [
         f"Timeout {TIMEOUT:g} s. Slowest end after the signal: "
@@ -513,7 +631,8 @@ def main() -> None:
         print(
             write_report(
                 "kills",
-                "Training jobs of which one process was killed, stopped or ended at some moment",
+                "Training jobs of which one process was killed, stopped, suspended or silent at "
+                "some moment, or to whose ports strangers came",
                 f"python {' '.join(sys.argv)}",
                 dict(sorted(outcomes.items())),
                 notes,

@@ -28,6 +28,8 @@ NUMBERS = {"resume": (120, 3600), "load_model_state": (60, 400)}
 
 EPOCHS = 5
 
+pytestmark = pytest.mark.filterwarnings("ignore:patience=50 has no effect")  # it is in the state
+
 
 def values_of(data: str, **more: Any) -> dict[str, Any]:
     return {

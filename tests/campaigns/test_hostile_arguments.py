@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from campaign_report import write_report
-from hostile_arguments import stub_arguments
+from hostile_arguments import calls_of, shared_calls, stub_arguments
 from hostile_operators import NOT_CALLED, RECIPES
 
 from graphshard import ops
@@ -53,6 +54,16 @@ def test_the_stub_declares_every_function_of_the_binding_layer() -> None:
     assert {name.split(".")[0] for name in stub_arguments()} - {
         "AttentionOperands"
     } == found - kinds
+
+
+def test_every_function_of_the_binding_layer_is_tried() -> None:
+    rng = random.Random(0)
+    calls = shared_calls(rng)
+    for name in RECIPES:
+        for _ in range(20):  # what it asks for depends on what it is given
+            calls += calls_of(name, rng)
+    declared = {name.removesuffix(".__init__") for name in stub_arguments()}
+    assert {call.name for call in calls} == declared
 
 
 def test_a_sample_of_hostile_calls(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training jobs whose processes are killed or stopped: see kill_cases.py. Real jobs, 2 and 3 ranks.
+"""Training jobs whose processes are killed, stopped or silent: see kill_cases.py. Real jobs.
 
-One case by default, 300 with ``--all``.
+Two cases of 2 ranks by default, 300 with ``--all``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from kill_cases import EXPECTED, Campaign, Case, run_cases
 
-SAMPLE = (Case(0, "torchrun", "sampled", 2, "kill", -1, 4, 0.2),)
+SAMPLE = (
+    Case(0, "torchrun", "sampled", 2, "kill", -1, 4, 0.2),
+    Case(1, "graphshard", "oneshot", 2, "strangers", 0, 0, 0.1),
+)
 NUM_ALL = 300
 
 

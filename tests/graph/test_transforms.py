@@ -12,6 +12,7 @@ from torch import Tensor
 
 import graphshard
 from dgl_peer import dgl
+from graphshard.errors import DGLError
 from graphshard.graph import (
     EID,
     ETYPE,
@@ -258,12 +259,27 @@ def test_node_given_twice() -> None:
             node_subgraph(ours, nodes, relabel_nodes=False),
             dgl.node_subgraph(theirs, nodes, relabel_nodes=False),
         )
-    # DGL's edges end elsewhere here, at places that do not count repeats; here where they ended.
-    mine, other = (node_subgraph(ours, [3, 3, 0, 1]), dgl.node_subgraph(theirs, [3, 3, 0, 1]))
-    assert torch.equal(mine.edata[EID], other.edata[dgl.EID])
-    assert torch.equal(mine.edges()[0], other.edges()[0])
-    for side, ends in zip(mine.edges(), theirs.find_edges(mine.edata[EID]), strict=True):
-        assert torch.equal(mine.ndata[NID][side], ends)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "place", "new"),
+    [([3, 3, 0, 1], 1, 0), ([1, 2, 1, 2, 5, 7], 2, 5), ([0, 1, 1, 3], 2, 3)],
+)
+def test_a_node_that_follows_a_repeated_one_is_refused(
+    nodes: list[int], place: int, new: int
+) -> None:
+    """DGL's edges do not end where those ended that they are."""
+    ours, theirs = plain("random")
+    other = dgl.node_subgraph(theirs, nodes)
+    ends = other.ndata[dgl.NID][other.edges()[1]]
+    assert not torch.equal(ends, theirs.find_edges(other.edata[dgl.EID])[1])
+    text = f"{nodes[place]} again at place {place}, before {new}"
+    with pytest.raises(DGLError, match=f"'_N' that are given again .*{text}.*repeats at the end"):
+        node_subgraph(ours, nodes)
+    same(
+        node_subgraph(ours, nodes, relabel_nodes=False),
+        dgl.node_subgraph(theirs, nodes, relabel_nodes=False),
+    )
 
 
 def test_gradients_flow_into_a_subgraph() -> None:

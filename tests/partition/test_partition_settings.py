@@ -48,6 +48,16 @@ def test_what_files_here_cannot_be_is_a_sentence(argument: str, text: str, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_far_more_parts_than_nodes_are_told_before_they_are_made(tmp_path: Path) -> None:
+    text = "num_parts=65 is more than the graph's 3 nodes: 62 parts at least are made and stay"
+    with pytest.raises(UserWarning, match=text):  # an error here, and so nothing is made
+        partition_graph(ring(3), "g", 65, tmp_path / "g", part_method="random", quiet=True)
+    assert not (tmp_path / "g").exists()
+    partition_graph(ring(3), "g", 5, tmp_path / "g", quiet=True)  # as tests do
+    parts = [load_partition(tmp_path / "g" / "g.json", part)[0] for part in range(5)]
+    assert sorted(int(part.ndata["inner_node"].sum()) for part in parts) == [0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("split", [True, "val_mask"])
 def test_splits_without_a_node_are_nothing_to_balance(split: Any, tmp_path: Path) -> None:
     graph = ring()

@@ -635,3 +635,22 @@ def test_functions_of_pyg_are_still_compiled() -> None:
 
     edges = torch.tensor([[0, 1, 2], [1, 2, 2]])
     assert torch.jit.script(Degrees())(edges).tolist() == [1.0, 2.0, 3.0]
+
+
+def with_one_row_more(rank: int, world_size: int, mode: str) -> tuple[Tensor, Tensor]:
+    """Of nodes without edges a rank may have as many as make its rows as many as a table's."""
+    edges = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+    table = torch.arange(8.0).reshape(4, 2)
+    whole = Data(x=torch.zeros(8, 1), edge_index=edges)
+    part = graphshard.pyg.shard(whole, torch.arange(8) % world_size, mode=mode)
+    assert part.num_nodes == len(table)
+    rows = F.pad(table, (0, 0, 0, 1))[part.edge_index[0]]
+    return torch.cat([part.edge_index[1].float().view(-1, 1), rows], 1), table[edges[0]]
+
+
+@pytest.mark.parametrize("mode", ["sequential", "oneshot"])
+def test_a_table_of_one_row_more_is_none_of_rows(mode: str) -> None:
+    results = run_ranks(with_one_row_more, 2, mode)
+    found = torch.cat([rows for rows, _ in results])
+    expected = torch.cat([torch.tensor([[1.0], [2.0], [0.0], [1.0]]), results[0][1]], 1)
+    assert sorted(found.tolist()) == sorted(expected.tolist())

@@ -133,7 +133,19 @@ def look_up(kind: str, step: int, rank: int, embedding: Any) -> None:
         ((looked_up**2).sum() * (0.0 if kind == "rows times 0" else 1.0)).backward()
 
 
-def count_steps(rank: int, world_size: int, addresses: list[str], kind: str) -> tuple[int, Tensor]:
+#: How gradients are forgotten, before the lookups of each step: to None, or to zeros.
+SET_TO_NONE = {
+    "none": [True] * len(LOOKUPS),
+    "zeros": [False] * len(LOOKUPS),
+    "both": [step % 4 == 0 for step in range(len(LOOKUPS))],
+}
+#: Steps of "both" in which those of the loss are forgotten, too.
+FORGOTTEN = (2, 6)
+
+
+def count_steps(
+    rank: int, world_size: int, addresses: list[str], kind: str, zeroing: str
+) -> tuple[int, Tensor]:
     join(addresses, rank % len(addresses))
     embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb")
     if rank == 0:
@@ -141,7 +153,10 @@ def count_steps(rank: int, world_size: int, addresses: list[str], kind: str) -> 
     barrier()
     optimizer = OURS[kind](embedding)
     for step, lookups in enumerate(LOOKUPS):
+        optimizer.zero_grad(SET_TO_NONE[zeroing][step])
         look_up(lookups[rank], step, rank, embedding)
+        if zeroing == "both" and step in FORGOTTEN:
+            optimizer.zero_grad(set_to_none=False)
         optimizer.step()
     barrier()
     found = int(optimizer.tensors()[-1][0]), embedding.weight[:]
@@ -152,17 +167,20 @@ def count_steps(rank: int, world_size: int, addresses: list[str], kind: str) -> 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("kind", ["adam", "adagrad"])
+@pytest.mark.parametrize("zeroing", list(SET_TO_NONE))
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_step_counts_as_in_torch(kind: str, world_size: int) -> None:
-    """Also one whose gradients have no rows; not one without gradients."""
+def test_a_step_counts_as_in_torch(kind: str, zeroing: str, world_size: int) -> None:
+    """Also one whose gradients have no rows, or are zeros; not one without gradients."""
     with served(min(world_size, 2)) as addresses:
-        found = run_ranks(count_steps, world_size, addresses, kind)
+        found = run_ranks(count_steps, world_size, addresses, kind, zeroing)
     embedding = torch.nn.Embedding(NUM_ROWS, WIDTH, sparse=True, _weight=first())
     optimizer = TORCHS[kind](embedding.parameters())
     for step, lookups in enumerate(LOOKUPS):
-        optimizer.zero_grad()
+        optimizer.zero_grad(SET_TO_NONE[zeroing][step])
         for rank in range(world_size):
             look_up(lookups[rank], step, rank, embedding)
+        if zeroing == "both" and step in FORGOTTEN:
+            optimizer.zero_grad(set_to_none=False)
         optimizer.step()
     for num_steps, rows in found:
         assert num_steps == int(optimizer.state[embedding.weight]["step"])

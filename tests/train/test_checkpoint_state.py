@@ -28,6 +28,8 @@ from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state
 from graphshard.train._checkpoint import read_run_manifest
 from graphshard.train._result import Evaluation, History
 
+pytestmark = pytest.mark.filterwarnings("ignore:patience=50 has no effect")  # it is in the state
+
 
 def config(data: str, folder: Path | None, **more: Any) -> FullBatchConfig:
     values = {"model": "rgcn", "epochs": 4, "patience": 50, "aggregation": "oneshot", **more}

@@ -22,6 +22,7 @@ from graphshard.train import FullBatchConfig, FullBatchRun, TypedRGCN, load_mode
 from graphshard.train._checkpoint import Checkpoint, CheckpointFolder, read_run_manifest
 from graphshard.train._result import History
 
+pytestmark = pytest.mark.filterwarnings("ignore:patience=50 has no effect")  # it is in the state
 # Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
 SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}
 

@@ -230,6 +230,7 @@ def test_dropout_depends_on_rank_and_epoch_and_runs_repeat(tmp_path: Path) -> No
     assert not torch.equal(first[0]["local"]["random"], first[1]["local"]["random"])
 
 
+@pytest.mark.filterwarnings("ignore:fanouts=0,1 has no effect")
 def test_nodes_for_which_nothing_was_drawn_are_no_error(tmp_path: Path) -> None:
     for case in ("gcn", "gat"):
         found = run(tmp_path, case, 2, "random", fanouts=(0, 1), batch_size=2)

@@ -71,6 +71,9 @@ ALONE: dict[str, tuple[bool, dict[str, Any]]] = {
     "transport=replicated": (True, {"transport": "replicated"}),
     "map_features=False": (True, {"map_features": False}),
     "cache_bytes=1000": (True, {"cache_bytes": 1000}),
+    "patience=5": (False, {"patience": 5, "epochs": 5}),
+    "patience=4": (False, {"patience": 4, "epochs": 10, "eval_every": 3}),
+    "fanouts=3,0": (True, {"fanouts": (3, 0)}),
 }
 
 
@@ -89,6 +92,7 @@ def test_what_has_an_effect_is_not_told(tmp_path: Path) -> None:
         assert warned(0, 1, as_values(config_of(data, **layers)), False) == []
     data = write_parts(tmp_path, "plain", 2)
     config = sampled_config_of(data, transport="replicated", map_features=False, cache_bytes=1000)
+    config = dataclasses.replace(config, patience=3, epochs=10, eval_every=3, fanouts=(-1, 1))
     assert run_ranks(warned, 2, as_values(config), True) == [[], []]
 
 

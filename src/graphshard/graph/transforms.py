@@ -475,14 +475,14 @@ def node_subgraph(
     Args:
         nodes: Ids or mask, per type on a graph with several node types. A node that is given
             several times is there several times, each time with its out-edges; edges into it end
-            at the first. (DGL 1.1.3 gives the same, but where a node follows that was not given
-            before a repeated one: it counts places without repeats there, and edges end at other
-            nodes.)
+            at the first. Repeats come last: where a new node follows one, DGL 1.1.3 has edges end
+            at other nodes than those that they entered.
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
 
     Raises:
-        ValueError: An unknown type, an id out of range, or a mask of another length.
+        ValueError: An unknown type, an id out of range, a mask of another length, or, where nodes
+            get new numbers, one that follows a repeated one.
         TypeError: Ids are not integers, or types are not named.
 
     Example:
@@ -494,6 +494,9 @@ def node_subgraph(
     given = _chosen_nodes(graph, nodes, "node_subgraph")
     chosen = {ntype: given.get(ntype, _no_ids(graph)) for ntype in graph.ntypes}
     new_ids = {ntype: places_of(ids, graph.num_nodes(ntype)) for ntype, ids in chosen.items()}
+    if relabel_nodes:
+        for ntype, ids in chosen.items():
+            _check_repeats_come_last(ntype, ids, new_ids[ntype])
     eids, sources = {}, {}
     for etype in graph.canonical_etypes:
         leaving = chosen[etype[0]]
@@ -506,6 +509,19 @@ def node_subgraph(
         sources[etype] = rows.repeat_interleave(counts)[is_within]
     numbering = (chosen, new_ids) if relabel_nodes else None
     return _build(graph, eids, numbering, store_ids, sources).to(output_device)
+
+
+def _check_repeats_come_last(ntype: str, ids: Tensor, first_places: Tensor) -> None:
+    is_new = first_places[ids.long()] == torch.arange(ids.shape[0], device=ids.device)
+    num_new = int(is_new.sum())
+    if not bool(is_new[:num_new].all()):
+        repeat = int(is_new.long().argmin())
+        follower = repeat + int(is_new[repeat:].long().argmax())
+        raise GraphValueError(
+            f"nodes of type {ntype!r} that are given again must follow all others (got "
+            f"{int(ids[repeat])} again at place {repeat}, before {int(ids[follower])}): give each "
+            "node once, or repeats at the end"
+        )
 
 
 def _from_edges(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -47,6 +48,8 @@ from .format import etype_key, triples_of
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
 
+# More parts than this, and than nodes, are likelier a slip of the hand than a test of empty parts.
+_MOST_PARTS_OF_A_TEST = 64
 # Each holds the structure of a part in memory.
 _WRITING_THREADS = 2
 
@@ -97,7 +100,8 @@ def partition_graph(
 
     Args:
         graph_name: Name of the graph and of the JSON file.
-        num_parts: Number of parts. Parts may stay empty.
+        num_parts: Number of parts. Parts may stay empty: small graphs in more parts than nodes are
+            useful in tests. More than 64 that exceed the nodes are a warning, before they are made.
         out_path: Folder to write to; made if need be.
         num_hops: Reach of the halo. 1: sources of in-edges, and all out-edges, of a part's own
             nodes. k: also the in-edges of the halo, k - 1 times. 0: the sources alone.
@@ -142,6 +146,7 @@ def partition_graph(
 
     Warns:
         BalanceWarning: A constraint could not be met; the message has the numbers.
+        UserWarning: There are more than 64 parts, and more than nodes.
 
     Example:
         >>> from graphshard import graph
@@ -167,6 +172,13 @@ def partition_graph(
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
+    if num_parts > max(source.num_nodes, _MOST_PARTS_OF_A_TEST):
+        warnings.warn(
+            f"num_parts={num_parts} is more than the graph's {source.num_nodes} nodes: "
+            f"{num_parts - source.num_nodes} parts at least are made and stay empty; give no more "
+            "than there are nodes",
+            stacklevel=3,
+        )
     _check_features(source, num_trainers_per_machine)
     constraints = build_constraints(source, balance_ntypes, balance_edges, balance_split)
     if reorder is None:

@@ -397,6 +397,8 @@ class DistEmbedding:
         shape = (num_embeddings, embedding_dim)
         self._tensor = DistTensor(shape, torch.float32, name, init_func, part_policy, persistent)
         self._lookups: list[tuple[Tensor, Tensor]] = []
+        # As of a parameter of torch: whether its gradient would be a tensor, and one of zeros.
+        self._had_gradient = self._gradient_stays = False
 
     def __call__(self, ids: RowIndex, device: torch.device | str = "cpu") -> Tensor:
         """Rows ``[n, embedding_dim]``; with gradients enabled a leaf that requires one."""
@@ -434,8 +436,11 @@ class DistEmbedding:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a lookup since `reset`, be it of no rows, was part of a loss."""
-        return any(rows.grad is not None for _, rows in self._lookups)
+        """Whether a lookup since `reset`, be it of no rows, was part of a loss.
+
+        Also if ``zero_grad(set_to_none=False)`` has left a gradient of no rows.
+        """
+        return self._gradient_stays or any(rows.grad is not None for _, rows in self._lookups)
 
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
         """Of all lookups since `reset`; those outside of the loss have none.
@@ -454,13 +459,21 @@ class DistEmbedding:
         )
         return ids.long(), [grad.cpu() for _, grad in with_gradient]
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of lookups."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of lookups.
+
+        Args:
+            set_to_none: False leaves a gradient of no rows where there was one since the last call,
+                until a call with True: steps count with it, and change no row.
+        """
+        self._gradient_stays = not set_to_none and (self._had_gradient or self.has_gradients)
+        self._had_gradient = self._gradient_stays
         for _, rows in self._lookups:
             rows.grad = None
 
     def reset(self) -> None:
         """Forget the lookups."""
+        self._had_gradient = self._had_gradient or self.has_gradients
         self._lookups.clear()
 
     def __repr__(self) -> str:

@@ -235,18 +235,19 @@ class SparseOptimizer(ABC):
         """Forget the gradients of what was looked up; lookups of a loss to come stay.
 
         Args:
-            set_to_none: Accepted for scripts of torch: gradients are forgotten either way.
+            set_to_none: False leaves embeddings that had a gradient one of no rows, as torch does
+                with ``sparse=True``: the steps to come count, with or without lookups.
         """
         for embedding in self._params:
-            embedding.zero_grad()
+            embedding.zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self) -> None:
         """Update the rows that have gradients on any trainer; then forget the lookups.
 
         As in torch, it counts as a step of an embedding if one of its lookups, be it of no rows,
-        was part of a loss on any trainer. All trainers must call. When it returns, all of them read
-        the new rows.
+        was part of a loss on any trainer, or ``zero_grad(set_to_none=False)`` has left a gradient.
+        All trainers must call. When it returns, all of them read the new rows.
 
         Raises:
             RankError: A trainer failed, or did not answer in time.

@@ -327,6 +327,20 @@ def _settings_without_effect(
         yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
     if config.patience and not shard.num_nodes["val"]:
         yield f"patience={config.patience} has no effect: val_mask has no labelled node"
+    elif config.patience and config.patience >= (
+        count := math.ceil(resolved.epochs / resolved.eval_every)
+    ):
+        yield (
+            f"patience={config.patience} has no effect: with epochs={resolved.epochs} and "
+            f"eval_every={resolved.eval_every} there are {count} evaluations; give less patience, "
+            "or more epochs"
+        )
+    if isinstance(config, SampledConfig) and 0 in (config.fanouts or ()):
+        numbers = ",".join(map(str, config.fanouts or ()))
+        yield (
+            f"fanouts={numbers} has no effect where it is 0: no neighbours are drawn, and nodes "
+            "have themselves alone; give -1 for all neighbours"
+        )
     if world_size() == 1:
         for name in ("halo_dtype", "transport", "map_features", "cache_bytes"):
             value = getattr(config, name, None)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any process of a launched job is killed at some moment: it is named, and nothing of it is left.
 
+Also where another one is suspended, and for that reason ends nothing and says nothing.
+
 As in test_run.py the agents are real, and servers, engines and trainers are stubs; a server has a
 folder in shared memory. ``make test-all`` has the campaign.
 """
@@ -119,7 +121,13 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def run_case(folder: Path, notes: Path, role: str, chosen: random.Random) -> None:
+def run_case(
+    folder: Path, notes: Path, role: str, chosen: random.Random, suspended: str | None = None
+) -> None:
+    """A job of which one process is killed, after another, of the other host, was suspended.
+
+    The launcher goes on after a second; others stay as they are.
+    """
     host, second = chosen.randrange(2), chosen.randrange(2)
     rank = 2 * host + second
     end = chosen.choice(["", "; exit $?"])  # where the shell stays, and where it becomes python
@@ -129,6 +137,12 @@ def run_case(folder: Path, notes: Path, role: str, chosen: random.Random) -> Non
         process = victim(notes, role, host, rank, launcher.pid)
         time.sleep(chosen.random() * chosen.choice([0.01, 0.5]))
         tables = [numbers_in(notes / f"server {each}")[2] for each in range(2)]
+        if suspended is not None:
+            other = victim(notes, suspended, 1 - host, chosen.randrange(2), launcher.pid)
+            os.kill(other, signal.SIGSTOP)
+            if suspended == "launcher":
+                time.sleep(1)
+                os.kill(other, signal.SIGCONT)
         os.kill(process, signal.SIGKILL)
         printed, errors = launcher.communicate(timeout=60)
     finally:
@@ -159,3 +173,24 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
         notes = tmp_path / f"notes {number}"
         notes.mkdir()
         run_case(folder, notes, role, chosen)
+
+
+@pytest.mark.skipif(shared_memory_folder() is None, reason="the system has no shared memory")
+@pytest.mark.parametrize(
+    "suspended",
+    [
+        pytest.param(role, marks=() if role == "trainer" else pytest.mark.exhaustive)
+        for role in NAMES
+    ],
+)
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(10, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)])]
+)
+def test_a_process_that_is_suspended_goes_with_its_job(
+    folder: Path, tmp_path: Path, suspended: str, count: int
+) -> None:
+    chosen = random.Random(f"{suspended} {count}")
+    for number in range(count):
+        notes = tmp_path / f"notes {number}"
+        notes.mkdir()
+        run_case(folder, notes, "trainer", chosen, suspended)
