@@ -26,7 +26,7 @@ from ._served_stores import NO_IDS, GatheredEdges, check_range
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-EdgeColumns: TypeAlias = tuple[Tensor, Tensor, Tensor]
+EndsAndIds: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
@@ -82,7 +82,7 @@ def sample_neighbors(
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
     excluded = edges_by_relation(g, exclude_edges) or {}
-    drawn: dict[CanonicalEType, EdgeColumns] = {}
+    drawn: dict[CanonicalEType, EndsAndIds] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
         if etypes:
@@ -298,7 +298,7 @@ def _drawn(
     requests: Sequence[NeighborRequest],
     options: DrawOptions,
     excluded: Mapping[CanonicalEType, Tensor] | None = None,
-) -> dict[CanonicalEType, EdgeColumns]:
+) -> dict[CanonicalEType, EndsAndIds]:
     """Edges drawn for nodes, each request's on its own."""
     sampled = g.graph_store.sample_neighbors(requests, options, excluded)
     drawn = {}
@@ -321,7 +321,7 @@ def _drawn_of_all(
     options: DrawOptions,
     gathered: list[GatheredEdges],
     excluded: Mapping[CanonicalEType, Tensor],
-) -> dict[CanonicalEType, EdgeColumns]:
+) -> dict[CanonicalEType, EndsAndIds]:
     """Draw from the edges of several relations at the same nodes as if they were of one.
 
     Within a node edges come by relation. While they are drawn, those of all relations are numbered
@@ -355,7 +355,7 @@ def _drawn_of_all(
 
 def _graph_of(
     g: DistGraph,
-    edges: Mapping[CanonicalEType, EdgeColumns],
+    edges: Mapping[CanonicalEType, EndsAndIds],
     relabel_nodes: bool,
     store_ids: bool,
 ) -> Graph:
