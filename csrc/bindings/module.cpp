@@ -13,7 +13,7 @@ using namespace nb::literals;
 namespace graphshard {
 namespace {
 
-// Goes up, here and in _kernel.py, when a signature of these files changes.
+// Goes up, here and in _base/kernels.py, when a signature of these files changes.
 constexpr int kInterface = 14;
 
 }  // namespace

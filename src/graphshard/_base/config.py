@@ -17,8 +17,8 @@ class Config:
         disable_sr: With sequential aggregation, keep the rows that were fetched for the backward,
             instead of fetching them again: ``rematerialize=False``.
         max_collective_size: The most elements that one ``all_to_all`` of `graphshard.comm` sends
-            and receives, on any rank; it goes in several then. 0 is no bound. The rows that
-            layers exchange are not bound by it: they travel in one message for each pair of ranks.
+            or receives on any rank; more go in several. 0 is no bound. It does not concern the
+            rows that layers exchange, one message for each pair of ranks.
         pipeline_depth: Remote shards fetched while another one is computed: ``prefetch``.
 
     Example:

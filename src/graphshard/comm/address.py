@@ -109,7 +109,7 @@ def listen_for_others(addresses: Sequence[str], port: int) -> tuple[socket.socke
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a number is one that leads only to this host; of a name that is not known."""
+    """Whether an address leads only to this host; False for a name, which is not looked up."""
     return not _is_name(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

@@ -19,8 +19,8 @@ another (`SentRows`) are most often one run of rows, or few: a run is sent as it
 copy, few are copied one after the other, and what is scattered is gathered.
 
 The whole halo (`fetch_halo`, `return_halo`, `start_fetch_all`, `start_return_all`): any number of
-requests in one ``all_to_all_single``, also in the backward pass. Those that wait are those that do
-not, and a wait.
+requests in one ``all_to_all_single``, also in the backward pass. The first two wait, the others
+return at once.
 
 One remote rank at a time (`start_fetch`, `start_return`), with the next one in flight: in step
 ``k`` (1 to P - 1) every rank receives from ``rank - k`` and sends to ``rank + k`` (modulo P), so
@@ -488,10 +488,6 @@ def start_fetch_all(
 
     Returns:
         A `Pending` whose ``wait()`` gives ``[plan.num_halo, *]`` for each request.
-
-    Raises:
-        ValueError: As `fetch_halo`.
-        RankError: Another rank failed.
     """
     rows = [plan.num_rows for plan, _ in requests]
     plans, tensors = check_requests("fetch_halo", requests, rows, needs_grad, wire)
@@ -507,10 +503,6 @@ def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pen
     Returns:
         A `Pending` whose ``wait()`` gives ``[sum(plan.send_splits), *]`` for each request: what
         came for the rows ``plan.send_index``, in that order. `ExchangePlan.add_returned` adds it.
-
-    Raises:
-        ValueError: As `return_halo`.
-        RankError: Another rank failed.
     """
     rows = [plan.num_halo for plan, _ in requests]
     plans, tensors = check_requests("return_halo(sum)", requests, rows, wire=wire)
@@ -582,10 +574,6 @@ class HaloFetch(Pending):
     Every rank must make one and must wait. The duties for the backward pass are those of
     `fetch_halo`; there too, own rows are worked on while gradients travel. The tensors must not
     change before ``wait()``, which gives ``[plan.num_halo, *]`` for each request.
-
-    Raises:
-        ValueError: As `fetch_halo`.
-        RankError: Another rank failed.
     """
 
     def __init__(self, requests: Requests, wire: torch.dtype | None = None) -> None:
@@ -822,10 +810,6 @@ def start_return(
     Returns:
         A `Pending` whose ``wait()`` gives, for each tensor, the gradients of
         ``plan.send_rows((rank + step) % world_size)``.
-
-    Raises:
-        ValueError: As `start_fetch`.
-        RankError: Another rank failed.
     """
     owner, reader = _pair(plan, step)
     requests = list(zip([plan] * len(grads), grads, strict=True))

@@ -330,13 +330,12 @@ def nfs_ip_init(
 ) -> str:
     """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
 
-    Rank 0 writes the file, whole at once and over any old one; the others wait for it. When the
-    process of rank 0 ends, it removes the file. One that a killed process left behind is told by
-    the name of the job in it, if the environment has one (``GRAPHSHARD_JOB_ID``), and by its age:
-    it counts only if it is not older than ``timeout`` by the clock of the file system. So ranks
-    must start within ``timeout`` of each other, and a job without a name that starts sooner than
-    that after one that was killed, with the same file and rank 0 on another host, needs another
-    file name (or ``ip_file`` deleted first).
+    Rank 0 writes the file, whole at once and over any old one, and removes it when its process
+    ends; the others wait for it. They ignore a file that another job left behind, if the
+    environment names the jobs (``GRAPHSHARD_JOB_ID``), and one that is older than ``timeout`` by
+    the clock of the file system. So ranks must start within ``timeout`` of each other. A job
+    without a name that starts within ``timeout`` of one that was killed, with rank 0 on another
+    host, needs another file (or ``ip_file`` deleted first).
 
     Args:
         rank: This process's number.

@@ -28,9 +28,8 @@ can be cut ([Note: column blocks]). A shard has no more rows than a part, so the
 falls as 1/P whatever the graph.
 Communication: the halo once forward; backward the halo again, plus its gradients.
 
-Rows that are here already are in a `HaloRowCache`, so that what several calls read is fetched once:
-those of constant tensors, and those of source fields in a ``local_scope``. How long which are kept
-says [Note: what is kept between calls].
+What several calls read is fetched once: a `HaloRowCache` keeps the rows of constant tensors, and
+those of source fields in a ``local_scope``. [Note: what is kept between calls] says for how long.
 
 [Note: fields travel together]
     A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
@@ -671,10 +670,11 @@ class GradientSums:
         if self._depth == 0:
             pending.wait()  # and added when it would be otherwise: the same sums to the bit
 
-    def finish(self) -> None:
-        """Receive all gradients that other ranks computed for rows of this one."""
+    def finish(self) -> list[Tensor]:
+        """Receive all gradients that other ranks computed; returns the sums, leaf by leaf."""
         while self._pending:
             self._receive()
+        return [self._sum(key).to(tensor.dtype) for key, tensor in self.leaves.items()]
 
     def abandon(self) -> None:
         """After an error: no message of this pass may meet those of a later one."""
@@ -689,10 +689,6 @@ class GradientSums:
             if block.count > 1:
                 total = block.of(total, self._axes.get(key))
             self._transport.add_returned(step, total, grad)
-
-    def result(self, key: LeafKey) -> Tensor:
-        """The gradient of a leaf, after `finish`."""
-        return self._sum(key).to(self.leaves[key].dtype)
 
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
@@ -902,13 +898,11 @@ class ShardPass:
             For each reduction what its shards get; and the gradients of remote rows that other
             calls have read as well.
         """
-        given = iter(grads)
-        counts = zip(self.parts, self._output_counts, strict=True)
-        of_parts = [
-            part.reduction.begin_backward([*islice(given, count)])  # type: ignore[list-item]
-            for part, count in counts
-        ]
-        return of_parts, list(given)
+        given, part_grads = iter(grads), []
+        for part, count in zip(self.parts, self._output_counts, strict=True):
+            of_part: list[Any] = list(islice(given, count))  # none is None: see `_PassFunction`
+            part_grads.append(part.reduction.begin_backward(of_part))
+        return part_grads, list(given)
 
     def merge_again(self, saved: Sequence[Tensor | None]) -> None:
         """Compute results again that the caller has changed in place; collective if rows travel.
@@ -983,11 +977,10 @@ class ShardPass:
                         for key, grad in zip(self._outer, outer_grads, strict=True):
                             sums.add_to_rows(key, grad)
                     sums.send(step, block)
-            sums.finish()
+            results = iter([*sums.finish(), *parameter_grads])
         except BaseException:
             sums.abandon()
             raise
-        results = iter([*[sums.result(leaf.key) for leaf in leaves], *parameter_grads])
         return [next(results) if need else None for need in needed]
 
     def _sources_again(

@@ -428,7 +428,7 @@ class Message(ABC):
 
     #: Whether evaluating again needs the random state of the first time.
     is_random = False
-    #: Whether gradients of the sum are those of one source leaf, and need not read it.
+    #: Whether the sum is linear in one source leaf: its gradient does not read the rows.
     is_linear = False
     #: The distinct tensors that the messages are made from.
     leaves: list[Leaf]
@@ -446,7 +446,7 @@ class Message(ABC):
         return "copy_rhs", None, self.rows(evaluation)
 
     def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
-        """Gradient of that leaf's rows, given the gradient of the sum; if `is_linear`."""
+        """Gradient of the source leaf's rows, given that of the sum; if `is_linear`."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:
@@ -480,7 +480,7 @@ class Message(ABC):
         return Adjoint(rows, cotangent)
 
     def best_gradient(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Tensor:
-        """Likewise for messages that `is_linear` in one source leaf: its gradient."""
+        """As `best_adjoint`, of messages that are linear in one source leaf: its gradient."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
 
@@ -776,11 +776,11 @@ class Reduction(ABC):
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
     def tie(self, outputs: Sequence[Tensor]) -> None:
-        """See the outputs once autograd knows where they are from."""
+        """Take note of the outputs, once autograd knows what they come from."""
         return
 
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        """See the gradients of the whole outputs, once; returns those that the shards get."""
+        """Take in the gradients of the whole outputs, once; returns what the shards get."""
         return grads
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:

@@ -238,7 +238,7 @@ class Halo:
         return self._halves[etype]
 
     def _forget_needed(self) -> None:
-        """Once all relations have what they are used in; found again where it is needed again."""
+        """Drop `_needed` once all relations have their shards; it can be computed again."""
         if len(self._edges) in (len(self._shards), len(self._halves)):
             self.__dict__.pop("_needed", None)
 
