@@ -70,6 +70,13 @@ def row_places(row: Shape, shape: Shape, device: torch.device) -> Tensor:
     return torch.arange(math.prod(row), device=device).reshape(row).expand(shape)
 
 
+def align_rows(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Insert dimensions after the first, so that rows broadcast from the right."""
+    dim = max(lhs.dim(), rhs.dim())
+    lhs = lhs.reshape(lhs.shape[0], *[1] * (dim - lhs.dim()), *lhs.shape[1:])
+    return lhs, rhs.reshape(rhs.shape[0], *[1] * (dim - rhs.dim()), *rhs.shape[1:])
+
+
 def sum_to_row(values: Tensor, row: Shape) -> Tensor:
     """Undo broadcasting: sum [rows, *shape] down to [rows, *row]."""
     if values.shape[1:] == row:
