@@ -113,8 +113,8 @@ def _offsets(groups: list[_Group]) -> tuple[Tensor, Tensor]:
     for side in (1, 2):
         sizes = [group[0] if group[side] else 1 for group in groups]
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-        for place, group in enumerate(groups[:-1]):
-            step = math.prod(sizes[place + 1 :]) if group[side] else 0
+        for number, group in enumerate(groups[:-1]):
+            step = math.prod(sizes[number + 1 :]) if group[side] else 0
             offsets = (offsets[:, None] + torch.arange(group[0], device="cpu") * step).flatten()
         offsets_of.append(offsets)
     return offsets_of[0], offsets_of[1]
