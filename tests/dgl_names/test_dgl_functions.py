@@ -17,10 +17,10 @@ from graph_oracle import dgl
 import graphshard
 import graphshard.dgl
 from graphshard.dgl import backend, transforms
+from graphshard.dgl.graphs._compaction import neighbor_matching
 from graphshard.dgl.graphs._points import farthest_point_sampler
 from graphshard.dgl.graphs._random import choice
 from graphshard.errors import DGLError, DGLWarning
-from graphshard.graph import neighbor_matching
 
 
 def random_pair(num_nodes: int = 60, num_edges: int = 150, seed: int = 0) -> tuple[Any, Any, Any]:

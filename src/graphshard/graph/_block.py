@@ -188,13 +188,13 @@ def to_block(
     """
     if g.is_block:
         raise GraphTypeError("to_block takes a graph, and this is a block already; use it as it is")
-    wanted_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
-    wanted_src = _nodes_by_type(g, src_nodes, "src_nodes")
+    given_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
+    given_src = _nodes_by_type(g, src_nodes, "src_nodes")
     empty = torch.empty(0, dtype=g.idtype, device=g.device)
     left_out = {  # types that get no destination nodes, so no edges
         ntype
         for ntype in g.ntypes
-        if wanted_dst is not None and wanted_dst.get(ntype, empty).shape[0] == 0
+        if given_dst is not None and given_dst.get(ntype, empty).shape[0] == 0
     }
     ends = [
         (empty, empty) if etype[2] in left_out else adj.coo()
@@ -205,24 +205,23 @@ def to_block(
     for (src_type, _, dst_type), (src, dst) in zip(g.canonical_etypes, ends, strict=True):
         out_of[src_type].append(src)
         into[dst_type].append(dst)
-    none = torch.empty(0, dtype=g.idtype, device=g.device)
     dst_of, src_of, dst_map, src_map = {}, {}, {}, {}
     for ntype in g.ntypes:
-        if wanted_dst is None:
-            dst_of[ntype] = torch.unique(torch.cat([none, *into[ntype]]))
+        if given_dst is None:
+            dst_of[ntype] = torch.unique(torch.cat([empty, *into[ntype]]))
         else:
-            dst_of[ntype] = wanted_dst.get(ntype, none)
+            dst_of[ntype] = given_dst.get(ntype, empty)
         num_nodes = g.num_nodes(ntype)
         check_ids(dst_of[ntype], num_nodes, "an id in dst_nodes", f"nodes of type {ntype!r}")
         dst_map[ntype] = places_of(dst_of[ntype], num_nodes, "last")
         first = [dst_of[ntype]] if include_dst_in_src else []
-        if wanted_src is None:
-            others = by_first_occurrence(torch.cat([none, *out_of[ntype]]))
+        if given_src is None:
+            others = by_first_occurrence(torch.cat([empty, *out_of[ntype]]))
             if first:  # in which an id may be repeated
                 others = others[dst_map[ntype].index_select(0, others) < 0]
-            src_of[ntype] = torch.cat([none, *first, others])
+            src_of[ntype] = torch.cat([empty, *first, others])
         else:
-            src_of[ntype] = wanted_src.get(ntype, none)
+            src_of[ntype] = given_src.get(ntype, empty)
             _check_begins(src_of[ntype], first, ntype)
         check_ids(src_of[ntype], num_nodes, "an id in src_nodes", f"nodes of type {ntype!r}")
         src_map[ntype] = places_of(src_of[ntype], num_nodes)

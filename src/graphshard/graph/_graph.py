@@ -151,13 +151,13 @@ def graph(
     if hasattr(data, "is_multigraph") and hasattr(data, "adj") and hasattr(data, "nodes"):
         from .convert import from_networkx
 
-        made = from_networkx(data, idtype=idtype or torch.int64, device=device)
-        if num_nodes is not None and num_nodes != made.num_nodes():
+        g = from_networkx(data, idtype=idtype or torch.int64, device=device)
+        if num_nodes is not None and num_nodes != g.num_nodes():
             raise GraphValueError(
-                f"num_nodes must be left out, or be the NetworkX graph's {made.num_nodes()} (got "
+                f"num_nodes must be left out, or be the NetworkX graph's {g.num_nodes()} (got "
                 f"{num_nodes})"
             )
-        return made
+        return g
     edges = read_edges(data, idtype, device)
     least = max(edges.min_src, edges.min_dst)
     if num_nodes is not None:
@@ -203,8 +203,8 @@ def heterograph(
         for (src, _, dst), read in edges.items()
         for pair in ((src, read.min_src), (dst, read.min_dst))
     )
-    some = next(iter(edges.values()))
-    counts = checked_counts(num_nodes_dict, least, some.idtype, "nodes")
+    kind = next(iter(edges.values())).idtype
+    counts = checked_counts(num_nodes_dict, least, kind, "nodes")
     relations = {
         (src, name, dst): read.adjacency(counts[src], counts[dst])
         for (src, name, dst), read in edges.items()

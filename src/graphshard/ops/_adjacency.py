@@ -141,11 +141,11 @@ class Adjacency:
         return adj
 
     def __repr__(self) -> str:
-        made = ", ".join(name for name, exists in self.formats().items() if exists)
+        built = ", ".join(name for name, exists in self.formats().items() if exists)
         return (
             f"Adjacency(num_src={self.num_src}, num_dst={self.num_dst}, "
             f"num_edges={self.num_edges}, idtype={self.idtype}, device={self.device}, "
-            f"formats=[{made}])"
+            f"formats=[{built}])"
         )
 
     def _single_adjacency(self) -> Adjacency:
@@ -280,13 +280,13 @@ class Adjacency:
 
     def map(self, change: _ArrayChange) -> Adjacency:
         """This adjacency with every array of every format replaced by ``change(array)``."""
-        made: dict[int, Tensor] = {}
+        changed: dict[int, Tensor] = {}  # two formats may share an array
 
         def once(array: Tensor) -> Tensor:
             key = id(array)
-            if key not in made:
-                made[key] = change(array)
-            return made[key]
+            if key not in changed:
+                changed[key] = change(array)
+            return changed[key]
 
         def compressed(arrays: Compressed | None) -> Compressed | None:
             if arrays is None:
@@ -324,10 +324,9 @@ class Adjacency:
             names: Among ``coo``, ``csr`` and ``csc``; the first is built where none is there.
         """
         copy = self.map(lambda array: array)
-        made = copy.formats()
-        kept = [name for name in names if made[name]] or [names[0]]
+        is_built = copy.formats()
         formats = _Formats(in_degrees=copy.in_degrees(), out_degrees=copy.out_degrees())
-        for name in kept:
+        for name in [name for name in names if is_built[name]] or [names[0]]:
             setattr(formats, name, getattr(copy, name)())
         adj = Adjacency.__new__(Adjacency)
         like = formats.arrays()[0]

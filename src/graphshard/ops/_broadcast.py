@@ -70,6 +70,13 @@ def row_places(row: Shape, shape: Shape, device: torch.device) -> Tensor:
     return torch.arange(math.prod(row), device=device).reshape(row).expand(shape)
 
 
+def align_rows(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Insert dimensions after the first, so that rows broadcast from the right."""
+    dim = max(lhs.dim(), rhs.dim())
+    lhs = lhs.reshape(lhs.shape[0], *[1] * (dim - lhs.dim()), *lhs.shape[1:])
+    return lhs, rhs.reshape(rhs.shape[0], *[1] * (dim - rhs.dim()), *rhs.shape[1:])
+
+
 def sum_to_row(values: Tensor, row: Shape) -> Tensor:
     """Undo broadcasting: sum [rows, *shape] down to [rows, *row]."""
     if values.shape[1:] == row:
@@ -106,8 +113,8 @@ def _offsets(groups: list[_Group]) -> tuple[Tensor, Tensor]:
     for side in (1, 2):
         sizes = [group[0] if group[side] else 1 for group in groups]
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-        for place, group in enumerate(groups[:-1]):
-            step = math.prod(sizes[place + 1 :]) if group[side] else 0
+        for number, group in enumerate(groups[:-1]):
+            step = math.prod(sizes[number + 1 :]) if group[side] else 0
             offsets = (offsets[:, None] + torch.arange(group[0], device="cpu") * step).flatten()
         offsets_of.append(offsets)
     return offsets_of[0], offsets_of[1]

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency, expand_rows
 from ._attention_rule import OPERANDS, Attention, wide
+from ._broadcast import align_rows
 from .counter_random import (
     ROW_DOMAIN,
     SOURCE_DOMAIN,
@@ -41,7 +42,6 @@ from .counter_random import (
     word,
 )
 
-_HALF = (torch.float16, torch.bfloat16)
 MESSAGE_ELEMENTS = 1 << 24
 """Elements of the messages that may exist at a time."""
 _BAG_DTYPES = (torch.float32, torch.float64)
@@ -120,11 +120,11 @@ def edge_softmax(adj: Adjacency | HasAdjacency, logits: Tensor, norm_by: str = "
     if norm_by == "src":
         adj = adj.reverse()
     dst = adj.coo()[1]
-    wide = logits.float() if logits.dtype in _HALF else logits
+    values = logits.to(wide(logits.dtype))
     if adj.num_edges == 0:
         return logits.clone()
-    highest, _ = gspmm_arg(adj, "copy_rhs", "max", None, wide)
-    shifted = torch.exp(wide - highest.index_select(0, dst))
+    highest, _ = gspmm_arg(adj, "copy_rhs", "max", None, values)
+    shifted = torch.exp(values - highest.index_select(0, dst))
     total = gspmm(adj, "copy_rhs", "sum", None, shifted)
     return (shifted / total.index_select(0, dst)).to(logits.dtype)
 
@@ -164,10 +164,9 @@ def _messages(op: str, left: Tensor | None, right: Tensor | None) -> tuple[Tenso
     if left is None or right is None or op in ("copy_lhs", "copy_rhs"):
         only = left if op == "copy_lhs" else right
         assert only is not None
-        return (only.float() if only.dtype in _HALF else only), only.dtype
+        return only.to(wide(only.dtype)), only.dtype
     dtype = torch.promote_types(left.dtype, right.dtype)
-    wide = torch.float32 if dtype in _HALF else dtype
-    left, right = _align(left.to(wide), right.to(wide))
+    left, right = align_rows(left.to(wide(dtype)), right.to(wide(dtype)))
     if op == "add":
         return left + right, dtype
     if op == "sub":
@@ -176,15 +175,6 @@ def _messages(op: str, left: Tensor | None, right: Tensor | None) -> tuple[Tenso
         return left * right, dtype
     assert op == "div", op
     return left / right, dtype
-
-
-def _align(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Insert dimensions after the first, so that rows broadcast from the right."""
-    dim = max(left.dim(), right.dim())
-    return tuple(  # type: ignore[return-value]
-        side.reshape(side.shape[0], *[1] * (dim - side.dim()), *side.shape[1:])
-        for side in (left, right)
-    )
 
 
 def _argmax(adj: Adjacency, messages: Tensor, reduce: str) -> Tensor:
@@ -330,7 +320,7 @@ def sddmm(
 
 def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     """Gradient of the logits, given the softmax and its gradient."""
-    product = (out * grad).float() if out.dtype in (torch.bfloat16, torch.float16) else out * grad
+    product = (out * grad).to(wide(out.dtype))
     total, _ = spmm(adj, "copy_rhs", "sum", None, product)
     return (product - out * total.index_select(0, adj.coo()[1])).to(out.dtype)
 

@@ -30,11 +30,20 @@ from .._base.kernels import empty, kernels_for, num_threads
 from .._base.typing import INDEX_DTYPES
 from . import _check, reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
-from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
+from ._attention_rule import wide
+from ._broadcast import (
+    RowLoop,
+    Shape,
+    align_rows,
+    copy_loop,
+    dot_loop,
+    row_loop,
+    row_places,
+    sum_to_row,
+)
 from ._check import Operand
 from ._dispatch import triton_for
 
-_HALF = (torch.float16, torch.bfloat16)
 SPMM_OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 SDDMM_OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -362,8 +371,8 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     if rows.numel() == 0:
         return
     kernels = kernels_for(out.device, rows.dtype) if rows.device == out.device else None
-    wide = float32 if rows.dtype.itemsize == 2 else rows.dtype
-    takes = out.dtype in (wide, rows.dtype) and _has_whole_rows(out)
+    sum_dtype = float32 if rows.dtype.itemsize == 2 else rows.dtype
+    takes = out.dtype in (sum_dtype, rows.dtype) and _has_whole_rows(out)
     if kernels is None or not takes:
         _check.check_places("places", places, out.shape[0])
         alike = out.device == rows.device == places.device
@@ -701,21 +710,22 @@ def _product_onto_row(
     summed = [dim for dim, size in enumerate(padded) if size == 1 and shape[dim] != 1]
     if summed:
         size = tuple(shape[dim] for dim in summed)
-        kept = [dim for dim in range(len(shape)) if dim not in summed]
-        lhs, rhs = (_move_last(side, kept, summed, size) for side in (lhs, rhs))
+        others = [dim for dim in range(len(shape)) if dim not in summed]
+        lhs, rhs = (_move_last(side, others, summed, size) for side in (lhs, rhs))
     out = _sddmm(adj, "dot" if summed else "mul", lhs, rhs, lhs_target, rhs_target)
     return out.reshape(adj.num_edges, *row)
 
 
-def _move_last(values: Tensor, kept: list[int], summed: list[int], size: tuple[int, ...]) -> Tensor:
-    """[rows, *shape] to [rows, *kept, product of summed], broadcast over ``summed`` only."""
+def _move_last(
+    values: Tensor, others: list[int], summed: list[int], size: tuple[int, ...]
+) -> Tensor:
+    """[rows, *shape] to [rows, *others, product of summed], broadcast over ``summed`` only."""
     rows = values.shape[0]
-    values = values.reshape(
-        rows, *[1] * (len(kept) + len(summed) + 1 - values.dim()), *values.shape[1:]
-    )
-    values = values.permute(0, *(dim + 1 for dim in kept), *(dim + 1 for dim in summed))
-    kept_shape = values.shape[1 : 1 + len(kept)]
-    return values.expand(rows, *kept_shape, *size).reshape(rows, *kept_shape, math.prod(size))
+    missing = len(others) + len(summed) + 1 - values.dim()
+    values = values.reshape(rows, *[1] * missing, *values.shape[1:])
+    values = values.permute(0, *(dim + 1 for dim in others), *(dim + 1 for dim in summed))
+    shape = values.shape[1 : 1 + len(others)]
+    return values.expand(rows, *shape, *size).reshape(rows, *shape, math.prod(size))
 
 
 def _product_onto_target(
@@ -732,15 +742,9 @@ def _product_onto_target(
         return _scatter(adj, products, target)
     if factor_target == target:
         total = _scatter(adj, edge_values, target)
-        return sum_to_row(torch.mul(*_align(total, factor)), row)
+        return sum_to_row(torch.mul(*align_rows(total, factor)), row)
     view = adj.reverse() if target == "u" else adj
     return sum_to_row(_spmm(view, "mul", "sum", factor, edge_values), row)
-
-
-def _align(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    dim = max(lhs.dim(), rhs.dim())
-    lhs = lhs.reshape(lhs.shape[0], *[1] * (dim - lhs.dim()), *lhs.shape[1:])
-    return lhs, rhs.reshape(rhs.shape[0], *[1] * (dim - rhs.dim()), *rhs.shape[1:])
 
 
 def _argmax_backward(
@@ -827,17 +831,18 @@ def _sum_by_source(
     row: tuple[int, ...],
 ) -> Tensor:
     """The gradient of source rows as a sum over out-edges, each for the maxima that it gave."""
-    wide = grad.float() if grad.dtype in _HALF and row != tuple(grad.shape[1:]) else grad
+    is_summed = row != tuple(grad.shape[1:])
+    grads = grad.to(wide(grad.dtype)) if is_summed else grad
     op = op if op in ("mul", "div") else "copy_lhs"
-    rhs = None if rhs is None else rhs.detach().to(wide.dtype)
-    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide, rhs, arg)
+    rhs = None if rhs is None else rhs.detach().to(grads.dtype)
+    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", grads, rhs, arg)
     return sum_to_row(share, row).to(grad.dtype)
 
 
 def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """Sum ``values`` into zeros of ``shape`` at flat ``places``, in order."""
-    wide = values.float() if values.dtype in _HALF else values
-    zeros, where, flat = wide.new_zeros(math.prod(shape)), places.reshape(-1), wide.reshape(-1)
+    flat, where = values.to(wide(values.dtype)).reshape(-1), places.reshape(-1)
+    zeros = flat.new_zeros(math.prod(shape))
     if values.is_cuda:  # sorts; scatter_add would add by atomics, in no fixed order
         out = zeros.index_put((where,), flat, accumulate=True)
     else:
@@ -983,7 +988,7 @@ def _compute_argmax_backward(
     if kernels is None:
         return None
     shape = tuple(grad.shape[1:])
-    wide = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
+    dtype = wide(grad.dtype)
     lhs, rhs = (None if side is None else flat_rows(side.detach()) for side in operands)
     lhs_places, rhs_places = (
         row_places(shape if row is None else row, shape, grad.device).contiguous().view(-1)
@@ -991,10 +996,10 @@ def _compute_argmax_backward(
     )
     lhs_grad = rhs_grad = None
     if wanted[0]:
-        lhs_grad = empty((adj.num_src, *shape), wide).zero_()
+        lhs_grad = empty((adj.num_src, *shape), dtype).zero_()
     if wanted[1]:
         assert rows[1] is not None
-        rhs_grad = empty((adj.num_edges, *rows[1]), wide).zero_()
+        rhs_grad = empty((adj.num_edges, *rows[1]), dtype).zero_()
     if arg.numel():
         kernels.argmax_backward(
             flat_rows(grad.detach()),

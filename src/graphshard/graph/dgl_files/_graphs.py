@@ -390,18 +390,18 @@ def save_graphs(
             check_tensors(dict(graph.edges[etype].data), f"data of edges of {etype}")
     with new_file(filename) as writer:
         writer.u64(_GRAPHS, _VERSION, _TYPED, len(graphs))
-        writer.raw(bytes(_HEAD_BYTES - writer.place))
+        writer.raw(bytes(_HEAD_BYTES - writer.offset))
         label_bytes = 8 + sum(
             8 + len(name.encode()) + 40 + 8 * t.dim() + t.numel() * dgl_dtype(t.dtype).itemsize
             for name, t in labels.items()
         )
         writer.u64(_HEAD_BYTES + 8 + label_bytes)
         writer.named_tensors(labels)
-        places = []
+        offsets = []
         for graph in graphs:
-            places.append(writer.place)
+            offsets.append(writer.offset)
             write_graph(writer, graph, chosen)
-        writer.u64(8 + 8 * len(places), len(places), *places, 8 + 8 * len(places))
+        writer.u64(8 + 8 * len(offsets), len(offsets), *offsets, 8 + 8 * len(offsets))
 
 
 def load_graphs(
@@ -421,8 +421,8 @@ def load_graphs(
         ValueError: It is damaged, no such file, or of a version that DGL before 0.5 wrote.
     """
     with reading(filename) as reader:
-        labels, places = open_graphs(reader)
-        num_graphs = len(places) - 1
+        labels, offsets = open_graphs(reader)
+        num_graphs = len(offsets) - 1
         numbers = range(num_graphs) if idx_list is None else idx_list
         graphs = []
         for number in numbers:
@@ -430,7 +430,7 @@ def load_graphs(
                 raise IndexError(
                     f"idx_list must name graphs of {filename}, in [0, {num_graphs}) (got {number})"
                 )
-            graphs.append(stored_graph(reader, places, number).load())
+            graphs.append(stored_graph(reader, offsets, number).load())
         return graphs, {name: stored.read() for name, stored in labels.items()}
 
 
@@ -456,24 +456,24 @@ def open_graphs(reader: BinaryReader) -> tuple[dict[str, StoredTensor], list[int
     reader.go_to(_HEAD_BYTES)
     start = reader.u64()
     labels = reader.named_tensors()
-    if reader.place != start:
-        raise DamagedFileError(f"its labels end at {reader.place} and its graphs begin at {start}")
+    if reader.offset != start:
+        raise DamagedFileError(f"its labels end at {reader.offset} and its graphs begin at {start}")
     end = reader.size - index_bytes - 16
     reader.go_to(end)
     said = reader.u64(), reader.u64()
-    places = [reader.u64() for _ in range(num_graphs)]
+    offsets = [reader.u64() for _ in range(num_graphs)]
     if (*said, reader.u64()) != (index_bytes, num_graphs, index_bytes):
         raise DamagedFileError("its list of graphs contradicts itself")
-    places.append(end)
-    if places[0] != start or any(a >= b for a, b in zip(places[:-1], places[1:], strict=True)):
+    offsets.append(end)
+    if offsets[0] != start or any(a >= b for a, b in zip(offsets[:-1], offsets[1:], strict=True)):
         raise DamagedFileError("its graphs overlap")
-    return labels, places
+    return labels, offsets
 
 
-def stored_graph(reader: BinaryReader, places: Sequence[int], number: int) -> StoredGraph:
-    """One graph of an open file; ``places`` as `open_graphs` gives them."""
-    reader.go_to(places[number])
+def stored_graph(reader: BinaryReader, offsets: Sequence[int], number: int) -> StoredGraph:
+    """One graph of an open file; ``offsets`` as `open_graphs` gives them."""
+    reader.go_to(offsets[number])
     graph = read_graph(reader)
-    if reader.place != places[number + 1]:
-        raise DamagedFileError(f"graph {number} ends at {reader.place}")
+    if reader.offset != offsets[number + 1]:
+        raise DamagedFileError(f"graph {number} ends at {reader.offset}")
     return graph

@@ -87,7 +87,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[BinaryReader]:
         except DamagedFileError as error:
             raise ValueError(
                 f"{path} is damaged, or no such file of DGL's ({error}, near byte "
-                f"{reader.place}); write it again"
+                f"{reader.offset}); write it again"
             ) from None
 
 
@@ -102,7 +102,7 @@ class StoredTensor:
     reader: BinaryReader
     dtype: torch.dtype
     shape: torch.Size
-    place: int
+    offset: int
 
     @property
     def num_bytes(self) -> int:
@@ -130,38 +130,38 @@ class StoredTensor:
     def _read_into(self, target: Tensor, skipped: int) -> None:
         if target.numel():
             data = target.view(-1).view(torch.uint8).numpy().data
-            self.reader.read_into(data, self.place + skipped)
+            self.reader.read_into(data, self.offset + skipped)
 
 
 class BinaryReader:
     """Reads one file from its beginning to its end."""
 
     def __init__(self, path: Path, file: IO[bytes], size: int) -> None:
-        self.path, self.size, self.place = path, size, 0
+        self.path, self.size, self.offset = path, size, 0
         self._file = file
 
     @property
     def left(self) -> int:
-        """Bytes after the place."""
-        return self.size - self.place
+        """Bytes after the offset, where it reads next."""
+        return self.size - self.offset
 
-    def go_to(self, place: int) -> None:
-        """Read on from a place."""
-        if not 0 <= place <= self.size:
-            raise DamagedFileError(f"it has {self.size} bytes and none at {place}")
-        self._file.seek(place)
-        self.place = place
+    def go_to(self, offset: int) -> None:
+        """Read on from an offset."""
+        if not 0 <= offset <= self.size:
+            raise DamagedFileError(f"it has {self.size} bytes and none at {offset}")
+        self._file.seek(offset)
+        self.offset = offset
 
-    def read_into(self, data: memoryview, place: int) -> None:
-        """Fill memory from a place on; the reader's own place stays."""
-        self._file.seek(place)
+    def read_into(self, data: memoryview, offset: int) -> None:
+        """Fill memory from an offset on; the reader's own offset stays."""
+        self._file.seek(offset)
         filled = 0
         while filled < len(data):
             count = self._file.readinto(data[filled : filled + _SLICE_BYTES])  # type: ignore[attr-defined]
             if not count:
                 raise DamagedFileError("it became shorter while it was read")
             filled += count
-        self._file.seek(self.place)
+        self._file.seek(self.offset)
 
     def raw(self, count: int) -> bytes:
         """The next bytes."""
@@ -170,7 +170,7 @@ class BinaryReader:
         data = self._file.read(count)
         if len(data) != count:
             raise DamagedFileError("it became shorter while it was read")
-        self.place += count
+        self.offset += count
         return data
 
     def u8(self) -> int:
@@ -214,7 +214,7 @@ class BinaryReader:
         return [read() for _ in range(self.count(what, least_bytes))]
 
     def tensor(self) -> StoredTensor:
-        """The place of a tensor, whose data are skipped."""
+        """A tensor, whose data are skipped."""
         self.magic(TENSOR, "a tensor")
         if self.u64() != 0:
             raise DamagedFileError("a tensor has a second number other than 0")
@@ -235,7 +235,7 @@ class BinaryReader:
             raise DamagedFileError(f"a tensor of shape {shape} and {dtype} has {num_bytes} bytes")
         if num_bytes > self.left:
             raise DamagedFileError(f"a tensor has {num_bytes} bytes, and {self.left} are left")
-        start = self.place
+        start = self.offset
         self.go_to(start + num_bytes)
         return StoredTensor(self, dtype, torch.Size(shape), start)
 
@@ -255,11 +255,11 @@ class BinaryWriter:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.place = 0
+        self.offset = 0
 
     def raw(self, data: bytes | memoryview) -> None:
         self._file.write(data)
-        self.place += len(data)
+        self.offset += len(data)
 
     def u8(self, *values: int) -> None:
         self.raw(bytes(values))
@@ -282,10 +282,10 @@ class BinaryWriter:
         self.raw(struct.pack("<iiiBBH", _CPU, 0, len(sizes), *_CODES[stored], 1))
         num_bytes = math.prod(sizes) * stored.itemsize
         self.i64(*sizes, num_bytes)
-        end = self.place + num_bytes
+        end = self.offset + num_bytes
         for piece in pieces:
             self._data(piece.to(stored))
-        assert self.place == end, "the pieces are the rows"
+        assert self.offset == end, "the pieces are the rows"
 
     def whole_tensor(self, tensor: Tensor) -> None:
         self.tensor(tensor.dtype, tensor.shape, (tensor,))

@@ -145,8 +145,7 @@ def gradients(
         ]
     elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
         grads = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
-        for total, place in ((dst_sum, 2), (vector_sum, 4)):
-            share = grads[place]
+        for total, share in ((dst_sum, grads[2]), (vector_sum, grads[4])):
             if total is not None and share is not None:
                 total += share
     else:

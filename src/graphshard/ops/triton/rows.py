@@ -49,8 +49,8 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     width = math.prod(out.shape[1:])
     size = block(width, 256)
     some = max(1, min(ROWS, 1024 // size))
-    wide = sum_type(torch.promote_types(out.dtype, rows.dtype))
+    added_as = sum_type(torch.promote_types(out.dtype, rows.dtype))
     _add_rows[(triton.cdiv(rows.shape[0], some), triton.cdiv(width, size))](
         out, dense(places), dense(rows), rows.shape[0], width, out.stride(0),
-        SUM=wide, ROWS=some, BLOCK=size, num_warps=warps(size * some), **EXACT,
+        SUM=added_as, ROWS=some, BLOCK=size, num_warps=warps(size * some), **EXACT,
     )  # fmt: skip

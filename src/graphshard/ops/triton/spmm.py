@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._adjacency import Adjacency
+from .._attention_rule import wide
 from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
@@ -204,8 +205,7 @@ def spmm(
     width = math.prod(places.shape)
     left, right = (like if side is None else dense(side) for side in (lhs, rhs))
     tasks = row_tasks(indptr)
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    parts = out.new_empty((tasks.num_slots, width), dtype=wide)
+    parts = out.new_empty((tasks.num_slots, width), dtype=wide(like.dtype))
     part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
 
     def run(configuration: Configuration) -> None:
