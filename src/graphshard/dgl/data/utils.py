@@ -39,9 +39,8 @@ from ...graph import load_graphs, load_labels, load_tensors, save_graphs, save_t
 
 __all__ = [
     "Subset", "add_nodepred_split", "check_sha1", "download", "extract_archive",
-    "generate_mask_tensor", "get_download_dir", "idx2mask", "load_graphs", "load_info",
-    "load_labels", "load_tensors", "loadtxt", "makedirs", "save_graphs", "save_info",
-    "save_tensors", "split_dataset",
+    "get_download_dir", "load_graphs", "load_info", "load_labels", "load_tensors", "loadtxt",
+    "save_graphs", "save_info", "save_tensors", "split_dataset",
 ]  # fmt: skip
 
 

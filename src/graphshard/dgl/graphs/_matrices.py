@@ -29,8 +29,8 @@ def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Te
     """The edges of a relation as a sparse tensor.
 
     Returns:
-        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source. It has an entry per edge, by
-        id, and so is not coalesced; DGL 1.1 gives its own SparseMatrix of the same entries.
+        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source. It has an entry for each
+        edge, by id, and so is not coalesced; DGL 1.1 gives its SparseMatrix of the same entries.
     """
     relation = g.adjacency(etype)
     src, dst = relation.coo()
