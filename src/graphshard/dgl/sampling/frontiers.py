@@ -450,9 +450,6 @@ def select_topk(
     """For each node, the ``k`` edges of each relation that weigh most.
 
     Of equal weights the smaller edge id goes first.
-
-    Returns:
-        A graph of the same nodes and relations, with the edges that were chosen, grouped by node.
     """
     side = checked_dir(edge_dir)
     if nodes is None:

@@ -113,12 +113,7 @@ def walks_along(
     stops: Tensor | None,
     draw_seed: DrawSeed,
 ) -> tuple[Tensor, Tensor]:
-    """What `random_walk` says, without its checks: nodes and edges of walks.
-
-    Args:
-        at: ``[n]``, where walks begin, of its idtype.
-        stops: ``[length]``, the probability that a walk ends before each step.
-    """
+    """What `random_walk` says, without its checks: nodes and edges of walks."""
 
     def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
         etype = path[step]
@@ -207,11 +202,7 @@ def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptio
 def one_step(
     g: Graph, etype: CanonicalEType, walks: Tensor, at: Tensor, options: DrawOptions, key: int
 ) -> _Moves:
-    """Draw an out-edge for each walk.
-
-    Args:
-        walks: int64 ``[n]``, the number of each walk, which names its draw.
-    """
+    """Draw an out-edge for each walk."""
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
     lists = store.edge_lists(etype, "out")
