@@ -333,7 +333,7 @@ class ClusterGCNSampler(SubgraphSampler):
         g: Graph,
         k: int,
         cache_path: str | os.PathLike[str] | None = "cluster_gcn.safetensors",
-        balance_ntypes: Any = None,
+        balance_ntypes: Tensor | Sequence[int] | None = None,
         balance_edges: bool = False,
         mode: str = "k-way",
         prefetch_ndata: FeatureNames = None,
@@ -372,7 +372,9 @@ class ClusterGCNSampler(SubgraphSampler):
         return self.with_features(g, self.induced(g, {g.ntypes[0]: nodes}))
 
 
-def _clusters(g: Graph, k: int, balance_ntypes: Any, balance_edges: bool, mode: str) -> Tensor:
+def _clusters(
+    g: Graph, k: int, balance_ntypes: Tensor | Sequence[int] | None, balance_edges: bool, mode: str
+) -> Tensor:
     num_nodes = g.num_nodes()
     if k == 1 or num_nodes <= k:
         return torch.arange(num_nodes) % k

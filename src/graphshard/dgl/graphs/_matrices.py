@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..._base.typing import EType
 from ...errors import GraphValueError
 from ...graph.convert import require, to_scipy
 from ...graph.message_passing import LocalGraph
+from . import Device
 
 if TYPE_CHECKING:
     import networkx
@@ -25,7 +27,7 @@ def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
     return out
 
 
-def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Tensor:
+def adj(g: LocalGraph, etype: EType | None = None, eweight_name: str | None = None) -> Tensor:
     """The edges of a relation as a sparse tensor.
 
     Returns:
@@ -45,9 +47,9 @@ def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Te
 def adj_external(
     g: LocalGraph,
     transpose: bool = False,
-    ctx: Any = "cpu",
+    ctx: Device = "cpu",
     scipy_fmt: str | None = None,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> Any:
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
@@ -72,7 +74,7 @@ def adj_external(
     return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)
 
 
-def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Tensor:
+def inc(g: LocalGraph, typestr: str, ctx: Device = "cpu", etype: EType | None = None) -> Tensor:
     """The incidence matrix of a relation: a row per node, a column per edge.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.typing import CanonicalEType
+from ..._base.typing import CanonicalEType, EType
 from ...errors import GraphValueError
 from ...graph import Graph, graph, heterograph
 from ...graph.convert import require
@@ -195,7 +195,7 @@ def check_one_relation(g: Graph, name: str) -> None:
         )
 
 
-def norm_by_dst(g: Graph, etype: Any = None) -> Tensor:
+def norm_by_dst(g: Graph, etype: EType | None = None) -> Tensor:
     """One over the in-degree of each edge's destination: float32 ``[num_edges]``."""
     _, dst = g.edges(etype=etype)
     return g.in_degrees(dst, etype=etype).float().reciprocal()

@@ -157,12 +157,14 @@ class WeightAndSum(nn.Module):
             return readout_nodes(g, "h", "w", op="sum")
 
 
-class KNNGraph(nn.Module):
-    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
-
+class _NearestNeighbors(nn.Module):
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k
+
+
+class KNNGraph(_NearestNeighbors):
+    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
 
     def forward(
         self,
@@ -175,12 +177,8 @@ class KNNGraph(nn.Module):
         return knn_graph(x, self.k, algorithm, dist, exclude_self)
 
 
-class SegmentedKNNGraph(nn.Module):
+class SegmentedKNNGraph(_NearestNeighbors):
     """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.k = k
 
     def forward(
         self,

@@ -181,7 +181,7 @@ def sample_labors(
     edge_dir: str = "in",
     prob: EdgeWeights = None,
     importance_sampling: int = 0,
-    random_seed: Any = None,
+    random_seed: int | Tensor | None = None,
     seed2_contribution: float = 0,
     copy_ndata: bool = True,
     copy_edata: bool = True,

@@ -78,10 +78,8 @@ def random_walk(
         of the node type at each place, ``[length + 1]``. All have the graph's idtype.
 
     Raises:
-        DGLError: A metapath whose relations do not follow each other, or none where one is needed;
-            ids out of range; weights that are none; or another number of probabilities.
-        ValueError: Neither ``metapath`` nor ``length``.
-        TypeError: ``restart_prob`` is neither a number nor a tensor.
+        DGLError: Relations that do not follow each other, or neither these nor a length; ids out of
+            range; weights that are none; or another number of probabilities.
 
     Example:
         >>> from graphshard.graph import graph
@@ -239,7 +237,7 @@ def _path(g: Graph, metapath: Sequence[EType] | None, length: int | None) -> lis
     return path
 
 
-def _stops(restart_prob: Any, length: int, device: torch.device) -> Tensor | None:
+def _stops(restart_prob: float | Tensor | None, length: int, device: torch.device) -> Tensor | None:
     """The probability that a walk ends, before each step."""
     if restart_prob is None:
         return None
