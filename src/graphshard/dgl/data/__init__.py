@@ -33,12 +33,7 @@ def register_data_args(parser: argparse.ArgumentParser) -> None:
 
 
 def load_data(args: Any) -> DGLBuiltinDataset:
-    """The data set that ``args.dataset`` names, from local files.
-
-    Raises:
-        ValueError: An unknown name.
-        FileNotFoundError: Its files are not there; the error says what belongs where.
-    """
+    """The data set that ``args.dataset`` names, from local files."""
     if args.dataset in ("cora", "citeseer", "pubmed"):
         return getattr(citation_graph, f"load_{args.dataset}")()
     if args.dataset is not None and args.dataset.startswith("reddit"):

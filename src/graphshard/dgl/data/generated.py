@@ -52,9 +52,6 @@ class MiniGCDataset(DGLDataset):
     The kinds are 0 cycle, 1 star, 2 wheel, 3 lollipop, 4 hypercube, 5 grid, 6 clique and 7
     circular ladder: an eighth of the graphs each, in this order, and of the last kind what
     remains. Every edge is there in both directions, and every node has a self loop.
-
-    Args:
-        seed: Decides the sizes; None takes one of NumPy's.
     """
 
     num_classes = 8
@@ -308,11 +305,7 @@ class BACommunityDataset(_Motifs):
 
 
 class TreeCycleDataset(_Motifs):
-    """A binary tree on which cycles of six nodes hang.
-
-    Args:
-        cycle_size: Number of nodes that a cycle counts for; DGL draws six whatever it is.
-    """
+    """A binary tree on which cycles of six nodes hang, whatever ``cycle_size`` they count for."""
 
     def __init__(
         self,

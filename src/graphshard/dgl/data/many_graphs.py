@@ -267,14 +267,11 @@ class GINDataset(LocalDataset):
 
 
 class PPIDataset(LocalDataset):
-    """24 graphs of proteins that act on each other; each has several of 121 labels.
+    """Graphs of proteins with several of 121 labels: 20 to train, 2 to validate, 2 to test on.
 
     Source: Zitnik and Leskovec, "Predicting multicellular function through multi-layer tissue
     networks", Bioinformatics 2017. Read are ``MODE_graph.json``, ``MODE_feats.npy``,
     ``MODE_labels.npy`` and ``MODE_graph_id.npy``.
-
-    Args:
-        mode: ``"train"`` (20 graphs), ``"valid"`` (2) or ``"test"`` (2).
     """
 
     num_labels = 121

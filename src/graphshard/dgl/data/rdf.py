@@ -38,13 +38,9 @@ _ESCAPED = {"t": "\t", "b": "\b", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Term(NamedTuple):
-    """A part of a triple.
+    """A part of a triple."""
 
-    Args:
-        kind: ``"blank"``, ``"iri"`` or ``"literal"``; they sort in this order.
-    """
-
-    kind: str
+    kind: str  # "blank", "iri" or "literal", which sort in this order
     text: str
 
 

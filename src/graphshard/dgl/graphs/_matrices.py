@@ -75,14 +75,11 @@ def adj_external(
 
 
 def inc(g: LocalGraph, typestr: str, ctx: Device = "cpu", etype: EType | None = None) -> Tensor:
-    """The incidence matrix of a relation: a row per node, a column per edge.
+    """The incidence matrix of a relation: sparse ``[num_nodes, num_edges]``.
 
     Args:
         typestr: ``"in"``: 1 where the edge enters the node. ``"out"``: 1 where it leaves it.
             ``"both"``: 1 where it enters, -1 where it leaves, 0 for self loops.
-
-    Returns:
-        Sparse ``[num_nodes, num_edges]``.
     """
     relation = g.adjacency(etype)
     src, dst = (end.long() for end in relation.coo())

@@ -39,11 +39,7 @@ def bfs_nodes_generator(
 def bfs_edges_generator(
     graph: LocalGraph, source: NodeIds, reverse: bool = False
 ) -> tuple[Tensor, ...]:
-    """The edges by which a breadth-first search reaches nodes; see `bfs_nodes_generator`.
-
-    Returns:
-        Per distance from 1, an edge into each node that is reached.
-    """
+    """The edges by which a breadth-first search reaches nodes; see `bfs_nodes_generator`."""
     return tuple(edges for _, edges in _breadth_first(graph, source, reverse))[1:]
 
 
@@ -67,9 +63,6 @@ def _breadth_first(
 
 def topological_nodes_generator(graph: LocalGraph, reverse: bool = False) -> tuple[Tensor, ...]:
     """Nodes in steps such that every edge runs from one step to a later one.
-
-    Returns:
-        Per step, the ids of the nodes all of whose predecessors are in earlier steps.
 
     Raises:
         ValueError: the graph has a cycle.

@@ -32,9 +32,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 
     Node ``e`` points to node ``f`` where edge ``e`` enters the node that edge ``f`` leaves; a self
     loop does not point to itself. Edges come by ``e``, then ``f``.
-
-    Args:
-        backtracking: Whether an edge is joined to edges that go straight back.
     """
     check_one_relation(g, "line_graph")
     src, dst = g.edges()
@@ -52,11 +49,7 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 
 
 def khop_adj(g: Graph, k: int) -> Tensor:
-    """Number of walks of ``k`` edges between every pair of nodes.
-
-    Returns:
-        Dense float32 ``[num_nodes, num_nodes]``, a row per first node.
-    """
+    """Number of walks of ``k`` edges for all pairs of nodes: float32 ``[num_nodes, num_nodes]``."""
     return torch.from_numpy(_walks(g, k, "khop_adj").toarray().astype(np.float32))
 
 

@@ -138,9 +138,6 @@ def topk_nodes(
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` nodes of each graph that come first by a feature.
 
-    Args:
-        feat: Name of the feature, ``[num_nodes, dim]``.
-
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,
         ``[batch_size, k]``, or ``[batch_size, k, dim]`` without ``sortby``, without meaning there.

@@ -72,9 +72,6 @@ class GlobalAttentionPooling(nn.Module):
     """The rows of each graph, weighted by a softmax over the graph of what a gate gives.
 
     From "Gated Graph Sequence Neural Networks" (https://arxiv.org/abs/1511.05493).
-
-    Args:
-        gate_nn: From rows to ``[num_nodes, 1]``.
     """
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None) -> None:

@@ -152,14 +152,7 @@ def metis_partition(
 
 
 def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
-    """The graph with its nodes numbered anew; edges keep their order, features stay behind.
-
-    Args:
-        new_node_ids: ``[num_nodes]`` new id of each node.
-
-    Returns:
-        The graph, with the old ids as ``ndata["orig_id"]``.
-    """
+    """The graph with new ids, ``[num_nodes]``; its one feature is ``orig_id``, the old ids."""
     check_one_relation(g, "reorder_nodes")
     new = torch.as_tensor(np.asarray(new_node_ids)).long().to(g.device)
     order = torch.sort(new)
