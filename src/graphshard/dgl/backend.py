@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.backend``, for scripts that were written for several frameworks: torch's.
 
-Where torch has a function that takes DGL's arguments, the name is that function; the others say by
-their names what they do, and by their arguments how DGL asks for it.
+Where torch has a function that takes DGL's arguments, the name is that function.
 """
 
 from __future__ import annotations
@@ -65,38 +64,47 @@ def tensor(data: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def cpu() -> torch.device:
+    """The CPU."""
     return torch.device("cpu")
 
 
 def as_scalar(data: Tensor) -> Any:
+    """The only element."""
     return data.item()
 
 
 def shape(input: Tensor) -> torch.Size:
+    """Its shape."""
     return input.shape
 
 
 def dtype(input: Tensor) -> torch.dtype:
+    """Its dtype."""
     return input.dtype
 
 
 def ndim(input: Tensor) -> int:
+    """Number of dimensions."""
     return input.dim()
 
 
 def context(input: Tensor) -> torch.device:
+    """Its device."""
     return input.device
 
 
 def device_type(ctx: Device) -> str:
+    """Kind of a device."""
     return torch.device(ctx).type
 
 
 def device_id(ctx: Device) -> int:
+    """Number of a device."""
     return torch.device(ctx).index or 0
 
 
 def astype(input: Tensor, ty: torch.dtype) -> Tensor:
+    """In another dtype."""
     return input.to(ty)
 
 
@@ -110,10 +118,12 @@ zerocopy_from_numpy = torch.as_tensor
 
 
 def copy_to(input: Tensor, ctx: Device, **kwargs: Any) -> Tensor:
+    """On another device."""
     return input.to(ctx, **kwargs)
 
 
 def is_pinned(input: Tensor) -> builtins.bool:
+    """Whether it is in page-locked memory."""
     return input.is_pinned()
 
 
@@ -121,14 +131,17 @@ def is_pinned(input: Tensor) -> builtins.bool:
 
 
 def max(input: Tensor, dim: int) -> Tensor:
+    """Maximum along a dimension."""
     return input.max(dim).values
 
 
 def min(input: Tensor, dim: int) -> Tensor:
+    """Minimum along a dimension."""
     return input.min(dim).values
 
 
 def topk(input: Tensor, k: int, dim: int, descending: builtins.bool = True) -> Tensor:
+    """Largest or smallest elements."""
     return input.topk(k, dim, largest=descending).values
 
 
@@ -138,18 +151,22 @@ def argtopk(input: Tensor, k: int, dim: int, descending: builtins.bool = True) -
 
 
 def count_nonzero(input: Any) -> int:
+    """How many elements are not 0."""
     return int(torch.as_tensor(input).count_nonzero())
 
 
 def nonzero_1d(input: Tensor) -> Tensor:
+    """Places of elements that are not 0."""
     return input.nonzero().reshape(-1)
 
 
 def allclose(x: Tensor, y: Tensor, rtol: float = 1e-4, atol: float = 1e-4) -> builtins.bool:
+    """Whether all elements are nearly equal."""
     return torch.allclose(x, y, rtol=rtol, atol=atol)
 
 
 def replace_inf_with_zero(x: Tensor) -> Tensor:
+    """With 0 where it is infinite."""
     return x.masked_fill(x.isinf(), 0)
 
 
@@ -157,6 +174,7 @@ def replace_inf_with_zero(x: Tensor) -> Tensor:
 
 
 def gather_row(data: Tensor, row_index: Tensor) -> Tensor:
+    """Some rows."""
     return data.index_select(0, row_index.long())
 
 
@@ -178,6 +196,7 @@ def narrow_row(x: Tensor, start: int, stop: int) -> Tensor:
 
 
 def boolean_mask(input: Tensor, mask: Tensor) -> Tensor:
+    """The rows where a mask is true."""
     return input[mask.bool()]
 
 
@@ -227,22 +246,27 @@ def rand_shuffle(arr: Tensor) -> Tensor:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
+    """Without values."""
     return torch.empty(shape, dtype=dtype, device=ctx)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
+    """Zeros."""
     return torch.zeros(shape, dtype=dtype, device=ctx)
 
 
 def ones(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
+    """Ones."""
     return torch.ones(shape, dtype=dtype, device=ctx)
 
 
 def full_1d(length: int, fill_value: float, dtype: torch.dtype, ctx: Device) -> Tensor:
+    """One value several times."""
     return torch.full((length,), fill_value, dtype=dtype, device=ctx)
 
 
 def arange(start: int, stop: int, dtype: torch.dtype = int64, ctx: Device | None = None) -> Tensor:
+    """Consecutive integers."""
     return torch.arange(start, stop, dtype=dtype, device=ctx)
 
 
@@ -277,6 +301,7 @@ def backward(x: Tensor, head_gradient: Tensor | None = None) -> None:
 
 
 def grad(x: Tensor) -> Tensor | None:
+    """Its gradient."""
     return x.grad
 
 

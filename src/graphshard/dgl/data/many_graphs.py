@@ -257,6 +257,7 @@ class GINDataset(LocalDataset):
 
     @property
     def num_classes(self) -> int:
+        """Number of classes of graphs."""
         return self.gclasses
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -362,10 +363,12 @@ class QM9Dataset(LocalDataset):
 
     @property
     def num_labels(self) -> int:
+        """Number of numbers to predict."""
         return int(self.label.shape[1])
 
     @property
     def num_tasks(self) -> int:
+        """As ``num_labels``."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -420,10 +423,12 @@ class QM9EdgeDataset(LocalDataset):
 
     @property
     def npz_path(self) -> str:
+        """The file."""
         return str(self._path)
 
     @property
     def num_tasks(self) -> int:
+        """Number of numbers to predict."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -542,6 +547,7 @@ class SSTDataset(LocalDataset):
 
     @property
     def vocab_size(self) -> int:
+        """Number of words."""
         return len(self.vocab)
 
     def __getitem__(self, idx: int) -> Any:

@@ -106,6 +106,7 @@ class RDFGraphDataset(OneGraphDataset):
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:
