@@ -19,10 +19,6 @@ from ..graph import Block as Block
 from ..graph import EdgeBatch as EdgeBatch
 from ..graph import Graph as Graph
 from ..graph import NodeBatch as NodeBatch
-from ..graph import add_edges as add_edges
-from ..graph import add_nodes as add_nodes
-from ..graph import add_reverse_edges as add_reverse_edges
-from ..graph import add_self_loop as add_self_loop
 from ..graph import create_block as create_block
 from ..graph import edge_subgraph as edge_subgraph
 from ..graph import from_csv as from_csv
@@ -37,13 +33,7 @@ from ..graph import in_subgraph as in_subgraph
 from ..graph import load_graphs as load_graphs
 from ..graph import node_subgraph as node_subgraph
 from ..graph import out_subgraph as out_subgraph
-from ..graph import remove_edges as remove_edges
-from ..graph import remove_nodes as remove_nodes
-from ..graph import remove_self_loop as remove_self_loop
-from ..graph import reverse as reverse
 from ..graph import save_graphs as save_graphs
-from ..graph import to_bidirected as to_bidirected
-from ..graph import to_block as to_block
 from ..graph import to_csv as to_csv
 from ..graph import to_dgl as to_dgl
 from ..graph import to_edge_index as to_edge_index
@@ -52,7 +42,6 @@ from ..graph import to_homogeneous as to_homogeneous
 from ..graph import to_networkx as to_networkx
 from ..graph import to_parquet as to_parquet
 from ..graph import to_scipy as to_scipy
-from ..graph import to_simple as to_simple
 from ..sampling import set_dst_lazy_features as set_dst_lazy_features
 from ..sampling import set_edge_lazy_features as set_edge_lazy_features
 from ..sampling import set_node_lazy_features as set_node_lazy_features
@@ -77,19 +66,13 @@ from ._patch_dgl import unpatch_dgl as unpatch_dgl
 from ._places import add_modules
 from .graphs._batch import *  # noqa: F403
 from .graphs._bipartite import *  # noqa: F403
-from .graphs._compaction import *  # noqa: F403
 from .graphs._edgewise import *  # noqa: F403
-from .graphs._encodings import *  # noqa: F403
 from .graphs._neighborhoods import *  # noqa: F403
-from .graphs._order import *  # noqa: F403
 from .graphs._orders import *  # noqa: F403
-from .graphs._points import *  # noqa: F403
-from .graphs._products import *  # noqa: F403
 from .graphs._propagate import *  # noqa: F403
 from .graphs._random import *  # noqa: F403
 from .graphs._readout import *  # noqa: F403
-from .graphs._tags import *  # noqa: F403
-from .transforms._partition import *  # noqa: F403
+from .transforms.functional import *  # noqa: F403
 from .transforms.module import *  # noqa: F403
 from .unedited import load_ipython_extension as load_ipython_extension
 from .utils import apply_each as apply_each

@@ -256,7 +256,7 @@ def _swap(modules: Sequence[ModuleType], name: str, old: Any, new: Any) -> None:
 
 
 def _modules_in(package: str) -> list[ModuleType]:
-    return [found for name, found in sys.modules.items() if name.startswith(f"{package}.")]
+    return [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
 
 
 def _dgl(module: str) -> ModuleType:

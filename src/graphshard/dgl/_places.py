@@ -7,6 +7,7 @@ elsewhere, there is a module of DGL's name that holds the same objects and has n
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import sys
 from types import ModuleType
@@ -18,8 +19,8 @@ _CONVS = (
     "SAGEConv SGConv TAGConv"
 )
 
-# DGL's module: where its names are here, and the names (all of them, where none is named); of
-# several origins, after semicolons.
+# DGL's module: where its names are here, and the names, or patterns of them (all, where none is
+# named); of several origins, after semicolons.
 MODULES = {
     "batch": ". batch slice_batch unbatch",
     "convert": ". bipartite_from_networkx bipartite_from_scipy block_to_graph create_block "
@@ -91,14 +92,8 @@ MODULES = {
     "distributed.nn": "distributed DistEmbedding",
     "distributed.optim": "distributed SparseAdagrad SparseAdam",
     "distributed.dist_context": "distributed exit_client initialize",
-    "ops.spmm": "ops copy_e_max copy_e_mean copy_e_min copy_e_sum copy_u_max copy_u_mean "
-    "copy_u_min copy_u_sum u_add_e_max u_add_e_mean u_add_e_min u_add_e_sum u_div_e_max "
-    "u_div_e_mean u_div_e_min u_div_e_sum u_mul_e_max u_mul_e_mean u_mul_e_min u_mul_e_sum "
-    "u_sub_e_max u_sub_e_mean u_sub_e_min u_sub_e_sum",
-    "ops.sddmm": "ops copy_e copy_u copy_v e_add_u e_add_v e_div_u e_div_v e_dot_u e_dot_v "
-    "e_mul_u e_mul_v e_sub_u e_sub_v gsddmm u_add_e u_add_v u_div_e u_div_v u_dot_e u_dot_v "
-    "u_mul_e u_mul_v u_sub_e u_sub_v v_add_e v_add_u v_div_e v_div_u v_dot_e v_dot_u v_mul_e "
-    "v_mul_u v_sub_e v_sub_u",
+    "ops.spmm": "ops copy_[ue]_m* copy_[ue]_sum u_???_e_*",
+    "ops.sddmm": "ops copy_? gsddmm [uve]_???_[uve]",
     "ops.edge_softmax": "ops edge_softmax",
     "ops.segment": "ops segment_mm segment_reduce segment_softmax",
     "nn.functional": "nn edge_softmax",
@@ -129,9 +124,10 @@ class FunctionModule(ModuleType):
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
-def public_names(module: ModuleType) -> list[str]:
-    """What a star import takes."""
-    return getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+def expanded(names: list[str], source: ModuleType) -> list[str]:
+    """The names of an entry: patterns, and no name at all, stand for what a star import takes."""
+    public = getattr(source, "__all__", None) or [n for n in vars(source) if not n.startswith("_")]
+    return [n for name in names or ["*"] for n in fnmatch.filter(public, name) or [name]]
 
 
 def add_modules(package: str) -> None:
@@ -143,7 +139,7 @@ def add_modules(package: str) -> None:
             source = importlib.import_module(
                 origin if origin.startswith("torch.") else f"{package}.{origin}".rstrip(".")
             )
-            for name in names or public_names(source):
+            for name in expanded(names, source):
                 target, _, original = name.partition("=")
                 members[target] = getattr(source, original or target)
         full_name = f"{package}.{path}"

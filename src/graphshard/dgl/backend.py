@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import dlpack
 
+from .graphs import Device
+
 backend_name = "pytorch"
 
 float16, float32, float64, bfloat16 = torch.float16, torch.float32, torch.float64, torch.bfloat16
@@ -91,12 +93,12 @@ def context(input: Tensor) -> torch.device:
     return input.device
 
 
-def device_type(ctx: Any) -> str:
+def device_type(ctx: Device) -> str:
     """Kind of a device."""
     return torch.device(ctx).type
 
 
-def device_id(ctx: Any) -> int:
+def device_id(ctx: Device) -> int:
     """Number of a device."""
     return torch.device(ctx).index or 0
 
@@ -115,7 +117,7 @@ zerocopy_to_numpy = asnumpy
 zerocopy_from_numpy = torch.as_tensor
 
 
-def copy_to(input: Tensor, ctx: Any, **kwargs: Any) -> Tensor:
+def copy_to(input: Tensor, ctx: Device, **kwargs: Any) -> Tensor:
     """On another device."""
     return input.to(ctx, **kwargs)
 
@@ -243,37 +245,39 @@ def rand_shuffle(arr: Tensor) -> Tensor:
 # ------------------------------------------------------------------ new tensors
 
 
-def empty(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
+def empty(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
     """Without values."""
     return torch.empty(shape, dtype=dtype, device=ctx)
 
 
-def zeros(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
+def zeros(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
     """Zeros."""
     return torch.zeros(shape, dtype=dtype, device=ctx)
 
 
-def ones(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
+def ones(shape: Sequence[int], dtype: torch.dtype, ctx: Device) -> Tensor:
     """Ones."""
     return torch.ones(shape, dtype=dtype, device=ctx)
 
 
-def full_1d(length: int, fill_value: float, dtype: torch.dtype, ctx: Any) -> Tensor:
+def full_1d(length: int, fill_value: float, dtype: torch.dtype, ctx: Device) -> Tensor:
     """One value several times."""
     return torch.full((length,), fill_value, dtype=dtype, device=ctx)
 
 
-def arange(start: int, stop: int, dtype: torch.dtype = int64, ctx: Any = None) -> Tensor:
+def arange(start: int, stop: int, dtype: torch.dtype = int64, ctx: Device | None = None) -> Tensor:
     """Consecutive integers."""
     return torch.arange(start, stop, dtype=dtype, device=ctx)
 
 
-def uniform(shape: Any, dtype: torch.dtype, ctx: Any, low: float, high: float) -> Tensor:
+def uniform(
+    shape: Sequence[int], dtype: torch.dtype, ctx: Device, low: float, high: float
+) -> Tensor:
     """Drawn uniformly."""
     return torch.empty(shape, dtype=dtype, device=ctx).uniform_(low, high)
 
 
-def randint(shape: Sequence[int], dtype: torch.dtype, ctx: Any, low: int, high: int) -> Tensor:
+def randint(shape: Sequence[int], dtype: torch.dtype, ctx: Device, low: int, high: int) -> Tensor:
     """Integers drawn uniformly."""
     return torch.randint(low, high, shape, dtype=dtype, device=ctx)
 

@@ -19,9 +19,7 @@ from .comm import sync_params as sync_params
 from .comm import world_size as world_size
 from .common_tuples import PartitionData as PartitionData
 from .config import Config as Config
-from .construct_shard_manager import construct_full_graph as construct_full_graph
-from .construct_shard_manager import construct_mfgs as construct_mfgs
-from .construct_shard_manager import convert_dist_graph as convert_dist_graph
+from .construct_shard_manager import *  # noqa: F403
 from .core import DataLoader as DataLoader
 from .core import DistNeighborSampler as DistNeighborSampler
 from .core import DistributedBlock as DistributedBlock
@@ -35,10 +33,7 @@ from .distributed_bn import DistributedBN1D as DistributedBN1D
 from .edge_softmax import edge_softmax as edge_softmax
 from .logging_setup import logger as logger
 from .logging_setup import logging_setup as logging_setup
-from .patch_dgl import RelGraphConv as RelGraphConv
-from .patch_dgl import patch_dgl as patch_dgl
-from .patch_dgl import patched_edge_softmax as patched_edge_softmax
-from .patch_dgl import unpatch_dgl as unpatch_dgl
+from .patch_dgl import *  # noqa: F403
 
 INSTEAD = {
     "comm": "initialize_comms takes the address and the port, chooses the interface (or "

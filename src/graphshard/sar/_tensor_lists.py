@@ -66,8 +66,8 @@ def all_to_all(
     rounds = _num_rounds(state, recv_tensors, send_tensors)
     device = recv_tensors[0].device
     for step in range(rounds):
-        out = [_slice(tensor, step, rounds) for tensor in send_tensors]
-        into = [_slice(tensor, step, rounds) for tensor in recv_tensors]
+        out = [_pieces(tensor, rounds)[step] for tensor in send_tensors]
+        into = [_pieces(tensor, rounds)[step] for tensor in recv_tensors]
         payload = torch.cat([piece.to(device) for piece in out])
         splits = [piece.numel() for piece in out], [piece.numel() for piece in into]
         received = flat_all_to_all(state, payload, *splits)
@@ -173,22 +173,14 @@ def _num_rounds(state: GroupState, received: Sequence[Tensor], sent: Sequence[Te
     return int(all_reduce_(state, rounds, dist.ReduceOp.MAX, "all_to_all"))
 
 
-def _bounds(num: int, step: int, rounds: int) -> tuple[int, int]:
-    """Which elements of ``num`` go in one of the rounds; both ends compute the same."""
-    return num * step // rounds, num * (step + 1) // rounds
-
-
-def _slice(tensor: Tensor, step: int, rounds: int) -> Tensor:
-    start, stop = _bounds(tensor.numel(), step, rounds)
-    return tensor.detach().reshape(-1)[start:stop]
+def _pieces(tensor: Tensor, rounds: int) -> tuple[Tensor, ...]:
+    """The elements that go in each round; both ends compute the same."""
+    return tensor.detach().reshape(-1).tensor_split(rounds)
 
 
 def _fill(tensor: Tensor, piece: Tensor, step: int, rounds: int) -> None:
-    start, stop = _bounds(tensor.numel(), step, rounds)
     target = tensor.detach()
-    if target.is_contiguous():
-        target.view(-1)[start:stop] = piece.to(target.device)
-    else:
-        flat = target.reshape(-1)
-        flat[start:stop] = piece.to(target.device)
+    flat = target.reshape(-1)
+    flat.tensor_split(rounds)[step].copy_(piece)
+    if not target.is_contiguous():
         target.copy_(flat.view(target.shape))

@@ -20,12 +20,9 @@ def logging_setup(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> None:
-    """Show what `logger` gets from some level on, each line with the rank's place.
+    """Show what `logger` gets from some level on, each line with the rank's place, from 1.
 
     A second call takes the place of the first.
-
-    Args:
-        _rank: This process's number; the lines count from 1, as SAR's do.
 
     Raises:
         ValueError: A level that ``logging`` does not know.

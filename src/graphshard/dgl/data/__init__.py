@@ -7,8 +7,6 @@ import argparse
 from typing import Any
 
 from ...errors import GraphValueError
-from ...graph import load_graphs as load_graphs
-from ...graph import save_graphs as save_graphs
 from ..dataloading import MultiLayerNeighborSampler as MultiLayerNeighborSampler
 from ..dataloading import NodeDataLoader as NodeDataLoader
 from . import citation_graph as citation_graph
@@ -22,19 +20,7 @@ from .many_graphs import *  # noqa: F403
 from .one_graph import *  # noqa: F403
 from .one_graph import RedditDataset as RedditDataset
 from .rdf import *  # noqa: F403
-from .utils import Subset as Subset
-from .utils import add_nodepred_split as add_nodepred_split
-from .utils import check_sha1 as check_sha1
-from .utils import download as download
-from .utils import extract_archive as extract_archive
-from .utils import get_download_dir as get_download_dir
-from .utils import load_info as load_info
-from .utils import load_labels as load_labels
-from .utils import load_tensors as load_tensors
-from .utils import loadtxt as loadtxt
-from .utils import save_info as save_info
-from .utils import save_tensors as save_tensors
-from .utils import split_dataset as split_dataset
+from .utils import *  # noqa: F403
 
 citegrh = citation_graph
 
@@ -47,12 +33,7 @@ def register_data_args(parser: argparse.ArgumentParser) -> None:
 
 
 def load_data(args: Any) -> DGLBuiltinDataset:
-    """The data set that ``args.dataset`` names, from local files.
-
-    Raises:
-        ValueError: An unknown name.
-        FileNotFoundError: Its files are not there; the error says what belongs where.
-    """
+    """The data set that ``args.dataset`` names, from local files."""
     if args.dataset in ("cora", "citeseer", "pubmed"):
         return getattr(citation_graph, f"load_{args.dataset}")()
     if args.dataset is not None and args.dataset.startswith("reddit"):

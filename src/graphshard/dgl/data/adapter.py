@@ -80,14 +80,6 @@ class AsNodePredDataset(_OneGraphAdapter):
     Args:
         split_ratio: Shares of the nodes to train, validate and test on, drawn by NumPy's
             generator; None takes the sets that the data set has.
-
-    Example:
-        >>> import tempfile
-        >>> from graphshard.dgl.data import KarateClubDataset
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     data = AsNodePredDataset(KarateClubDataset(), [0.8, 0.1, 0.1], save_dir=folder)
-        >>> data.num_classes, len(data.train_idx), len(data.val_idx), len(data.test_idx)
-        (2, 27, 3, 4)
     """
 
     def __init__(

@@ -115,10 +115,12 @@ class CitationGraphDataset(OneGraphDataset):
 
     @property
     def num_classes(self) -> int:
+        """Number of fields."""
         return self._num_classes
 
     @property
     def num_labels(self) -> int:
+        """As ``num_classes``."""
         return self._num_classes
 
     @property

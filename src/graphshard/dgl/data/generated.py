@@ -8,8 +8,9 @@ They are made anew each time, by the draws that DGL makes, and nothing is saved:
 from __future__ import annotations
 
 import math
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,6 @@ class MiniGCDataset(DGLDataset):
     The kinds are 0 cycle, 1 star, 2 wheel, 3 lollipop, 4 hypercube, 5 grid, 6 clique and 7
     circular ladder: an eighth of the graphs each, in this order, and of the last kind what
     remains. Every edge is there in both directions, and every node has a self loop.
-
-    Args:
-        seed: Decides the sizes; None takes one of NumPy's.
     """
 
     num_classes = 8
@@ -191,7 +189,9 @@ class _Motifs(_GeneratedGraph):
     reverse Cuthill-McKee. ``perturb_ratio`` is how many random edges come for each other edge.
     """
 
-    def __init__(self, name: str, seed: int | None, transform: Any, verbose: bool) -> None:
+    def __init__(
+        self, name: str, seed: int | None, transform: Callable[[Graph], Any] | None, verbose: bool
+    ) -> None:
         self.seed = seed
         super().__init__(name, verbose=verbose, transform=transform)
 
@@ -232,7 +232,7 @@ class BAShapeDataset(_Motifs):
         num_motifs: int = 80,
         perturb_ratio: float = 0.01,
         seed: int | None = None,
-        raw_dir: Any = None,
+        raw_dir: str | os.PathLike[str] | None = None,
         force_reload: bool = False,
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
@@ -270,7 +270,7 @@ class BACommunityDataset(_Motifs):
         perturb_ratio: float = 0.01,
         num_inter_edges: int = 350,
         seed: int | None = None,
-        raw_dir: Any = None,
+        raw_dir: str | os.PathLike[str] | None = None,
         force_reload: bool = False,
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
@@ -305,11 +305,7 @@ class BACommunityDataset(_Motifs):
 
 
 class TreeCycleDataset(_Motifs):
-    """A binary tree on which cycles of six nodes hang.
-
-    Args:
-        cycle_size: Number of nodes that a cycle counts for; DGL draws six whatever it is.
-    """
+    """A binary tree on which cycles of six nodes hang, whatever ``cycle_size`` they count for."""
 
     def __init__(
         self,
@@ -318,7 +314,7 @@ class TreeCycleDataset(_Motifs):
         cycle_size: int = 6,
         perturb_ratio: float = 0.01,
         seed: int | None = None,
-        raw_dir: Any = None,
+        raw_dir: str | os.PathLike[str] | None = None,
         force_reload: bool = False,
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
@@ -353,7 +349,7 @@ class TreeGridDataset(_Motifs):
         grid_size: int = 3,
         perturb_ratio: float = 0.1,
         seed: int | None = None,
-        raw_dir: Any = None,
+        raw_dir: str | os.PathLike[str] | None = None,
         force_reload: bool = False,
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
@@ -405,8 +401,8 @@ class SBMMixtureDataset(DGLDataset):
         n_communities: int,
         k: int = 2,
         avg_deg: int = 3,
-        pq: Any = "Appendix_C",
-        rng: Any = None,
+        pq: str | Sequence[tuple[float, float]] = "Appendix_C",
+        rng: np.random.RandomState | None = None,
     ) -> None:
         if n_nodes % n_communities:
             raise GraphValueError(

@@ -257,6 +257,7 @@ class GINDataset(LocalDataset):
 
     @property
     def num_classes(self) -> int:
+        """Number of classes of graphs."""
         return self.gclasses
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -267,14 +268,11 @@ class GINDataset(LocalDataset):
 
 
 class PPIDataset(LocalDataset):
-    """24 graphs of proteins that act on each other; each has several of 121 labels.
+    """Graphs of proteins with several of 121 labels: 20 to train, 2 to validate, 2 to test on.
 
     Source: Zitnik and Leskovec, "Predicting multicellular function through multi-layer tissue
     networks", Bioinformatics 2017. Read are ``MODE_graph.json``, ``MODE_feats.npy``,
     ``MODE_labels.npy`` and ``MODE_graph_id.npy``.
-
-    Args:
-        mode: ``"train"`` (20 graphs), ``"valid"`` (2) or ``"test"`` (2).
     """
 
     num_labels = 121
@@ -365,10 +363,12 @@ class QM9Dataset(LocalDataset):
 
     @property
     def num_labels(self) -> int:
+        """Number of numbers to predict."""
         return int(self.label.shape[1])
 
     @property
     def num_tasks(self) -> int:
+        """As ``num_labels``."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -423,10 +423,12 @@ class QM9EdgeDataset(LocalDataset):
 
     @property
     def npz_path(self) -> str:
+        """The file."""
         return str(self._path)
 
     @property
     def num_tasks(self) -> int:
+        """Number of numbers to predict."""
         return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -545,6 +547,7 @@ class SSTDataset(LocalDataset):
 
     @property
     def vocab_size(self) -> int:
+        """Number of words."""
         return len(self.vocab)
 
     def __getitem__(self, idx: int) -> Any:

@@ -38,13 +38,9 @@ _ESCAPED = {"t": "\t", "b": "\b", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Term(NamedTuple):
-    """A part of a triple.
+    """A part of a triple."""
 
-    Args:
-        kind: ``"blank"``, ``"iri"`` or ``"literal"``; they sort in this order.
-    """
-
-    kind: str
+    kind: str  # "blank", "iri" or "literal", which sort in this order
     text: str
 
 
@@ -65,6 +61,7 @@ class RDFGraphDataset(OneGraphDataset):
 
     _title: str
     _category: str
+    _columns = 0, 2  # of lines of the splits, which name an entity and its class
 
     def __init__(
         self,
@@ -109,6 +106,7 @@ class RDFGraphDataset(OneGraphDataset):
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:
@@ -128,10 +126,6 @@ class RDFGraphDataset(OneGraphDataset):
     ) -> tuple[Entity, Entity]:
         """Both ends of an edge, whose types may depend on it."""
         return ends
-
-    def split_columns(self) -> tuple[int, int]:
-        """Which columns of the lists name an entity and its class."""
-        return 0, 2
 
     def _built(self, folder: Path) -> Graph:
         files = sorted(p for p in folder.iterdir() if p.suffix in (".nt", ".n3"))
@@ -179,7 +173,7 @@ class RDFGraphDataset(OneGraphDataset):
                 columns = line.strip().split("\t")
                 if len(columns) < 3:
                     raise GraphValueError(f"{folder / file} has a line without 3 columns: {line!r}")
-                entity_at, class_at = self.split_columns()
+                entity_at, class_at = self._columns
                 entity = self.parse_entity(Term("iri", columns[entity_at]))
                 key = "" if entity is None else f"{entity.cls}/{entity.id}"
                 ntype, node = numbers.get(key, (None, -1))
@@ -259,7 +253,7 @@ class BGSDataset(RDFGraphDataset):
 
     _prefix = "http://data.bgs.ac.uk/"
 
-    _title, _category = "bgs-hetero", "Lexicon_NamedRockUnit"
+    _title, _category, _columns = "bgs-hetero", "Lexicon_NamedRockUnit", (1, 2)
 
     def parse_entity(self, term: Term) -> Entity | None:
         """What the survey names by concept, besides the status of terms."""
@@ -277,10 +271,6 @@ class BGSDataset(RDFGraphDataset):
             words = term.text.split("/")
             return f"{words[4]}/{words[5]}" if len(words) >= 6 else None
         return term.text.replace(".", "_")
-
-    def split_columns(self) -> tuple[int, int]:
-        """The rock is in the second column."""
-        return 1, 2
 
 
 class AMDataset(RDFGraphDataset):

@@ -39,9 +39,8 @@ from ...graph import load_graphs, load_labels, load_tensors, save_graphs, save_t
 
 __all__ = [
     "Subset", "add_nodepred_split", "check_sha1", "download", "extract_archive",
-    "generate_mask_tensor", "get_download_dir", "idx2mask", "load_graphs", "load_info",
-    "load_labels", "load_tensors", "loadtxt", "makedirs", "save_graphs", "save_info",
-    "save_tensors", "split_dataset",
+    "get_download_dir", "load_graphs", "load_info", "load_labels", "load_tensors", "loadtxt",
+    "save_graphs", "save_info", "save_tensors", "split_dataset",
 ]  # fmt: skip
 
 
@@ -162,9 +161,6 @@ def download(
 ) -> str:
     """The file of a URL, which must lie on disk already: nothing is downloaded.
 
-    Args:
-        overwrite: Accepted for DGL's scripts, as are the last three.
-
     Raises:
         FileNotFoundError: It is not there; the error says what to get, and where it belongs.
         ValueError: It has another hash, or the name of the file cannot be told from the URL.
@@ -241,11 +237,7 @@ def _check_inside(name: str) -> None:
 
 
 def loadtxt(path: str | os.PathLike[str], delimiter: str, dtype: Any = None) -> np.ndarray:
-    """A table of numbers, ``[num_rows, num_columns]``, as an array.
-
-    Args:
-        dtype: Of the array; by default int64 if every number is whole, else float64.
-    """
+    """A table of numbers, ``[num_rows, num_columns]``: int64 if all are whole, else float64."""
     text = read_text_regular(path)
     if dtype is None:
         dtype = np.float64 if re.search(r"[.eEnN]", text) else np.int64

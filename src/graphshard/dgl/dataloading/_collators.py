@@ -68,19 +68,7 @@ class TypedItems:
 
 
 class NodeCollator(ItemCollator):
-    """Makes batches of nodes.
-
-    Example:
-        >>> from graphshard.data import load_dataset
-        >>> from graphshard.dgl.dataloading import NeighborSampler, NodeCollator
-        >>> cora = load_dataset("cora")
-        >>> collator = NodeCollator(cora.graph, cora.node_ids("train"), NeighborSampler([10, 5]))
-        >>> loader = torch.utils.data.DataLoader(
-        ...     collator.dataset, batch_size=70, collate_fn=collator.collate
-        ... )
-        >>> [len(output_nodes) for input_nodes, output_nodes, blocks in loader]
-        [70, 70]
-    """
+    """Makes batches of nodes."""
 
     def __init__(self, g: Any, nids: Any, graph_sampler: Any) -> None:
         super().__init__(g, nids, g.ntypes)

@@ -244,11 +244,7 @@ class SAINTSampler(SubgraphSampler):
 
     def sample(self, g: Graph, indices: Any = None, draw_seed: DrawSeed | None = None) -> Graph:
         """A subgraph of ``g``."""
-        if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
-            raise GraphValueError(
-                f"SAINTSampler takes a graph of one relation (got {g.canonical_etypes}); make one "
-                "with to_homogeneous"
-            )
+        _check_one_relation(g, "SAINTSampler")
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         generator = torch.Generator().manual_seed(draw_seed.key(_SAINT_KEY, 0))
         if self.mode == "node":
@@ -284,6 +280,14 @@ class SAINTSampler(SubgraphSampler):
         drawn = torch.rand(self._numbers[0], generator=generator, dtype=torch.float64)
         indices = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
         return indices.clamp_(max=len(sums) - 1)
+
+
+def _check_one_relation(g: Graph, sampler: str) -> None:
+    if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
+        raise GraphValueError(
+            f"{sampler} takes a graph of one relation (got {g.canonical_etypes}); make one with "
+            "to_homogeneous"
+        )
 
 
 def _node_weights(g: Graph) -> Tensor:
@@ -329,7 +333,7 @@ class ClusterGCNSampler(SubgraphSampler):
         g: Graph,
         k: int,
         cache_path: str | os.PathLike[str] | None = "cluster_gcn.safetensors",
-        balance_ntypes: Any = None,
+        balance_ntypes: Tensor | Sequence[int] | None = None,
         balance_edges: bool = False,
         mode: str = "k-way",
         prefetch_ndata: FeatureNames = None,
@@ -337,11 +341,7 @@ class ClusterGCNSampler(SubgraphSampler):
         output_device: torch.device | str | None = None,
     ) -> None:
         super().__init__(prefetch_ndata, prefetch_edata, output_device)
-        if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
-            raise GraphValueError(
-                f"ClusterGCNSampler takes a graph of one relation (got {g.canonical_etypes}); make "
-                "one with to_homogeneous"
-            )
+        _check_one_relation(g, "ClusterGCNSampler")
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise GraphValueError(f"k must be a positive number of clusters (got {k!r})")
         if mode not in ("k-way", "recursive"):
@@ -372,7 +372,9 @@ class ClusterGCNSampler(SubgraphSampler):
         return self.with_features(g, self.induced(g, {g.ntypes[0]: nodes}))
 
 
-def _clusters(g: Graph, k: int, balance_ntypes: Any, balance_edges: bool, mode: str) -> Tensor:
+def _clusters(
+    g: Graph, k: int, balance_ntypes: Tensor | Sequence[int] | None, balance_edges: bool, mode: str
+) -> Tensor:
     num_nodes = g.num_nodes()
     if k == 1 or num_nodes <= k:
         return torch.arange(num_nodes) % k

@@ -29,9 +29,6 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         ndata: Names of the node features to carry over; all by default, None for none. Graphs
             without nodes of a type need not have its features.
 
-    Returns:
-        The batched graph; ``batch_num_nodes`` and ``batch_num_edges`` tell its graphs apart.
-
     Raises:
         ValueError: no graph, or graphs whose types, id types, devices or features differ.
         TypeError: something else than a graph.

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._base.typing import EType
 from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ...ops import gsddmm, gspmm
@@ -20,7 +20,9 @@ __all__ = [
 
 
 def _of_ends(op: str) -> Callable[..., Tensor]:
-    def combine(g: LocalGraph, x_node: Tensor, y_node: Tensor, etype: Any = None) -> Tensor:
+    def combine(
+        g: LocalGraph, x_node: Tensor, y_node: Tensor, etype: EType | None = None
+    ) -> Tensor:
         return gsddmm(g.adjacency(etype), op, x_node, y_node, "u", "v")
 
     combine.__name__ = combine.__qualname__ = f"u_{op}_v"
@@ -41,12 +43,12 @@ u_add_v, u_sub_v, u_mul_v = _of_ends("add"), _of_ends("sub"), _of_ends("mul")
 u_div_v, u_dot_v = _of_ends("div"), _of_ends("dot")
 
 
-def copy_u(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:
+def copy_u(g: LocalGraph, x_node: Tensor, etype: EType | None = None) -> Tensor:
     """The row of its source for each edge of a relation: ``[num_edges, ...]``."""
     return gsddmm(g.adjacency(etype), "copy_lhs", x_node, None, "u")
 
 
-def copy_v(g: LocalGraph, x_node: Tensor, etype: Any = None) -> Tensor:
+def copy_v(g: LocalGraph, x_node: Tensor, etype: EType | None = None) -> Tensor:
     """The row of its destination for each edge of a relation: ``[num_edges, ...]``."""
     return gsddmm(g.adjacency(etype), "copy_lhs", x_node, None, "v")
 

@@ -29,10 +29,7 @@ def random_walk_pe(g: Graph, k: int, eweight_name: str | None = None) -> Tensor:
     """Probabilities that a random walk is back where it began after 1, 2, ..., ``k`` steps.
 
     From "Graph Neural Networks with Learnable Structural and Positional Representations"
-    (https://arxiv.org/abs/2110.07875).
-
-    Returns:
-        float32 ``[num_nodes, k]``.
+    (https://arxiv.org/abs/2110.07875): float32 ``[num_nodes, k]``.
     """
     check_one_relation(g, "random_walk_pe")
     steps = to_scipy(g, eweight_name, fmt="csr").toarray()
@@ -86,10 +83,7 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     """Left and right singular vectors of the adjacency matrix, scaled by root singular values.
 
     From "Global Self-Attention as a Replacement for Graph Convolution"
-    (https://arxiv.org/abs/2108.03348).
-
-    Returns:
-        float32 ``[num_nodes, 2 * k]``.
+    (https://arxiv.org/abs/2108.03348): float32 ``[num_nodes, 2 * k]``.
     """
     check_one_relation(g, "svd_pe")
     count = g.num_nodes()
@@ -135,10 +129,8 @@ def double_radius_node_labeling(g: Graph, src: int, dst: int) -> Tensor:
 
     From "Link Prediction Based on Graph Neural Networks" (https://arxiv.org/abs/1802.09691):
     ``1 + min(a, b) + (d // 2) * (d // 2 + d % 2 - 1)`` with ``d = a + b`` for a node at distance
-    ``a`` of one and ``b`` of the other; 1 for the two, 0 for nodes that do not reach both.
-
-    Returns:
-        int64 ``[num_nodes]``.
+    ``a`` of one and ``b`` of the other; 1 for the two, 0 for nodes that do not reach both. int64
+    ``[num_nodes]``.
     """
     check_one_relation(g, "double_radius_node_labeling")
     csgraph = require("scipy.sparse.csgraph", "scipy", "double_radius_node_labeling")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..._base.typing import EType
 from ...errors import GraphValueError
 from ...graph.convert import require, to_scipy
 from ...graph.local_graph import LocalGraph
+from . import Device
 
 if TYPE_CHECKING:
     import networkx
@@ -25,12 +27,12 @@ def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
     return out
 
 
-def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Tensor:
+def adj(g: LocalGraph, etype: EType | None = None, eweight_name: str | None = None) -> Tensor:
     """The edges of a relation as a sparse tensor.
 
     Returns:
-        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source. It has an entry per edge, by
-        id, and so is not coalesced; DGL 1.1 gives its own SparseMatrix of the same entries.
+        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source. It has an entry for each
+        edge, by id, and so is not coalesced; DGL 1.1 gives its SparseMatrix of the same entries.
     """
     relation = g.adjacency(etype)
     src, dst = relation.coo()
@@ -45,9 +47,9 @@ def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Te
 def adj_external(
     g: LocalGraph,
     transpose: bool = False,
-    ctx: Any = "cpu",
+    ctx: Device = "cpu",
     scipy_fmt: str | None = None,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> Any:
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
@@ -72,15 +74,12 @@ def adj_external(
     return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)
 
 
-def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Tensor:
-    """The incidence matrix of a relation: a row per node, a column per edge.
+def inc(g: LocalGraph, typestr: str, ctx: Device = "cpu", etype: EType | None = None) -> Tensor:
+    """The incidence matrix of a relation: sparse ``[num_nodes, num_edges]``.
 
     Args:
         typestr: ``"in"``: 1 where the edge enters the node. ``"out"``: 1 where it leaves it.
             ``"both"``: 1 where it enters, -1 where it leaves, 0 for self loops.
-
-    Returns:
-        Sparse ``[num_nodes, num_edges]``.
     """
     relation = g.adjacency(etype)
     src, dst = (end.long() for end in relation.coo())

@@ -13,6 +13,7 @@ from ...errors import GraphValueError
 from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
 from ...graph.transforms import check_plain
+from . import Device
 
 __all__ = ["edge_type_subgraph", "khop_in_subgraph", "khop_out_subgraph", "node_type_subgraph"]
 
@@ -24,7 +25,7 @@ def khop_in_subgraph(
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Any:
     """The graph of all nodes from which some nodes are reached in at most ``k`` steps.
 
@@ -46,7 +47,7 @@ def khop_out_subgraph(
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Any:
     """The graph of all nodes reached in at most ``k`` steps; see `khop_in_subgraph`."""
     return _within_hops(graph, nodes, k, "out", relabel_nodes, store_ids, output_device)
@@ -59,7 +60,7 @@ def _within_hops(
     direction: str,
     relabel_nodes: bool,
     store_ids: bool,
-    output_device: Any,
+    output_device: Device | None,
 ) -> Any:
     name = f"khop_{direction}_subgraph"
     check_plain(g, name)
@@ -102,7 +103,9 @@ def _within_hops(
     return sub, where if typed else where[g.ntypes[0]]
 
 
-def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any = None) -> Graph:
+def node_type_subgraph(
+    graph: Graph, ntypes: Iterable[str], output_device: Device | None = None
+) -> Graph:
     """The graph of some node types, and of all relations between them.
 
     Features are shared: what is set on one graph is seen on the other.
@@ -113,7 +116,9 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
     return _of_types(graph, chosen, etypes).to(output_device)
 
 
-def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any = None) -> Graph:
+def edge_type_subgraph(
+    graph: Graph, etypes: Iterable[Any], output_device: Device | None = None
+) -> Graph:
     """The graph of some relations, and of the node types that they join.
 
     Features are shared as by `node_type_subgraph`.

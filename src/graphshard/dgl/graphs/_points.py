@@ -53,11 +53,7 @@ def segmented_knn_graph(
     dist: str = "euclidean",
     exclude_self: bool = False,
 ) -> Graph:
-    """`knn_graph` of several sets of points of different sizes, one behind another.
-
-    Args:
-        x: ``[num_points, dim]``, all sets.
-    """
+    """`knn_graph` of several sets of points of different sizes, one behind another."""
     sizes = [int(size) for size in segs]
     if sum(sizes) != x.shape[0]:
         raise GraphValueError(f"segs must add up to {x.shape[0]} points (got {sum(sizes)})")

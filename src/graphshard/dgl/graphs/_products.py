@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.typing import CanonicalEType
+from ..._base.typing import CanonicalEType, EType
 from ...errors import GraphValueError
 from ...graph import Graph, graph, heterograph
 from ...graph.convert import require
@@ -32,9 +32,6 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 
     Node ``e`` points to node ``f`` where edge ``e`` enters the node that edge ``f`` leaves; a self
     loop does not point to itself. Edges come by ``e``, then ``f``.
-
-    Args:
-        backtracking: Whether an edge is joined to edges that go straight back.
     """
     check_one_relation(g, "line_graph")
     src, dst = g.edges()
@@ -52,11 +49,7 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
 
 
 def khop_adj(g: Graph, k: int) -> Tensor:
-    """Number of walks of ``k`` edges between every pair of nodes.
-
-    Returns:
-        Dense float32 ``[num_nodes, num_nodes]``, a row per first node.
-    """
+    """Number of walks of ``k`` edges for all pairs of nodes: float32 ``[num_nodes, num_nodes]``."""
     return torch.from_numpy(_walks(g, k, "khop_adj").toarray().astype(np.float32))
 
 
@@ -195,7 +188,7 @@ def check_one_relation(g: Graph, name: str) -> None:
         )
 
 
-def norm_by_dst(g: Graph, etype: Any = None) -> Tensor:
+def norm_by_dst(g: Graph, etype: EType | None = None) -> Tensor:
     """One over the in-degree of each edge's destination: float32 ``[num_edges]``."""
     _, dst = g.edges(etype=etype)
     return g.in_degrees(dst, etype=etype).float().reciprocal()

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..._base.typing import EType
 from ...graph.local_graph import LocalGraph
+from . import NodeIds
 from ._orders import bfs_nodes_generator, dfs_labeled_edges_generator, topological_nodes_generator
 
 __all__ = ["prop_edges", "prop_edges_dfs", "prop_nodes", "prop_nodes_bfs", "prop_nodes_topo"]
@@ -18,7 +20,7 @@ def prop_nodes(
     message_func: Any,
     reduce_func: Any,
     apply_node_func: Any = None,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> None:
     """`pull` on one set of nodes after another."""
     for nodes in nodes_generator:
@@ -31,7 +33,7 @@ def prop_edges(
     message_func: Any,
     reduce_func: Any,
     apply_node_func: Any = None,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> None:
     """`send_and_recv` on one set of edges after another; see `prop_nodes`."""
     for edges in edges_generator:
@@ -40,7 +42,7 @@ def prop_edges(
 
 def prop_nodes_bfs(
     graph: LocalGraph,
-    source: Any,
+    source: NodeIds,
     message_func: Any,
     reduce_func: Any,
     reverse: bool = False,
@@ -65,7 +67,7 @@ def prop_nodes_topo(
 
 def prop_edges_dfs(
     graph: LocalGraph,
-    source: Any,
+    source: NodeIds,
     message_func: Any,
     reduce_func: Any,
     reverse: bool = False,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._base.typing import EType
 from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ._segments import segment_reduce, segment_softmax
@@ -48,7 +49,12 @@ def readout_nodes(
 
 
 def readout_edges(
-    graph: LocalGraph, feat: str, weight: str | None = None, *, op: str = "sum", etype: Any = None
+    graph: LocalGraph,
+    feat: str,
+    weight: str | None = None,
+    *,
+    op: str = "sum",
+    etype: EType | None = None,
 ) -> Tensor:
     """The counterpart of `readout_nodes` for an edge feature of the relation ``etype``."""
     return _reduced(graph.edges[etype].data, graph.batch_num_edges(etype), feat, weight, op)
@@ -70,7 +76,7 @@ def _named(op: str, what: str) -> Callable[..., Tensor]:
         return readout_nodes(graph, feat, weight, op=op, ntype=ntype)
 
     def over_edges(
-        graph: LocalGraph, feat: str, weight: str | None = None, *, etype: Any = None
+        graph: LocalGraph, feat: str, weight: str | None = None, *, etype: EType | None = None
     ) -> Tensor:
         return readout_edges(graph, feat, weight, op=op, etype=etype)
 
@@ -90,7 +96,7 @@ def softmax_nodes(graph: LocalGraph, feat: str, *, ntype: str | None = None) -> 
     return segment_softmax(graph.batch_num_nodes(ntype), graph.nodes[ntype].data[feat])
 
 
-def softmax_edges(graph: LocalGraph, feat: str, *, etype: Any = None) -> Tensor:
+def softmax_edges(graph: LocalGraph, feat: str, *, etype: EType | None = None) -> Tensor:
     """Softmax of an edge feature over the edges of each graph: ``[num_edges, ...]``."""
     return segment_softmax(graph.batch_num_edges(etype), graph.edges[etype].data[feat])
 
@@ -104,7 +110,7 @@ def broadcast_nodes(graph: LocalGraph, graph_feat: Tensor, *, ntype: str | None 
     return _spread(graph.batch_num_nodes(ntype), graph_feat)
 
 
-def broadcast_edges(graph: LocalGraph, graph_feat: Tensor, *, etype: Any = None) -> Tensor:
+def broadcast_edges(graph: LocalGraph, graph_feat: Tensor, *, etype: EType | None = None) -> Tensor:
     """The row of its graph for each edge; the counterpart of `broadcast_nodes`."""
     return _spread(graph.batch_num_edges(etype), graph_feat)
 
@@ -132,9 +138,6 @@ def topk_nodes(
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` nodes of each graph that come first by a feature.
 
-    Args:
-        feat: Name of the feature, ``[num_nodes, dim]``.
-
     Returns:
         Values ``[batch_size, k, dim]``, 0 where a graph has fewer nodes; and ids within the graph,
         ``[batch_size, k]``, or ``[batch_size, k, dim]`` without ``sortby``, without meaning there.
@@ -150,7 +153,7 @@ def topk_edges(
     *,
     descending: bool = True,
     sortby: int | None = None,
-    etype: Any = None,
+    etype: EType | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The counterpart of `topk_nodes` for an edge feature of the relation ``etype``."""
     counts = graph.batch_num_edges(etype)

@@ -378,7 +378,7 @@ class LabelPropagation(nn.Module):
         >>> from graphshard.graph import graph
         >>> g = graph(([0, 1, 2], [1, 2, 0]))
         >>> mask = torch.tensor([True, True, False])
-        >>> LabelPropagation(2, 0.5)(g, torch.tensor([0, 1, 0]), mask).argmax(1)
+        >>> LabelPropagation(1, 0.4)(g, torch.tensor([0, 1, 0]), mask).argmax(1)
         tensor([0, 1, 1])
     """
 

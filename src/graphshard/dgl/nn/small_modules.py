@@ -26,11 +26,7 @@ class Sequential(nn.Sequential):
     """
 
     def forward(self, graph: Any, *feats: Any) -> Any:
-        """The last layer's result.
-
-        Args:
-            graph: Any graph of the protocol; or a list of graphs, one per layer.
-        """
+        """The last layer's result."""
         values: Any = feats
         graphs = graph if isinstance(graph, list) else [graph] * len(self)
         for layer, own in zip(self, graphs, strict=True):

@@ -72,9 +72,6 @@ class GlobalAttentionPooling(nn.Module):
     """The rows of each graph, weighted by a softmax over the graph of what a gate gives.
 
     From "Gated Graph Sequence Neural Networks" (https://arxiv.org/abs/1511.05493).
-
-    Args:
-        gate_nn: From rows to ``[num_nodes, 1]``.
     """
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None) -> None:
@@ -157,12 +154,14 @@ class WeightAndSum(nn.Module):
             return readout_nodes(g, "h", "w", op="sum")
 
 
-class KNNGraph(nn.Module):
-    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
-
+class _NearestNeighbors(nn.Module):
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k
+
+
+class KNNGraph(_NearestNeighbors):
+    """`graphshard.dgl.knn_graph` with a fixed number of neighbours."""
 
     def forward(
         self,
@@ -175,12 +174,8 @@ class KNNGraph(nn.Module):
         return knn_graph(x, self.k, algorithm, dist, exclude_self)
 
 
-class SegmentedKNNGraph(nn.Module):
+class SegmentedKNNGraph(_NearestNeighbors):
     """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.k = k
 
     def forward(
         self,

@@ -230,7 +230,7 @@ def sample_labors(
     edge_dir: str = "in",
     prob: EdgeWeights = None,
     importance_sampling: int = 0,
-    random_seed: Any = None,
+    random_seed: int | Tensor | None = None,
     seed2_contribution: float = 0,
     copy_ndata: bool = True,
     copy_edata: bool = True,
@@ -499,9 +499,6 @@ def select_topk(
     """For each node, the ``k`` edges of each relation that weigh most.
 
     Of equal weights the smaller edge id goes first.
-
-    Returns:
-        A graph of the same nodes and relations, with the edges that were chosen, grouped by node.
     """
     side = checked_dir(edge_dir)
     if nodes is None:

@@ -78,10 +78,8 @@ def random_walk(
         of the node type at each place, ``[length + 1]``. All have the graph's idtype.
 
     Raises:
-        DGLError: A metapath whose relations do not follow each other, or none where one is needed;
-            ids out of range; weights that are none; or another number of probabilities.
-        ValueError: Neither ``metapath`` nor ``length``.
-        TypeError: ``restart_prob`` is neither a number nor a tensor.
+        DGLError: Relations that do not follow each other, or neither these nor a length; ids out of
+            range; weights that are none; or another number of probabilities.
 
     Example:
         >>> from graphshard.graph import graph
@@ -113,12 +111,7 @@ def walks_along(
     stops: Tensor | None,
     draw_seed: DrawSeed,
 ) -> tuple[Tensor, Tensor]:
-    """What `random_walk` says, without its checks: nodes and edges of walks.
-
-    Args:
-        at: ``[n]``, where walks begin, of its idtype.
-        stops: ``[length]``, the probability that a walk ends before each step.
-    """
+    """What `random_walk` says, without its checks: nodes and edges of walks."""
 
     def take(step: int, walks: Tensor, at: Tensor, before: Tensor | None) -> _Moves:
         etype = path[step]
@@ -207,11 +200,7 @@ def step_options(g: Graph, etype: CanonicalEType, prob: str | None) -> DrawOptio
 def one_step(
     g: Graph, etype: CanonicalEType, walks: Tensor, at: Tensor, options: DrawOptions, key: int
 ) -> _Moves:
-    """Draw an out-edge for each walk.
-
-    Args:
-        walks: int64 ``[n]``, the number of each walk, which names its draw.
-    """
+    """Draw an out-edge for each walk."""
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
     lists = store.edge_lists(etype, "out")
@@ -248,7 +237,7 @@ def _path(g: Graph, metapath: Sequence[EType] | None, length: int | None) -> lis
     return path
 
 
-def _stops(restart_prob: Any, length: int, device: torch.device) -> Tensor | None:
+def _stops(restart_prob: float | Tensor | None, length: int, device: torch.device) -> Tensor | None:
     """The probability that a walk ends, before each step."""
     if restart_prob is None:
         return None

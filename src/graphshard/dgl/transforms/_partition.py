@@ -6,7 +6,7 @@ These are the functions of ``dgl.transforms``; `graphshard.partition` divides gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ _MODES: dict[str, Literal["kway", "recursive"]] = {"k-way": "kway", "recursive":
 def metis_partition_assignment(
     g: Graph,
     k: int,
-    balance_ntypes: Any = None,
+    balance_ntypes: Tensor | Sequence[int] | None = None,
     balance_edges: bool = False,
     mode: str = "k-way",
     objtype: Literal["cut", "vol"] = "cut",
@@ -142,7 +142,7 @@ def metis_partition(
     k: int,
     extra_cached_hops: int = 0,
     reshuffle: bool = False,
-    balance_ntypes: Any = None,
+    balance_ntypes: Tensor | Sequence[int] | None = None,
     balance_edges: bool = False,
     mode: str = "k-way",
 ) -> dict[int, Graph]:
@@ -152,14 +152,7 @@ def metis_partition(
 
 
 def reorder_nodes(g: Graph, new_node_ids: Any) -> Graph:
-    """The graph with its nodes numbered anew; edges keep their order, features stay behind.
-
-    Args:
-        new_node_ids: ``[num_nodes]`` new id of each node.
-
-    Returns:
-        The graph, with the old ids as ``ndata["orig_id"]``.
-    """
+    """The graph with new ids, ``[num_nodes]``; its one feature is ``orig_id``, the old ids."""
     check_one_relation(g, "reorder_nodes")
     new = torch.as_tensor(np.asarray(new_node_ids)).long().to(g.device)
     order = torch.sort(new)
