@@ -338,7 +338,7 @@ def install_functions() -> None:
     wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
     for module, name, sharded in (
         (loop, "add_self_loops", _add_self_loops),
-        (loop, "add_remaining_self_loops", _add_remaining_self_loops),
+        (loop, "add_remaining_self_loops", _add_self_loops),
         (loop, "contains_self_loops", _contains_self_loops),
         (num_nodes, "maybe_num_nodes", _maybe_num_nodes),
         (scatter, "scatter", _scatter),
@@ -437,7 +437,7 @@ def _contains_self_loops(whole: Any, edge_index: Any) -> bool:
 
 
 def _add_self_loops(
-    whole: Any,
+    whole: Callable[..., Any],
     edge_index: Any,
     edge_attr: Tensor | None = None,
     fill_value: Any = None,
@@ -445,39 +445,20 @@ def _add_self_loops(
 ) -> tuple[Tensor, Tensor | None]:
     if not isinstance(edge_index, ShardedEdgeIndex):
         return whole(edge_index, edge_attr, fill_value, num_nodes)
-    limit = _loop_limit(edge_index, num_nodes)
-    joined, rows = _with_loops(edge_index, limit)
-    if edge_attr is not None:
-        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
-        edge_attr = torch.cat([edge_attr, of_loops[rows]])
-    return joined, edge_attr
-
-
-def _add_remaining_self_loops(
-    whole: Any,
-    edge_index: Any,
-    edge_attr: Tensor | None = None,
-    fill_value: Any = None,
-    num_nodes: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    if not isinstance(edge_index, ShardedEdgeIndex):
-        return whole(edge_index, edge_attr, fill_value, num_nodes)
-    limit = _loop_limit(edge_index, num_nodes)
-    mask = edge_index[0] != edge_index[1]
-    joined, rows = _with_loops(edge_index[:, mask], limit)  # type: ignore[arg-type]
-    if edge_attr is not None:
-        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
-        of_loops[edge_index.local()[1][~mask]] = edge_attr[~mask]
-        edge_attr = torch.cat([edge_attr[mask], of_loops[rows]])
-    return joined, edge_attr
-
-
-def _loop_attributes(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill_value: Any) -> Tensor:
-    """A row for a loop at each of this rank's destinations."""
+    limit, edges = _loop_limit(edge_index, num_nodes), edge_index
+    if whole.__name__ == "add_remaining_self_loops":
+        mask = edge_index[0] != edge_index[1]
+        edges = edge_index[:, mask]  # type: ignore[assignment]
+    joined, rows = _with_loops(edges, limit)
+    if edge_attr is None:
+        return joined, None
     loop = require("torch_geometric.utils.loop", "graphshard[pyg]", "add_self_loops")
-    size = edge_index.halo.num_dst
-    rows: Tensor = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
-    return rows
+    size = edge_index.halo.num_dst  # a row for a loop at each of this rank's destinations
+    of_loops = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
+    if edges is not edge_index:
+        of_loops[edge_index.local()[1][~mask]] = edge_attr[~mask]
+        edge_attr = edge_attr[mask]
+    return joined, torch.cat([edge_attr, of_loops[rows]])
 
 
 def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
