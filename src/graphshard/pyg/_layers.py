@@ -76,7 +76,7 @@ _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = dict[str, Any]
-Call: TypeAlias = tuple[Arguments, Keywords]
+LayerCall: TypeAlias = tuple[Arguments, Keywords]
 
 _HOOKS_OF_EDGES = (
     "_message_forward_pre_hooks",
@@ -549,7 +549,7 @@ def call_on_extended_rows(
     }
 
 
-def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``ChebConv``, with ``lambda_max`` also where it was not given.
 
     PyG takes twice the largest weight of the Laplacian of all edges, of which this rank has some.
@@ -575,7 +575,7 @@ def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> Ca
     return args, {**kwargs, "lambda_max": 2.0 * largest[0]}
 
 
-def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``RGCNConv`` for nodes without features: numbers of own and of halo nodes.
 
     PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
@@ -607,7 +607,7 @@ def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
     return (), {**given, "x": (extended, ids), "edge_index": index.local()}
 
 
-def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of a layer, with the values of an adjacency matrix as ``edge_weight`` or attribute.
 
     Raises:
@@ -639,7 +639,7 @@ def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
     )
 
 
-def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
+def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``LabelPropagation`` with a column for each class that any rank has.
 
     PyG takes as many as the largest label says, and this rank has some of the labels.
@@ -654,7 +654,7 @@ def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> Call:
 
 
 #: Layers whose arguments are completed or replaced by what all ranks know of the graph.
-_ARGUMENTS: dict[str, Callable[[Any, Arguments, Keywords], Call]] = {
+_ARGUMENTS: dict[str, Callable[[Any, Arguments, Keywords], LayerCall]] = {
     "ChebConv": with_largest_eigenvalue,
     "FastRGCNConv": with_own_nodes,
     "LabelPropagation": with_one_hot_labels,
