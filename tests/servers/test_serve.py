@@ -101,13 +101,41 @@ def folders(server: subprocess.Popen[str]) -> list[Path]:
     return [t for t in targets if t.parent == SHARED and t.name.startswith("graphshard-")]
 
 
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+
+
+def check_log(server: subprocess.Popen[str], address: str) -> None:
+    """A server says who comes and goes, and whom it refuses."""
+    with pytest.raises(ServerError, match="refused the token"):
+        MessageClient(address, "beef" * 8, timeout=20).call(WireMessage("ping"))
+    host, _, port = address.rpartition(":")
+    stream = MessageStream(socket.create_connection((host, int(port)), 20), 1 << 20)
+    stream.prove(TOKEN, "0123456789abcdef", time.monotonic() + 20)
+    for message in (WireMessage("here", {"label": "trainer 7"}), WireMessage("no such")):
+        stream.send(message)
+        stream.receive()
+    stream.close()
+    assert server.stderr is not None
+    for text in (
+        r"WARNING refused 127.0.0.1:\d+: it does not know the token",
+        "INFO trainer 7 has come",
+        r"WARNING refused no such from 127.0.0.1:\d+: unknown request 'no such'",
+        "WARNING trainer 7 is gone: its connection ended without a word",
+    ):
+        line = server.stderr.readline()
+        assert re.fullmatch(TIME + text, line.rstrip("\n")), line
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm on this system")
-def test_it_serves_until_it_is_ended(
-    parts: str, ip_config: Path, token: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_serves_and_logs_until_it_is_ended(
+    parts: str, ip_config: Path, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHSHARD_TOKEN_FILE", str(token))
     monkeypatch.setenv("GRAPHSHARD_HOST", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(parts, ip_config, token) as servers:
+        address = ip_config.read_text().splitlines()[1].split()
+        check_log(servers[0], ":".join(address[:2]))
         initialize(ip_config, timeout=20)
         with pytest.raises(RuntimeError, match="connected already"):
             initialize(ip_config)
@@ -115,10 +143,15 @@ def test_it_serves_until_it_is_ended(
         assert torch.equal(g.ndata["feat"][:].view(-1).sort().values, torch.arange(60.0))
         held = folders(servers[0]) + folders(servers[1])
         assert len(held) == 2
+        (tmp_path / "graphshard-folder-left").mkdir()  # by an agent that was killed
         for server in servers:
             server.send_signal(signal.SIGTERM)
             _, error = server.communicate(timeout=30)
             assert server.returncode == 130, error
+            *logged, last = error.splitlines()
+            assert last == "interrupted", error
+            assert all(re.fullmatch(TIME + "INFO .*", line) for line in logged), error
+        assert not (tmp_path / "graphshard-folder-left").exists()
         assert not any(path.exists() for path in held)
         with pytest.raises(ServerError, match="graph server of host 0 .* is gone"):
             g.ndata["feat"][:]
@@ -135,41 +168,6 @@ def test_a_wrong_token_is_refused(
     with pytest.raises(ServerError, match="refused the token"):
         initialize(path, timeout=20)
     server.stop()
-
-
-def test_it_logs_who_comes_and_goes_and_whom_it_refuses(
-    parts: str, ip_config: Path, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with serving(parts, ip_config, token) as (server, other):
-        address = ip_config.read_text().splitlines()[1].split()
-        with pytest.raises(ServerError, match="refused the token"):
-            MessageClient(":".join(address[:2]), "beef" * 8, timeout=20).call(WireMessage("ping"))
-        raw = socket.create_connection((address[0], int(address[1])), 20)
-        stream = MessageStream(raw, 1 << 20)
-        stream.prove(TOKEN, "0123456789abcdef", time.monotonic() + 20)
-        for message in (WireMessage("here", {"label": "trainer 7"}), WireMessage("no such")):
-            stream.send(message)
-            stream.receive()
-        stream.close()
-        (tmp_path / "graphshard-folder-left").mkdir()  # by an agent that was killed
-        other.send_signal(signal.SIGTERM)
-        assert other.communicate(timeout=30)[1] == "interrupted\n"
-        assert not (tmp_path / "graphshard-folder-left").exists()
-        assert server.stderr is not None
-        logged = [server.stderr.readline() for _ in range(4)]
-    time_of_day = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
-    for line, text in zip(
-        logged,
-        [
-            r"WARNING refused 127.0.0.1:\d+: it does not know the token",
-            "INFO trainer 7 has come",
-            r"WARNING refused no such from 127.0.0.1:\d+: unknown request 'no such'",
-            "WARNING trainer 7 is gone: its connection ended without a word",
-        ],
-        strict=True,
-    ):
-        assert re.fullmatch(time_of_day + text, line.rstrip("\n")), line
 
 
 def refused(parts: str, ip_config: Path, host: int, capsys: pytest.CaptureFixture[str]) -> str:

@@ -115,11 +115,11 @@ class GraphConv(ZeroInDegreeCheck):
             )
         weight = self.weight if weight is None else weight
         self._check_in_degrees(graph)
+        power = -0.5 if self._norm == "both" else -1.0
         with graph.local_scope():
             source = feat[0] if isinstance(feat, tuple) else feat
             message = neighbour_message(graph, edge_weight, source.dim())
             if self._norm in ("left", "both"):
-                power = -0.5 if self._norm == "both" else -1.0
                 source = source * degree_scale(graph.out_degrees(), power, source)
 
             transform_first = self._in_feats > self._out_feats
@@ -129,7 +129,6 @@ class GraphConv(ZeroInDegreeCheck):
             yield AggregationStep(graph, message, fn.sum("m", "out"))
             result: Tensor = graph.dstdata["out"]
             if self._norm in ("right", "both"):
-                power = -0.5 if self._norm == "both" else -1.0
                 result = result * degree_scale(graph.in_degrees(), power, result)
         relu = is_relu(self._activation)
         if weight is not None and not transform_first:

@@ -76,7 +76,7 @@ _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = dict[str, Any]
-LayerArguments: TypeAlias = tuple[Arguments, Keywords]
+LayerCall: TypeAlias = tuple[Arguments, Keywords]
 
 _HOOKS_OF_EDGES = (
     "_message_forward_pre_hooks",
@@ -338,7 +338,7 @@ def install_functions() -> None:
     wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
     for module, name, sharded in (
         (loop, "add_self_loops", _add_self_loops),
-        (loop, "add_remaining_self_loops", _add_remaining_self_loops),
+        (loop, "add_remaining_self_loops", _add_self_loops),
         (loop, "contains_self_loops", _contains_self_loops),
         (num_nodes, "maybe_num_nodes", _maybe_num_nodes),
         (scatter, "scatter", _scatter),
@@ -437,7 +437,7 @@ def _contains_self_loops(whole: Any, edge_index: Any) -> bool:
 
 
 def _add_self_loops(
-    whole: Any,
+    whole: Callable[..., Any],
     edge_index: Any,
     edge_attr: Tensor | None = None,
     fill_value: Any = None,
@@ -445,39 +445,20 @@ def _add_self_loops(
 ) -> tuple[Tensor, Tensor | None]:
     if not isinstance(edge_index, ShardedEdgeIndex):
         return whole(edge_index, edge_attr, fill_value, num_nodes)
-    limit = _loop_limit(edge_index, num_nodes)
-    joined, rows = _with_loops(edge_index, limit)
-    if edge_attr is not None:
-        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
-        edge_attr = torch.cat([edge_attr, of_loops[rows]])
-    return joined, edge_attr
-
-
-def _add_remaining_self_loops(
-    whole: Any,
-    edge_index: Any,
-    edge_attr: Tensor | None = None,
-    fill_value: Any = None,
-    num_nodes: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    if not isinstance(edge_index, ShardedEdgeIndex):
-        return whole(edge_index, edge_attr, fill_value, num_nodes)
-    limit = _loop_limit(edge_index, num_nodes)
-    mask = edge_index[0] != edge_index[1]
-    joined, rows = _with_loops(edge_index[:, mask], limit)  # type: ignore[arg-type]
-    if edge_attr is not None:
-        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
-        of_loops[edge_index.local()[1][~mask]] = edge_attr[~mask]
-        edge_attr = torch.cat([edge_attr[mask], of_loops[rows]])
-    return joined, edge_attr
-
-
-def _loop_attributes(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill_value: Any) -> Tensor:
-    """A row for a loop at each of this rank's destinations."""
+    limit, edges = _loop_limit(edge_index, num_nodes), edge_index
+    if whole.__name__ == "add_remaining_self_loops":
+        mask = edge_index[0] != edge_index[1]
+        edges = edge_index[:, mask]  # type: ignore[assignment]
+    joined, rows = _with_loops(edges, limit)
+    if edge_attr is None:
+        return joined, None
     loop = require("torch_geometric.utils.loop", "graphshard[pyg]", "add_self_loops")
-    size = edge_index.halo.num_dst
-    rows: Tensor = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
-    return rows
+    size = edge_index.halo.num_dst  # a row for a loop at each of this rank's destinations
+    of_loops = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
+    if edges is not edge_index:
+        of_loops[edge_index.local()[1][~mask]] = edge_attr[~mask]
+        edge_attr = edge_attr[mask]
+    return joined, torch.cat([edge_attr, of_loops[rows]])
 
 
 def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
@@ -568,7 +549,7 @@ def call_on_extended_rows(
     }
 
 
-def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> LayerArguments:
+def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``ChebConv``, with ``lambda_max`` also where it was not given.
 
     PyG takes twice the largest weight of the Laplacian of all edges, of which this rank has some.
@@ -594,7 +575,7 @@ def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> La
     return args, {**kwargs, "lambda_max": 2.0 * largest[0]}
 
 
-def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerArguments:
+def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``RGCNConv`` for nodes without features: numbers of own and of halo nodes.
 
     PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
@@ -626,7 +607,7 @@ def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerArgume
     return (), {**given, "x": (extended, ids), "edge_index": index.local()}
 
 
-def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerArguments:
+def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of a layer, with the values of an adjacency matrix as ``edge_weight`` or attribute.
 
     Raises:
@@ -658,7 +639,7 @@ def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerAr
     )
 
 
-def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerArguments:
+def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
     """Arguments of ``LabelPropagation`` with a column for each class that any rank has.
 
     PyG takes as many as the largest label says, and this rank has some of the labels.
@@ -673,7 +654,7 @@ def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerA
 
 
 #: Layers whose arguments are completed or replaced by what all ranks know of the graph.
-_ARGUMENTS: dict[str, Callable[[Any, Arguments, Keywords], LayerArguments]] = {
+_ARGUMENTS: dict[str, Callable[[Any, Arguments, Keywords], LayerCall]] = {
     "ChebConv": with_largest_eigenvalue,
     "FastRGCNConv": with_own_nodes,
     "LabelPropagation": with_one_hot_labels,

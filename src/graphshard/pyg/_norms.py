@@ -172,14 +172,13 @@ class _SyncNorm(nn.Module):
 class SyncGraphNorm(_SyncNorm):
     """PyG's ``GraphNorm``, https://arxiv.org/abs/2009.03294, over the nodes of all ranks."""
 
-    mean_scale: Tensor
-
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
         """``[num_rows, channels]`` to the same shape."""
         mean = self._rows(self._mean(x, batch, batch_size), batch)
-        out = x - mean * self.mean_scale
+        scale = self._parameters.get("mean_scale")
+        out = x - (mean if scale is None else mean * scale)
         variance = self._rows(self._mean(out.square(), batch, batch_size), batch)
         return self._affine(out / (variance + self.eps).sqrt()).to(x.dtype)
 
@@ -221,16 +220,8 @@ class SyncLayerNorm(_SyncNorm):
         return self._affine(out / spread).to(x.dtype)
 
 
-class SyncInstanceNorm(_SyncNorm):
+class SyncInstanceNorm(SyncGraphNorm):
     """PyG's ``InstanceNorm`` without running statistics: per channel, over a graph's nodes."""
-
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """``[num_rows, channels]`` to the same shape."""
-        out = x - self._rows(self._mean(x, batch, batch_size), batch)
-        variance = self._rows(self._mean(out.square(), batch, batch_size), batch)
-        return self._affine(out / (variance + self.eps).sqrt()).to(x.dtype)
 
 
 class SyncMeanSubtractionNorm(_SyncNorm):

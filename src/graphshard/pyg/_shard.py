@@ -24,7 +24,7 @@ from ._source_halo import NodeNumbering
 from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,
-    PartAssignment,
+    OwnerMethod,
     find_owners,
     has_self_loops,
     read_on_all_ranks,
@@ -60,7 +60,7 @@ class _OwnRows:
 
 def shard(
     data: Data | HeteroData | PartitionData | str | Path,
-    part_method: PartAssignment = "metis",
+    part_method: OwnerMethod = "metis",
     *,
     mode: str = "auto",
     rematerialize: bool = True,
@@ -225,7 +225,7 @@ def _columns(features: Mapping[str, Tensor], of: str, ids: str) -> dict[str, Any
 # -- from a whole graph ----------------------------------------------------------------------------
 
 
-def _from_whole(data: Any, part_method: PartAssignment, seed: int, state: GroupState) -> _OwnRows:
+def _from_whole(data: Any, part_method: OwnerMethod, seed: int, state: GroupState) -> _OwnRows:
     whole = read_on_all_ranks(data, state)
     agree(whole.fingerprint(), "the graph that is sharded", state.group)
     layout = NodeLayout(find_owners(whole, part_method, seed, state), state)

@@ -23,7 +23,7 @@ from ._edge_index import ShardedEdgeIndex
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-PartAssignment: TypeAlias = str | Tensor | Mapping[str, Tensor]
+OwnerMethod: TypeAlias = str | Tensor | Mapping[str, Tensor]
 """``"metis"``, ``"random"``, or the rank of every node, by type where there are types."""
 
 MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
@@ -339,7 +339,7 @@ def has_self_loops(etype: CanonicalEType, ends: Tensor) -> bool:
 
 
 def find_owners(
-    whole: WholeGraph, part_method: PartAssignment, seed: int, state: GroupState
+    whole: WholeGraph, part_method: OwnerMethod, seed: int, state: GroupState
 ) -> dict[str, Tensor]:
     """The rank of every node, by type: what rank 0 says."""
     total = sum(whole.counts.values())
@@ -356,7 +356,7 @@ def find_owners(
     return dict(zip(whole.counts, parts, strict=True))
 
 
-def _assigned(whole: WholeGraph, part_method: PartAssignment, seed: int, num_parts: int) -> Tensor:
+def _assigned(whole: WholeGraph, part_method: OwnerMethod, seed: int, num_parts: int) -> Tensor:
     """int32 ``[num_nodes of all types]``."""
     total = sum(whole.counts.values())
     if isinstance(part_method, str):

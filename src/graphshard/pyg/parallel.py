@@ -48,7 +48,7 @@ from ._whole_graph import (
     Column,
     MatrixEdges,
     NodeLayout,
-    PartAssignment,
+    OwnerMethod,
     SplitRows,
     WholeGraph,
     column_of,
@@ -696,7 +696,7 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor
 def parallelize(
     model: nn.Module,
     data: Data | HeteroData,
-    part_method: PartAssignment = "metis",
+    part_method: OwnerMethod = "metis",
     *,
     methods: Sequence[str] = ("forward",),
     mode: str = "auto",
