@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..comm import all_reduce, rank
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
@@ -26,6 +26,9 @@ from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
+    EdgeIds,
+    Ids,
+    NodeIds,
     edge_subgraph_of,
     edges_by_relation,
     in_subgraph_of,
@@ -131,7 +134,7 @@ class DistGraph:
         """Whether there is one node type and one relation."""
         return self._ids.book.is_homogeneous
 
-    def to_canonical_etype(self, etype: Any) -> CanonicalEType:
+    def to_canonical_etype(self, etype: EType | None) -> CanonicalEType:
         """The triple of a relation given by name or triple.
 
         Raises:
@@ -143,7 +146,7 @@ class DistGraph:
         """Number of a node type."""
         return self.ntypes.index(ntype)
 
-    def get_etype_id(self, etype: Any) -> int:
+    def get_etype_id(self, etype: EType) -> int:
         """Number of a relation."""
         return self._schema.relation(etype)
 
@@ -152,7 +155,7 @@ class DistGraph:
         ntypes = self.ntypes if ntype is None else [ntype]
         return sum(self._ids.parts[node_policy(t)].num_ids for t in ntypes)
 
-    def num_edges(self, etype: Any = None) -> int:
+    def num_edges(self, etype: EType | None = None) -> int:
         """Edges of one relation, or of all."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return sum(self._ids.parts[edge_policy(t)].num_ids for t in etypes)
@@ -188,7 +191,7 @@ class DistGraph:
         """How rows of nodes of a type are spread, for a `DistTensor`."""
         return NodePartitionPolicy(self._ids.book, ntype)
 
-    def get_edge_partition_policy(self, etype: Any) -> EdgePartitionPolicy:
+    def get_edge_partition_policy(self, etype: EType) -> EdgePartitionPolicy:
         """How rows of edges of a relation are spread, for a `DistTensor`."""
         return EdgePartitionPolicy(self._ids.book, self.to_canonical_etype(etype))
 
@@ -242,12 +245,12 @@ class DistGraph:
 
     # ------------------------------------------------------------------ structure
 
-    def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
+    def in_degrees(self, v: Ids | None = None, etype: EType | None = None) -> Any:
         """In-edges of nodes, int64; of all nodes by default. A number for a number."""
         etype = self.to_canonical_etype(etype)
         return self._degrees(v, etype, etype[2], "in")
 
-    def out_degrees(self, u: Any = None, etype: Any = None) -> Any:
+    def out_degrees(self, u: Ids | None = None, etype: EType | None = None) -> Any:
         """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
@@ -267,14 +270,14 @@ class DistGraph:
         degrees = (end - begin).to(torch.int64)
         return int(degrees) if isinstance(given, int) else degrees
 
-    def find_edges(self, edges: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, edges: Ids, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges, int64."""
         by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
         assert by_relation is not None
         ((relation, eids),) = by_relation.items()
         return self.graph_store.find_edges(relation, eids)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Tensor:
+    def has_edges_between(self, u: Ids, v: Ids, etype: EType | None = None) -> Tensor:
         """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
 
         Raises:
@@ -288,7 +291,7 @@ class DistGraph:
             )
         return self.graph_store.has_edges_between(etype, src, dst)
 
-    def reverse_edges(self, eids: Any, etype: Any, reverse_etype: Any) -> Tensor:
+    def reverse_edges(self, eids: Ids, etype: EType, reverse_etype: EType) -> Tensor:
         """Ids of the reverses of edges, which lie under the same ids in another relation.
 
         That is, under the ids that edges had before the graph was partitioned. Partitioning gives
@@ -306,7 +309,7 @@ class DistGraph:
         return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
 
     def edge_subgraph(
-        self, edges: Any, relabel_nodes: bool = True, store_ids: bool = True
+        self, edges: EdgeIds, relabel_nodes: bool = True, store_ids: bool = True
     ) -> Graph:
         """The graph of some edges, in the order given; of their features none.
 
@@ -320,7 +323,7 @@ class DistGraph:
         return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
 
     def in_subgraph(
-        self, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+        self, nodes: NodeIds, *, relabel_nodes: bool = False, store_ids: bool = True
     ) -> Graph:
         """The graph of all edges that enter some nodes; of their features none.
 
@@ -352,11 +355,11 @@ class DistGraph:
 
     def sample_neighbors(
         self,
-        seed_nodes: Any,
-        fanout: Any,
+        seed_nodes: NodeIds,
+        fanout: int | Mapping[EType, int],
         edge_dir: str = "in",
         prob: str | None = None,
-        exclude_edges: Any = None,
+        exclude_edges: EdgeIds | None = None,
         replace: bool = False,
         etype_sorted: bool = True,
         output_device: torch.device | str | None = None,

@@ -157,5 +157,5 @@ def _check_graph(g: Any) -> None:
         )
 
 
-def _prefetch(queue_size: int | None) -> dict[str, int]:
+def _prefetch(queue_size: int | None) -> dict[str, Any]:
     return {} if queue_size is None else {"prefetch": queue_size}

@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..graph import EID, NID, Graph, graph, heterograph
 from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
@@ -26,18 +27,23 @@ from ._served_stores import NO_IDS, GatheredEdges, check_range
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
+Ids: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
+NodeIds: TypeAlias = Ids | Mapping[str, Ids]
+"""Ids, or on a graph of several types from type to ids."""
+EdgeIds: TypeAlias = Ids | Mapping[EType, Ids]
+"""Ids, or on a graph of several relations from relation to ids."""
 EdgeColumns: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
 def sample_neighbors(
     g: DistGraph,
-    nodes: Any,
+    nodes: NodeIds,
     fanout: int,
     edge_dir: str = "in",
     prob: str | None = None,
     *,
-    exclude_edges: Any = None,
+    exclude_edges: EdgeIds | None = None,
     replace: bool = False,
     use_graphbolt: bool = False,
     seed: int | None = None,
@@ -96,12 +102,12 @@ def sample_neighbors(
 
 def sample_etype_neighbors(
     g: DistGraph,
-    nodes: Any,
-    fanout: Any,
+    nodes: NodeIds,
+    fanout: int | Mapping[EType, int],
     edge_dir: str = "in",
     prob: str | None = None,
     *,
-    exclude_edges: Any = None,
+    exclude_edges: EdgeIds | None = None,
     replace: bool = False,
     etype_sorted: bool = True,
     use_graphbolt: bool = False,
@@ -127,12 +133,12 @@ def sample_etype_neighbors(
     return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
 
 
-def in_subgraph(g: DistGraph, nodes: Any) -> Graph:
+def in_subgraph(g: DistGraph, nodes: NodeIds) -> Graph:
     """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`."""
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
-def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
+def find_edges(g: DistGraph, edge_ids: Ids) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
 
     Raises:
@@ -142,7 +148,7 @@ def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
     return g.find_edges(edge_ids)
 
 
-def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+def in_subgraph_of(g: DistGraph, nodes: NodeIds, relabel_nodes: bool, store_ids: bool) -> Graph:
     """What `DistGraph.in_subgraph` says."""
     near = nodes_by_type(g, nodes)
     requests = [
@@ -153,7 +159,7 @@ def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: boo
     return _graph_of(g, _drawn(g, requests, DrawOptions()), relabel_nodes, store_ids)
 
 
-def edge_subgraph_of(g: DistGraph, edges: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+def edge_subgraph_of(g: DistGraph, edges: EdgeIds, relabel_nodes: bool, store_ids: bool) -> Graph:
     """What `DistGraph.edge_subgraph` says."""
     by_relation = edges_by_relation(g, edges) or {}
     columns = {t: (*g.graph_store.find_edges(t, eids), eids) for t, eids in by_relation.items()}
@@ -223,7 +229,7 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
 # ---------------------------------------------------------------------------- ids as they are given
 
 
-def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
+def nodes_by_type(g: DistGraph, nodes: NodeIds) -> dict[str, Tensor]:
     """Node ids, which may be given by type, as int64."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
@@ -241,11 +247,11 @@ def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
     }
 
 
-def edges_by_relation(g: DistGraph, edges: Any) -> dict[CanonicalEType, Tensor] | None:
+def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalEType, Tensor] | None:
     """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
-    given = edges if isinstance(edges, Mapping) else {None: edges}
+    given: Mapping[Any, Ids] = edges if isinstance(edges, Mapping) else {None: edges}
     by_relation = {}
     for name, eids in given.items():
         etype = g.to_canonical_etype(name)
@@ -266,7 +272,7 @@ def _options(edge_dir: str, prob: str | None, replace: bool) -> DrawOptions:
     return DrawOptions(replace=replace, weights=prob, edge_dir=edge_dir)  # type: ignore[arg-type]
 
 
-def _checked_fanout(fanout: Any, replace: bool) -> int:
+def _checked_fanout(fanout: object, replace: bool) -> int:
     if isinstance(fanout, bool) or not hasattr(fanout, "__index__") or int(fanout) < -1:
         raise ValueError(
             f"a fanout must be an integer of at least -1, which means all neighbours (got "
@@ -277,7 +283,9 @@ def _checked_fanout(fanout: Any, replace: bool) -> int:
     return int(fanout)
 
 
-def _fanouts(g: DistGraph, fanout: Any, replace: bool) -> dict[CanonicalEType, int]:
+def _fanouts(
+    g: DistGraph, fanout: int | Mapping[EType, int], replace: bool
+) -> dict[CanonicalEType, int]:
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(g.canonical_etypes, _checked_fanout(fanout, replace))
     fanouts = {g.to_canonical_etype(t): _checked_fanout(n, replace) for t, n in fanout.items()}

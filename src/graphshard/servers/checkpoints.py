@@ -442,16 +442,15 @@ def json_object(content: Mapping[str, Any], key: str) -> dict[str, Any]:
 def hold_folder(
     folder: Path, names: CheckpointNames, check: Callable[[], object]
 ) -> RunLock | None:
-    """Make and hold a folder of checkpoints, for one job to write to. Collective.
+    """Make and hold a folder of checkpoints, for one job to write to; rank 0 has the lock.
+
+    Collective.
 
     What killed jobs left half written is removed.
 
     Args:
         folder: It need not be there.
         check: Called on rank 0 while it is held, before anything in it is changed.
-
-    Returns:
-        On rank 0 the lock.
 
     Raises:
         CheckpointError: Another job holds it, or a rank does not see it; on all ranks.
@@ -482,15 +481,12 @@ def write_checkpoint(
     own: Mapping[str, Tensor | RowSource],
     shared: Mapping[str, Tensor],
 ) -> Path:
-    """Write a checkpoint to a folder that is held. Collective.
+    """Write a checkpoint to a folder that is held; returns the checkpoint's folder. Collective.
 
     Args:
         manifest: What it says; files and digests are added.
         own: Tensors of this rank's file.
         shared: Tensors of the states, on rank 0.
-
-    Returns:
-        The folder of the checkpoint.
 
     Raises:
         Exception: What a rank raised, on all ranks; nothing is left of the checkpoint.
@@ -595,9 +591,6 @@ def open_newest(
     Args:
         number: Which of them; None for the newest.
         check: Of each manifest, before the files are read.
-
-    Returns:
-        None if there is none.
 
     Raises:
         CheckpointError: There are some, and none is whole; or what ``check`` says. On all ranks.

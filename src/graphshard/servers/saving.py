@@ -30,7 +30,7 @@ from ..comm.collectives import text_of_rank_0
 from ..errors import CheckpointError
 from ..partition.files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
-from ._host_graph import GraphIds, pointer_table_of
+from ._host_graph import GraphIds, id_table, pointer_table_of
 from ._host_tables import HostTables, TableInfo
 from ._job import Job, current_job, everywhere
 from ._message_stream import WireMessage
@@ -715,11 +715,6 @@ def cluster_reader(cluster: Cluster) -> Reader:
         return cluster.read([RowsRequest([name], torch.arange(start, stop))])[0]
 
     return read
-
-
-def id_table(policy: str) -> str:
-    """The table of original ids."""
-    return f"{policy}~orig_id"
 
 
 class Structure:
