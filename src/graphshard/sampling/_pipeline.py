@@ -101,11 +101,7 @@ class DeviceStream:
 
     @classmethod
     def of(cls, device: torch.device, own: bool = True) -> DeviceStream | None:
-        """A stream of a device; None where it has none, as the CPU.
-
-        Args:
-            own: A new one, not the device's default stream.
-        """
+        """A new stream of a device, or its default one if not ``own``; None on the CPU."""
         if device.type not in _STREAMED:
             return None
         if own:

@@ -59,11 +59,7 @@ _SLOT_BYTES = 4
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who owns what of a sharded graph.
-
-    Args:
-        ranges: Per node type and per relation, the ids that each rank owns.
-    """
+    """Who owns what of a sharded graph."""
 
     rank: int
     world_size: int
@@ -303,9 +299,6 @@ class FillRequest:
 
 class LocalFeatureStore:
     """Rows of tables that are whole in this process; base of the stores that fetch some of them.
-
-    Args:
-        tables: (node type or relation, name) to ``[num_ids, *]``.
 
     Attributes:
         pin_memory: Gather rows of tables on the CPU into page-locked memory, for a GPU.

@@ -297,9 +297,6 @@ class DistGraph:
         That is, under the ids that edges had before the graph was partitioned. Partitioning gives
         those of each relation new ids, by which an edge and its reverse cannot be told.
 
-        Args:
-            reverse_etype: The relation of their reverses.
-
         Raises:
             ValueError: An edge has no reverse there.
         """
@@ -314,7 +311,6 @@ class DistGraph:
         """The graph of some edges, in the order given; of their features none.
 
         Args:
-            edges: Ids, or relation to ids.
             relabel_nodes: Whether to keep only the ends of these edges, numbered as they first
                 occur (per relation, sources before destinations), with their ids in
                 ``ndata[NID]``; if not, all nodes stay.
@@ -369,11 +365,9 @@ class DistGraph:
         """Edges drawn for nodes, as a graph with all nodes; ``edata[EID]`` has their ids.
 
         Args:
-            seed_nodes: Ids, or type to ids.
             fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
             edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
-            exclude_edges: Ids of edges that are not drawn, or relation to ids.
             etype_sorted: Accepted for DGL's scripts.
             output_device: Where the graph shall be; by default on the CPU.
             seed: Names the draw; by default one from torch's generator.
@@ -452,11 +446,7 @@ class GraphFeatures:
 
 
 class DistData(MutableMapping[str, DistTensor]):
-    """Features of one type by name. Setting one gives a tensor another name here, and no more.
-
-    Args:
-        features: What the graph was partitioned with.
-    """
+    """Features of one type by name. Setting one gives a tensor another name here, and no more."""
 
     def __init__(self, job: Job, policy: str, features: Collection[str]) -> None:
         self._job, self._policy, self._features = job, policy, set(features)

@@ -117,11 +117,7 @@ class GraphServer:
 
 
 class GraphHandlers:
-    """What a server answers for its host's parts of a graph.
-
-    Args:
-        tables: Of the host, filled by `load_parts`.
-    """
+    """What a server answers for its host's parts of a graph."""
 
     def __init__(self, tables: HostTables, ids: GraphIds) -> None:
         self._ids = ids
@@ -225,11 +221,7 @@ def _options_of(value: Any) -> DrawOptions:
 
 
 def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_hosts: int) -> GraphIds:
-    """Put the parts of a host into its tables.
-
-    Args:
-        tables: Of the host, empty.
-    """
+    """Put the parts of a host into its tables."""
     config = read_config(part_config)
     config.check_format()
     ids = GraphIds(config.graph_name, config.book(0), num_hosts)

@@ -20,9 +20,6 @@ from ._job import current_job
 class HeteroDataName(str):
     """What a tensor with a row for each node of a type, or each edge of a relation, is called.
 
-    Args:
-        entity_type: Node type, or relation.
-
     Raises:
         ValueError: A relation that is no triple.
     """

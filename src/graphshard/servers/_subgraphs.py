@@ -54,11 +54,9 @@ def sample_neighbors(
     relation. On a graph of one relation there is no difference.
 
     Args:
-        nodes: Ids, or type to ids.
         fanout: Edges for a node, -1 for all.
         edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: Name of the edge feature to draw in proportion to; every relation at a node has it.
-        exclude_edges: Ids of edges that are not drawn, or relation to ids.
         use_graphbolt: Must be false.
         seed: Names the draw; by default one from torch's generator.
 

@@ -165,9 +165,6 @@ class RunLock:
     The lock is the kernel's (``flock`` on a file in the folder), so that it ends with the process
     that holds it, however that ends. The file stays, and says who took the lock last.
 
-    Args:
-        folder: The folder; it exists.
-
     Raises:
         CheckpointError: Another process holds it; names that one. Or the file of the lock cannot
             be opened or made.
@@ -558,11 +555,7 @@ def remove(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that is whole.
-
-    Args:
-        files: The mapped tensors of each rank's file.
-    """
+    """A checkpoint that is whole."""
 
     path: Path
     manifest: Manifest
@@ -758,7 +751,6 @@ class SavedRows:
     """Rows of one policy in the files of a checkpoint, by original id.
 
     Args:
-        files: Tensors of each file.
         has_ids: Whether rows have original ids; else they are in order.
     """
 
@@ -768,10 +760,7 @@ class SavedRows:
         self._files, self._policy, self._has_ids = files, policy, has_ids
 
     def find(self, original: Tensor) -> Tensor:
-        """Places of rows among those of all files: int64 ``[n]``.
-
-        Args:
-            original: Their ids, int64 ``[n]``.
+        """Positions of rows among those of all files, from their original ids; int64 ``[n]``.
 
         Raises:
             CheckpointError: Some are not there.
@@ -798,12 +787,7 @@ class SavedRows:
         return places
 
     def read(self, key: str, places: Tensor) -> Tensor:
-        """Rows of one tensor of the files, from what `find` gave.
-
-        Args:
-            key: Its name in the files.
-            places: int64 ``[n]``.
-        """
+        """Rows of one tensor of the files, from what `find` gave."""
         first, num_read, out = 0, 0, None
         for file in self._files:
             rows = file[key]
