@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
 from ._message_stream import WireMessage
-from .rpc import MessageClient, PendingAnswer
+from .rpc import Handler, MessageClient, PendingAnswer
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -35,13 +35,9 @@ _MOST_HERE = 1 << 24  # bytes of an answer that the caller's thread receives its
 class LocalHost:
     """This process, the only host of a job without servers; its methods are as of `ServedHost`."""
 
-    def __init__(self, tables: HostTables) -> None:
-        self._tables, self._handlers = tables, tables.handlers()
+    def __init__(self, tables: HostTables, more: Mapping[str, Handler] | None = None) -> None:
+        self._tables, self._handlers = tables, tables.handlers() | dict(more or {})
         self.address = None
-
-    def add_handlers(self, handlers: dict[str, Callable[[WireMessage], WireMessage]]) -> None:
-        """More requests that it answers."""
-        self._handlers |= handlers
 
     def start(self, request: WireMessage) -> _GivenAnswer:
         return _GivenAnswer(self._handlers[request.op](request))

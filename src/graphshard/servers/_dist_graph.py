@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -417,9 +418,7 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
         )
     refuse_several_without_servers(f"DistGraph({graph_name!r})")
     tables = HostTables(0, is_shared=False)
-    handlers = GraphHandlers(tables, load_parts(tables, path, 1)).handlers()
-    host = LocalHost(tables)
-    host.add_handlers(handlers)
+    host = LocalHost(tables, GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
     job = Job(path, Cluster([host], 0))
     host.start(WireMessage("graph", {"name": graph_name}))  # raises unless it is called so
     set_job(job)
@@ -480,18 +479,18 @@ class DistData(MutableMapping[str, DistTensor]):
         return len(list(iter(self)))
 
 
+@dataclass(frozen=True)
 class TypeView:
     """``view[TYPE].data``."""
 
-    def __init__(self, find: Callable[[Any], DistData]) -> None:
-        self._find = find
+    find: Callable[[Any], DistData]
 
-    def __getitem__(self, key: Any) -> TypeData:
-        return TypeData(self._find(key))
+    def __getitem__(self, key: str | CanonicalEType) -> TypeData:
+        return TypeData(self.find(key))
 
 
+@dataclass(frozen=True)
 class TypeData:
     """What ``nodes[TYPE]`` gives."""
 
-    def __init__(self, data: DistData) -> None:
-        self.data = data
+    data: DistData

@@ -42,7 +42,7 @@ from .saving import RestoredTables, restore_tables
 _INT32_MAX = 2**31 - 1
 
 
-class GraphServer:
+class GraphServer(TableServer):
     """The server of one host. It answers, in threads, until `stop` is called.
 
     Args:
@@ -62,7 +62,6 @@ class GraphServer:
         OSError: There is no room, or the address is in use.
 
     Attributes:
-        address: ``host:port``.
         restored: What was restored, a `RestoredTables`; None if nothing was.
     """
 
@@ -81,23 +80,21 @@ class GraphServer:
     ) -> None:
         if not 0 <= number < num_hosts:
             raise ValueError(f"the number of a host must be in [0, {num_hosts}) (got {number})")
-        self._server = TableServer(number, token, host, port, directory, **options)
+        super().__init__(number, token, host, port, directory, **options)
         try:
-            ids = load_parts(self._server.tables, part_config, num_hosts)
+            ids = load_parts(self.tables, part_config, num_hosts)
             self._origin: dict[str, Any] = {}
             self.restored: RestoredTables | None = None
             if restore is not None:
-                self.restored = restore_tables(self._server.tables, ids, restore)
-                if self.restored is not None:
-                    restored = self.restored
+                self.restored = restored = restore_tables(self.tables, ids, restore)
+                if restored is not None:
                     self._origin = {"digest": restored.digest, "step": restored.step}
-            self._server.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
-            self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
-            self._server.start()
+            self.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
+            self.handlers |= GraphHandlers(self.tables, ids).handlers()
+            self.start()
         except BaseException:
-            self._server.stop()
+            self.stop()
             raise
-        self.address = self._server.address
 
     def _on_restored(self, request: WireMessage) -> WireMessage:
         """From which checkpoint this host's rows are."""
@@ -110,10 +107,6 @@ class GraphServer:
             raise MessageError("loaded takes the digest and the step of a checkpoint")
         self._origin = {"digest": digest, "step": step}
         return WireMessage("loaded")
-
-    def stop(self) -> None:
-        """Stop answering, and free the memory."""
-        self._server.stop()
 
 
 class GraphHandlers:
