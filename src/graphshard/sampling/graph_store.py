@@ -830,7 +830,7 @@ class CollectiveGraphStore(ShardedGraphStore):
                 by_owner = counts
                 for i, column in enumerate(columns):
                     counts, columns[i] = ungroup(order, by_owner, column, self.idtype, check=False)
-            drawn.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+            drawn.append(SampledNeighbors(counts, *[c.to(self.idtype) for c in columns]))
         return drawn
 
     def _excluded_by_owner(
@@ -986,7 +986,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         for request in requests:
             eids = absent.get(request.etype)
             counts, columns = self._edges.draw(request, request.nodes, options, eids)
-            answers.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+            answers.append(SampledNeighbors(counts, *[c.to(self.idtype) for c in columns]))
         return answers
 
     def _prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions) -> None:
