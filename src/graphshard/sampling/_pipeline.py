@@ -362,6 +362,11 @@ class Run(Iterator[T], Generic[T]):
         """Batches given to the caller."""
         return self.delivered.num_batches
 
+    @property
+    def seconds_waited(self) -> float:
+        """How long the caller has waited for them."""
+        return self.delivered.seconds_waited
+
     def _next(self) -> Any:
         if self.crew is None:
             item = self._item()

@@ -35,9 +35,13 @@ _MOST_HERE = 1 << 24  # bytes of an answer that the caller's thread receives its
 class LocalHost:
     """This process, the only host of a job without servers; its methods are as of `ServedHost`."""
 
-    def __init__(self, tables: HostTables, more: Mapping[str, Handler] | None = None) -> None:
-        self._tables, self._handlers = tables, tables.handlers() | dict(more or {})
+    def __init__(self, tables: HostTables) -> None:
+        self._tables, self._handlers = tables, tables.handlers()
         self.address = None
+
+    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
+        """More requests that it answers."""
+        self._handlers |= handlers
 
     def start(self, request: WireMessage) -> _GivenAnswer:
         return _GivenAnswer(self._handlers[request.op](request))

@@ -418,7 +418,8 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
         )
     refuse_several_without_servers(f"DistGraph({graph_name!r})")
     tables = HostTables(0, is_shared=False)
-    host = LocalHost(tables, GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
+    host = LocalHost(tables)
+    host.add_handlers(GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
     job = Job(path, Cluster([host], 0))
     host.start(WireMessage("graph", {"name": graph_name}))  # raises unless it is called so
     set_job(job)
