@@ -136,9 +136,9 @@ class RowsRequest:
 class Cluster:
     """The hosts of a job.
 
-    What is given a table's name raises KeyError if there is none; ids, IndexError if one is out of
-    range, before anything is written. Where a server is gone there is a ServerError; rows of other
-    hosts are written.
+    Methods that take a table's name raise KeyError if there is none, and those that take ids
+    IndexError if one is out of range, before anything is written. All raise ServerError if a server
+    is gone; what they write to other hosts is there then.
 
     Args:
         here: The number of this process's host.
