@@ -27,12 +27,12 @@ from ._served_stores import NO_IDS, GatheredEdges, check_range
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-Ids: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
-NodeIds: TypeAlias = Ids | Mapping[str, Ids]
+GivenIds: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
+NodeIds: TypeAlias = GivenIds | Mapping[str, GivenIds]
 """Ids, or on a graph of several types from type to ids."""
-EdgeIds: TypeAlias = Ids | Mapping[EType, Ids]
+EdgeIds: TypeAlias = GivenIds | Mapping[EType, GivenIds]
 """Ids, or on a graph of several relations from relation to ids."""
-EdgeColumns: TypeAlias = tuple[Tensor, Tensor, Tensor]
+EdgesWithIds: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
@@ -86,7 +86,7 @@ def sample_neighbors(
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
     excluded = edges_by_relation(g, exclude_edges) or {}
-    drawn: dict[CanonicalEType, EdgeColumns] = {}
+    drawn: dict[CanonicalEType, EdgesWithIds] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
         if etypes:
@@ -136,7 +136,7 @@ def in_subgraph(g: DistGraph, nodes: NodeIds) -> Graph:
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
-def find_edges(g: DistGraph, edge_ids: Ids) -> tuple[Tensor, Tensor]:
+def find_edges(g: DistGraph, edge_ids: GivenIds) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
 
     Raises:
@@ -249,7 +249,7 @@ def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalETyp
     """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
-    given: Mapping[Any, Ids] = edges if isinstance(edges, Mapping) else {None: edges}
+    given: Mapping[Any, GivenIds] = edges if isinstance(edges, Mapping) else {None: edges}
     by_relation = {}
     for name, eids in given.items():
         etype = g.to_canonical_etype(name)
@@ -304,7 +304,7 @@ def _drawn(
     requests: Sequence[NeighborRequest],
     options: DrawOptions,
     excluded: Mapping[CanonicalEType, Tensor] | None = None,
-) -> dict[CanonicalEType, EdgeColumns]:
+) -> dict[CanonicalEType, EdgesWithIds]:
     """Edges drawn for nodes, each request's on its own."""
     sampled = g.graph_store.sample_neighbors(requests, options, excluded)
     drawn = {}
@@ -327,7 +327,7 @@ def _drawn_of_all(
     options: DrawOptions,
     gathered: list[GatheredEdges],
     excluded: Mapping[CanonicalEType, Tensor],
-) -> dict[CanonicalEType, EdgeColumns]:
+) -> dict[CanonicalEType, EdgesWithIds]:
     """Draw from the edges of several relations at the same nodes as if they were of one.
 
     Within a node edges come by relation. While they are drawn, those of all relations are numbered
@@ -361,7 +361,7 @@ def _drawn_of_all(
 
 def _graph_of(
     g: DistGraph,
-    edges: Mapping[CanonicalEType, EdgeColumns],
+    edges: Mapping[CanonicalEType, EdgesWithIds],
     relabel_nodes: bool,
     store_ids: bool,
 ) -> Graph:
