@@ -90,9 +90,9 @@ def cached(rank: int, world_size: int, parts: str, num_rows: int, how: str, fold
         "right": right,
         "kept": kept,
         "remote": ids[remote].tolist(),
-        "rows": cache.num_rows,
+        "rows": cache.content.num_rows,
         "bytes": cache.num_bytes,
-        "counters": [cache.num_hits, cache.num_misses, cache.hit_rate],
+        "counters": [cache.content.num_hits, cache.content.num_misses, cache.hit_rate],
         "expected": [hits, total - hits, hits / total if total else 0.0],
         "sent": bytes_sent,
         "asked": asked,
@@ -149,7 +149,7 @@ def copies(rank: int, world_size: int, parts: str) -> list[Any]:
     right = is_right(copy.fetch(requests)[0], twice)
     cache.prepare({"a": (ids, torch.ones(11)), "c": (ids[:2], torch.zeros(2))})
     right &= is_right(copy.fetch(requests)[0], twice)
-    counters = [copy.num_hits == cache.num_hits > 0, copy.num_misses == cache.num_misses]
+    counters = [copy.content is cache.content, cache.content.num_hits > 0]
     still_remote = copy.is_remote("a", ids)
     assert still_remote is not None
     cache.close()
@@ -187,7 +187,7 @@ def test_a_cache_of_local_rows_keeps_nothing() -> None:
     ids = torch.arange(9)
     cache.prepare({"_N": (ids, torch.ones(9))})
     assert cache.fetch([FeatureRequest("_N", ("id",), ids)])[0]["id"].tolist() == list(range(9))
-    assert (cache.num_rows, cache.num_bytes, cache.hit_rate) == (0, 0, 0.0)
+    assert (cache.content.num_rows, cache.num_bytes, cache.hit_rate) == (0, 0, 0.0)
     with pytest.raises(ValueError, match=r"budget_bytes must be .* at least 0 \(got -1\)"):
         CachedFeatureStore(LocalFeatureStore({}), {}, -1)
 

@@ -218,10 +218,6 @@ class BlockSampler(Sampler):
     ) -> tuple[Any, Any, list[Block]]:
         """Blocks for seed nodes; an override may take ``draw_seed`` (a `DrawSeed` or None) too.
 
-        Args:
-            seed_nodes: Node ids, or node type to ids.
-            exclude_eids: Ids of edges that must not be drawn, or relation to ids.
-
         Returns:
             ``(input_nodes, output_nodes, blocks)``.
         """

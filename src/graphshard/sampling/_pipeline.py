@@ -101,11 +101,7 @@ class DeviceStream:
 
     @classmethod
     def of(cls, device: torch.device, own: bool = True) -> DeviceStream | None:
-        """A stream of a device; None where it has none, as the CPU.
-
-        Args:
-            own: A new one, not the device's default stream.
-        """
+        """A new stream of a device, or its default one if not ``own``; None on the CPU."""
         if device.type not in _STREAMED:
             return None
         if own:
@@ -365,6 +361,11 @@ class Run(Iterator[T], Generic[T]):
     def num_delivered(self) -> int:
         """Batches given to the caller."""
         return self.delivered.num_batches
+
+    @property
+    def seconds_waited(self) -> float:
+        """How long the caller has waited for them."""
+        return self.delivered.seconds_waited
 
     def _next(self) -> Any:
         if self.crew is None:

@@ -59,11 +59,7 @@ _SLOT_BYTES = 4
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who owns what of a sharded graph.
-
-    Args:
-        ranges: Per node type and per relation, the ids that each rank owns.
-    """
+    """Who owns what of a sharded graph."""
 
     rank: int
     world_size: int
@@ -303,9 +299,6 @@ class FillRequest:
 
 class LocalFeatureStore:
     """Rows of tables that are whole in this process; base of the stores that fetch some of them.
-
-    Args:
-        tables: (node type or relation, name) to ``[num_ids, *]``.
 
     Attributes:
         pin_memory: Gather rows of tables on the CPU into page-locked memory, for a GPU.
@@ -696,34 +689,19 @@ class CachedFeatureStore(LocalFeatureStore):
         super().__init__(base.tables)
         self._base, self._ranges, self._group = base, ranges, group
         self.budget_bytes = budget_bytes
-        self._content = _CacheContent()
+        self.content = CacheContent()
 
     @property
     def hit_rate(self) -> float:
         """Part of the accesses to remote rows, since `prepare`, that were answered from here."""
-        total = self.num_hits + self.num_misses
-        return self.num_hits / total if total else 0.0
-
-    @property
-    def num_hits(self) -> int:
-        """Accesses to remote rows, since `prepare`, that were answered from here."""
-        return self._content.num_hits
-
-    @property
-    def num_misses(self) -> int:
-        """Accesses to remote rows, since `prepare`, that had to be fetched."""
-        return self._content.num_misses
+        hits, misses = self.content.num_hits, self.content.num_misses
+        return hits / (hits + misses) if hits + misses else 0.0
 
     @property
     def num_bytes(self) -> int:
         """Bytes that rows and index take."""
-        arrays = [*self._content.slots.values(), *self._content.tables.values()]
+        arrays = [*self.content.slots.values(), *self.content.tables.values()]
         return sum(array.numel() * array.element_size() for array in arrays)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that are kept, of all types together."""
-        return self._content.num_rows
 
     def count(
         self, batches: Iterable[Sequence[FeatureRequest]]
@@ -753,16 +731,16 @@ class CachedFeatureStore(LocalFeatureStore):
         """
         with shared_errors(self._group):
             chosen = self._choose(counts)
-        self._content.clear()
+        self.content.clear()
         for kind in self._kinds():
             ids = chosen.get(kind, torch.empty(0, dtype=torch.int64))
             for name, table in self._fetched(kind, ids).items():
-                self._content.tables[kind, name] = table
+                self.content.tables[kind, name] = table
             if ids.numel():
                 slots = torch.full((self._ranges[kind].num_ids,), -1, dtype=torch.int32)
                 slots[ids] = torch.arange(ids.numel(), dtype=torch.int32)
-                self._content.slots[kind] = slots
-                self._content.num_rows += ids.numel()
+                self.content.slots[kind] = slots
+                self.content.num_rows += ids.numel()
 
     def _kinds(self) -> list[RowKind]:
         return list(dict.fromkeys(kind for kind, _ in self.tables))
@@ -810,7 +788,7 @@ class CachedFeatureStore(LocalFeatureStore):
         """Write the rows that are kept; what remains to be fetched."""
         hits = 0
         missed = rows
-        slots = self._content.slots.get(rows.kind)
+        slots = self.content.slots.get(rows.kind)
         if slots is not None:
             slot = slots.index_select(0, rows.ids)
             hit = (slot >= 0).nonzero().view(-1)
@@ -820,16 +798,16 @@ class CachedFeatureStore(LocalFeatureStore):
                 places = rows.places_of(hit)
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
-                    table = self._content.tables[rows.kind, name]
+                    table = self.content.tables[rows.kind, name]
                     copy_rows(out, places, table, slot, check=False)
         remote = self._base.is_remote(missed.kind, missed.ids)
-        self._content.num_hits += hits
-        self._content.num_misses += 0 if remote is None else int(remote.sum())
+        self.content.num_hits += hits
+        self.content.num_misses += 0 if remote is None else int(remote.sum())
         return missed
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         remote = self._base.is_remote(kind, ids)
-        slots = self._content.slots.get(kind)
+        slots = self.content.slots.get(kind)
         if remote is None or slots is None:
             return remote
         return remote & (slots.index_select(0, ids) < 0)
@@ -845,12 +823,18 @@ class CachedFeatureStore(LocalFeatureStore):
 
     def close(self) -> None:
         super().close()
-        self._content = _CacheContent()
+        self.content = CacheContent()
         self._base.close()
 
 
-class _CacheContent:
-    """What a cache holds and has counted; shared by copies of it for several groups."""
+class CacheContent:
+    """What a cache holds, and how often since; shared by copies of it for several groups.
+
+    Attributes:
+        num_rows: Rows that are kept, of all types together.
+        num_hits: Accesses to remote rows that were answered from here.
+        num_misses: Accesses to remote rows that had to be fetched.
+    """
 
     def __init__(self) -> None:
         self.clear()

@@ -541,12 +541,7 @@ class OwnEdges:
         return bits, None
 
     def prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions, lacking: int) -> None:
-        """Make what some rank lacks; where that takes an exchange, every rank must call.
-
-        Args:
-            etypes: Relations that are drawn from; the same on all ranks.
-            lacking: Bits that any rank has set.
-        """
+        """Make what some rank lacks; where that takes an exchange, every rank must call."""
         for etype in etypes:
             key = (etype, options.edge_dir)
             if lacking & LACKS_OUT_EDGES:
@@ -621,11 +616,7 @@ def _largest(numbers: Tensor) -> int:
 
 
 class LocalGraphStore:
-    """A graph that is whole in this process.
-
-    Args:
-        graph: Its node ids are taken as the original ones.
-    """
+    """A graph that is whole in this process; its node ids are taken as the original ones."""
 
     group = None
 
@@ -671,11 +662,7 @@ class LocalGraphStore:
         excluded: Mapping[CanonicalEType, Tensor],
         weights: Tensor | None = None,
     ) -> SampledNeighbors:
-        """Draw for one request; ``weights`` by edge id go before the feature that options name.
-
-        Args:
-            weights: float32 or float64 ``[num_edges]``, 0 or more.
-        """
+        """Draw for one request; ``weights`` by edge id go before the feature that options name."""
         lists = self.edge_lists(request.etype, options.edge_dir)
         counts, positions, picked = lists.draw(
             request,
@@ -843,7 +830,7 @@ class CollectiveGraphStore(ShardedGraphStore):
                 by_owner = counts
                 for i, column in enumerate(columns):
                     counts, columns[i] = ungroup(order, by_owner, column, self.idtype, check=False)
-            drawn.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+            drawn.append(SampledNeighbors(counts, *[c.to(self.idtype) for c in columns]))
         return drawn
 
     def _excluded_by_owner(
@@ -999,7 +986,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         for request in requests:
             eids = absent.get(request.etype)
             counts, columns = self._edges.draw(request, request.nodes, options, eids)
-            answers.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+            answers.append(SampledNeighbors(counts, *[c.to(self.idtype) for c in columns]))
         return answers
 
     def _prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions) -> None:

@@ -266,11 +266,7 @@ class _BatchEvaluation(ShardEvaluation):
         return self.batch.edge_rows(column)
 
     def data(self, fields: _Fields, *functions: Any) -> RelationData:
-        """The batch as message passing over one relation takes it.
-
-        Args:
-            functions: What will be called; only user-defined ones get ids.
-        """
+        """The batch as message passing over one relation takes it."""
         batch, adj = self.batch, self.shard.adjacency
         nodes, ids = None, None
         if not all(isinstance(f, MessageFunction | ReduceFunction) for f in functions):

@@ -121,29 +121,17 @@ def set_node_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
 
 
 def set_edge_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
-    """As `set_node_lazy_features`, of edges.
-
-    Args:
-        feature_names: Names, or on a typed graph relation to names.
-    """
+    """As `set_node_lazy_features`, of edges."""
     check_named(lambda t: g.edges[t].data, g.canonical_etypes, feature_names, "feature_names")
 
 
 def set_src_lazy_features(g: Block, feature_names: FeatureNames) -> None:
-    """As `set_node_lazy_features`, of the source nodes of a block.
-
-    Args:
-        feature_names: Names, or on a typed graph node type to names.
-    """
+    """As `set_node_lazy_features`, of the source nodes of a block."""
     check_named(lambda t: g.srcnodes[t].data, g.srctypes, feature_names, "feature_names")
 
 
 def set_dst_lazy_features(g: Block, feature_names: FeatureNames) -> None:
-    """As `set_node_lazy_features`, of the destination nodes of a block.
-
-    Args:
-        feature_names: Names, or on a typed graph node type to names.
-    """
+    """As `set_node_lazy_features`, of the destination nodes of a block."""
     check_named(lambda t: g.dstnodes[t].data, g.dsttypes, feature_names, "feature_names")
 
 

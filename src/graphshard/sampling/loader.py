@@ -417,9 +417,6 @@ class NodeDataLoader(LocalDataLoader):
     """A `DataLoader` over node ids, as older releases of DGL name it.
 
     Arguments that are not described here are those of `DataLoader`.
-
-    Args:
-        nids: Node ids, or node type to ids.
     """
 
     def __init__(
@@ -438,10 +435,6 @@ class EdgeDataLoader(LocalDataLoader):
     """A `DataLoader` over edge ids, whose sampler is made by `as_edge_prediction_sampler`.
 
     Arguments that are not described here are those of `DataLoader` and `EdgePredictionSampler`.
-
-    Args:
-        eids: Edge ids, or relation to ids.
-        graph_sampler: Draws blocks for nodes.
 
     Example:
         >>> from graphshard.data import load_dataset

@@ -167,7 +167,6 @@ def find_exclude_eids(
     Arguments that are not described here are those of `EdgePredictionSampler`.
 
     Args:
-        seed_edges: Edge ids, or relation to ids.
         output_device: Where they shall be; by default where the graph is.
 
     Returns:
@@ -234,8 +233,6 @@ class NegativeSampler(ABC):
         """Negative pairs for some edges.
 
         Args:
-            g: The graph: a `Graph`, or a `graphshard.servers.DistGraph`.
-            eids: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
         Returns:

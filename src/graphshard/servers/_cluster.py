@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
 from ._message_stream import WireMessage
-from .rpc import MessageClient, PendingAnswer
+from .rpc import Handler, MessageClient, PendingAnswer
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -39,7 +39,7 @@ class LocalHost:
         self._tables, self._handlers = tables, tables.handlers()
         self.address = None
 
-    def add_handlers(self, handlers: dict[str, Callable[[WireMessage], WireMessage]]) -> None:
+    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
         """More requests that it answers."""
         self._handlers |= handlers
 
@@ -136,9 +136,9 @@ class RowsRequest:
 class Cluster:
     """The hosts of a job.
 
-    What is given a table's name raises KeyError if there is none; ids, IndexError if one is out of
-    range, before anything is written. Where a server is gone there is a ServerError; rows of other
-    hosts are written.
+    Methods that take a table's name raise KeyError if there is none, and those that take ids
+    IndexError if one is out of range, before anything is written. All raise ServerError if a server
+    is gone; what they write to other hosts is there then.
 
     Args:
         here: The number of this process's host.

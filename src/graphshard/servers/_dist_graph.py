@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..comm import all_reduce, rank
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
@@ -26,6 +27,9 @@ from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
+    EdgeIds,
+    GivenIds,
+    NodeIds,
     edge_subgraph_of,
     edges_by_relation,
     in_subgraph_of,
@@ -131,7 +135,7 @@ class DistGraph:
         """Whether there is one node type and one relation."""
         return self._ids.book.is_homogeneous
 
-    def to_canonical_etype(self, etype: Any) -> CanonicalEType:
+    def to_canonical_etype(self, etype: EType | None) -> CanonicalEType:
         """The triple of a relation given by name or triple.
 
         Raises:
@@ -143,7 +147,7 @@ class DistGraph:
         """Number of a node type."""
         return self.ntypes.index(ntype)
 
-    def get_etype_id(self, etype: Any) -> int:
+    def get_etype_id(self, etype: EType) -> int:
         """Number of a relation."""
         return self._schema.relation(etype)
 
@@ -152,7 +156,7 @@ class DistGraph:
         ntypes = self.ntypes if ntype is None else [ntype]
         return sum(self._ids.parts[node_policy(t)].num_ids for t in ntypes)
 
-    def num_edges(self, etype: Any = None) -> int:
+    def num_edges(self, etype: EType | None = None) -> int:
         """Edges of one relation, or of all."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return sum(self._ids.parts[edge_policy(t)].num_ids for t in etypes)
@@ -188,7 +192,7 @@ class DistGraph:
         """How rows of nodes of a type are spread, for a `DistTensor`."""
         return NodePartitionPolicy(self._ids.book, ntype)
 
-    def get_edge_partition_policy(self, etype: Any) -> EdgePartitionPolicy:
+    def get_edge_partition_policy(self, etype: EType) -> EdgePartitionPolicy:
         """How rows of edges of a relation are spread, for a `DistTensor`."""
         return EdgePartitionPolicy(self._ids.book, self.to_canonical_etype(etype))
 
@@ -242,12 +246,12 @@ class DistGraph:
 
     # ------------------------------------------------------------------ structure
 
-    def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
+    def in_degrees(self, v: GivenIds | None = None, etype: EType | None = None) -> Any:
         """In-edges of nodes, int64; of all nodes by default. A number for a number."""
         etype = self.to_canonical_etype(etype)
         return self._degrees(v, etype, etype[2], "in")
 
-    def out_degrees(self, u: Any = None, etype: Any = None) -> Any:
+    def out_degrees(self, u: GivenIds | None = None, etype: EType | None = None) -> Any:
         """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
@@ -267,14 +271,14 @@ class DistGraph:
         degrees = (end - begin).to(torch.int64)
         return int(degrees) if isinstance(given, int) else degrees
 
-    def find_edges(self, edges: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, edges: GivenIds, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges, int64."""
         by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
         assert by_relation is not None
         ((relation, eids),) = by_relation.items()
         return self.graph_store.find_edges(relation, eids)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Tensor:
+    def has_edges_between(self, u: GivenIds, v: GivenIds, etype: EType | None = None) -> Tensor:
         """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
 
         Raises:
@@ -288,14 +292,11 @@ class DistGraph:
             )
         return self.graph_store.has_edges_between(etype, src, dst)
 
-    def reverse_edges(self, eids: Any, etype: Any, reverse_etype: Any) -> Tensor:
+    def reverse_edges(self, eids: GivenIds, etype: EType, reverse_etype: EType) -> Tensor:
         """Ids of the reverses of edges, which lie under the same ids in another relation.
 
         That is, under the ids that edges had before the graph was partitioned. Partitioning gives
         those of each relation new ids, by which an edge and its reverse cannot be told.
-
-        Args:
-            reverse_etype: The relation of their reverses.
 
         Raises:
             ValueError: An edge has no reverse there.
@@ -306,12 +307,11 @@ class DistGraph:
         return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
 
     def edge_subgraph(
-        self, edges: Any, relabel_nodes: bool = True, store_ids: bool = True
+        self, edges: EdgeIds, relabel_nodes: bool = True, store_ids: bool = True
     ) -> Graph:
         """The graph of some edges, in the order given; of their features none.
 
         Args:
-            edges: Ids, or relation to ids.
             relabel_nodes: Whether to keep only the ends of these edges, numbered as they first
                 occur (per relation, sources before destinations), with their ids in
                 ``ndata[NID]``; if not, all nodes stay.
@@ -320,7 +320,7 @@ class DistGraph:
         return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
 
     def in_subgraph(
-        self, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+        self, nodes: NodeIds, *, relabel_nodes: bool = False, store_ids: bool = True
     ) -> Graph:
         """The graph of all edges that enter some nodes; of their features none.
 
@@ -352,11 +352,11 @@ class DistGraph:
 
     def sample_neighbors(
         self,
-        seed_nodes: Any,
-        fanout: Any,
+        seed_nodes: NodeIds,
+        fanout: int | Mapping[EType, int],
         edge_dir: str = "in",
         prob: str | None = None,
-        exclude_edges: Any = None,
+        exclude_edges: EdgeIds | None = None,
         replace: bool = False,
         etype_sorted: bool = True,
         output_device: torch.device | str | None = None,
@@ -366,11 +366,9 @@ class DistGraph:
         """Edges drawn for nodes, as a graph with all nodes; ``edata[EID]`` has their ids.
 
         Args:
-            seed_nodes: Ids, or type to ids.
             fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
             edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
-            exclude_edges: Ids of edges that are not drawn, or relation to ids.
             etype_sorted: Accepted for DGL's scripts.
             output_device: Where the graph shall be; by default on the CPU.
             seed: Names the draw; by default one from torch's generator.
@@ -420,9 +418,8 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
         )
     refuse_several_without_servers(f"DistGraph({graph_name!r})")
     tables = HostTables(0, is_shared=False)
-    handlers = GraphHandlers(tables, load_parts(tables, path, 1)).handlers()
     host = LocalHost(tables)
-    host.add_handlers(handlers)
+    host.add_handlers(GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
     job = Job(path, Cluster([host], 0))
     host.start(WireMessage("graph", {"name": graph_name}))  # raises unless it is called so
     set_job(job)
@@ -449,11 +446,7 @@ class GraphFeatures:
 
 
 class DistData(MutableMapping[str, DistTensor]):
-    """Features of one type by name. Setting one gives a tensor another name here, and no more.
-
-    Args:
-        features: What the graph was partitioned with.
-    """
+    """Features of one type by name. Setting one gives a tensor another name here, and no more."""
 
     def __init__(self, job: Job, policy: str, features: Collection[str]) -> None:
         self._job, self._policy, self._features = job, policy, set(features)
@@ -487,18 +480,18 @@ class DistData(MutableMapping[str, DistTensor]):
         return len(list(iter(self)))
 
 
+@dataclass(frozen=True)
 class TypeView:
     """``view[TYPE].data``."""
 
-    def __init__(self, find: Callable[[Any], DistData]) -> None:
-        self._find = find
+    find: Callable[[Any], DistData]
 
-    def __getitem__(self, key: Any) -> TypeData:
-        return TypeData(self._find(key))
+    def __getitem__(self, key: str | CanonicalEType) -> TypeData:
+        return TypeData(self.find(key))
 
 
+@dataclass(frozen=True)
 class TypeData:
     """What ``nodes[TYPE]`` gives."""
 
-    def __init__(self, data: DistData) -> None:
-        self.data = data
+    data: DistData

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._base.typing import EType
 from ..sampling.loader import EdgeDataLoader, NodeDataLoader, Pipeline, Run, Stage
+from ..sampling.sampler import Exclude
 from ._dist_graph import DistGraph
 
 _QUEUE_SIZE = 4
@@ -50,12 +52,14 @@ class DistNodeDataLoader(NodeDataLoader):
 class DistEdgeDataLoader(EdgeDataLoader):
     """A `graphshard.dgl.dataloading.EdgeDataLoader` of a `DistGraph`; see `DistNodeDataLoader`.
 
+    Arguments that are not described here are those of `DistNodeDataLoader` and of
+    `graphshard.dgl.dataloading.EdgePredictionSampler`.
+
     Args:
         eids: Ids of edges, or relation to ids, of this trainer; from `edge_split`.
-        **options: Those of `DistNodeDataLoader`, and by name those that
-            `graphshard.dgl.dataloading.EdgePredictionSampler` takes. For ``reverse_eids`` a
-            `DistTensor` will do. Negative samplers of ``graphshard.dgl.dataloading`` draw by edge,
-            so that negatives do not depend on hosts and trainers.
+        reverse_eids: A `DistTensor` will do.
+        negative_sampler: Those of ``graphshard.dgl.dataloading.negative_sampler`` draw by edge, so
+            that negatives do not depend on hosts and trainers.
     """
 
     def __init__(
@@ -65,11 +69,30 @@ class DistEdgeDataLoader(EdgeDataLoader):
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *,
+        exclude: Exclude = None,
+        reverse_eids: Any = None,
+        reverse_etypes: Mapping[EType, EType] | None = None,
+        negative_sampler: Any = None,
+        prefetch_labels: Any = None,
+        g_sampling: DistGraph | None = None,
         queue_size: int | None = None,
         **options: Any,
     ) -> None:
         _check_graph(g)
-        super().__init__(g, eids, graph_sampler, device, **_prefetch(queue_size), **options)
+        super().__init__(
+            g,
+            eids,
+            graph_sampler,
+            device,
+            exclude=exclude,
+            reverse_eids=reverse_eids,
+            reverse_etypes=reverse_etypes,
+            negative_sampler=negative_sampler,
+            prefetch_labels=prefetch_labels,
+            g_sampling=g_sampling,
+            **_prefetch(queue_size),
+            **options,
+        )
 
 
 class DistDataLoader:
@@ -157,5 +180,5 @@ def _check_graph(g: Any) -> None:
         )
 
 
-def _prefetch(queue_size: int | None) -> dict[str, int]:
+def _prefetch(queue_size: int | None) -> dict[str, Any]:
     return {} if queue_size is None else {"prefetch": queue_size}

@@ -42,7 +42,7 @@ from .saving import RestoredTables, restore_tables
 _INT32_MAX = 2**31 - 1
 
 
-class GraphServer:
+class GraphServer(TableServer):
     """The server of one host. It answers, in threads, until `stop` is called.
 
     Args:
@@ -62,7 +62,6 @@ class GraphServer:
         OSError: There is no room, or the address is in use.
 
     Attributes:
-        address: ``host:port``.
         restored: What was restored, a `RestoredTables`; None if nothing was.
     """
 
@@ -81,23 +80,21 @@ class GraphServer:
     ) -> None:
         if not 0 <= number < num_hosts:
             raise ValueError(f"the number of a host must be in [0, {num_hosts}) (got {number})")
-        self._server = TableServer(number, token, host, port, directory, **options)
+        super().__init__(number, token, host, port, directory, **options)
         try:
-            ids = load_parts(self._server.tables, part_config, num_hosts)
+            ids = load_parts(self.tables, part_config, num_hosts)
             self._origin: dict[str, Any] = {}
             self.restored: RestoredTables | None = None
             if restore is not None:
-                self.restored = restore_tables(self._server.tables, ids, restore)
-                if self.restored is not None:
-                    restored = self.restored
+                self.restored = restored = restore_tables(self.tables, ids, restore)
+                if restored is not None:
                     self._origin = {"digest": restored.digest, "step": restored.step}
-            self._server.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
-            self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
-            self._server.start()
+            self.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
+            self.handlers |= GraphHandlers(self.tables, ids).handlers()
+            self.start()
         except BaseException:
-            self._server.stop()
+            self.stop()
             raise
-        self.address = self._server.address
 
     def _on_restored(self, request: WireMessage) -> WireMessage:
         """From which checkpoint this host's rows are."""
@@ -111,17 +108,9 @@ class GraphServer:
         self._origin = {"digest": digest, "step": step}
         return WireMessage("loaded")
 
-    def stop(self) -> None:
-        """Stop answering, and free the memory."""
-        self._server.stop()
-
 
 class GraphHandlers:
-    """What a server answers for its host's parts of a graph.
-
-    Args:
-        tables: Of the host, filled by `load_parts`.
-    """
+    """What a server answers for its host's parts of a graph."""
 
     def __init__(self, tables: HostTables, ids: GraphIds) -> None:
         self._ids = ids
@@ -225,11 +214,7 @@ def _options_of(value: Any) -> DrawOptions:
 
 
 def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_hosts: int) -> GraphIds:
-    """Put the parts of a host into its tables.
-
-    Args:
-        tables: Of the host, empty.
-    """
+    """Put the parts of a host into its tables."""
     config = read_config(part_config)
     config.check_format()
     ids = GraphIds(config.graph_name, config.book(0), num_hosts)

@@ -59,6 +59,11 @@ def edge_policy(etype: CanonicalEType) -> str:
     return f"edge~{etype_name(etype)}"
 
 
+def id_table(policy: str) -> str:
+    """The table of the ids that rows had before partitioning."""
+    return f"{policy}~orig_id"
+
+
 def source_table(etype: CanonicalEType) -> str:
     """The table of the sources of edges."""
     return f"graph~src~{etype_name(etype)}"
@@ -194,7 +199,7 @@ class HostGraph:
             weights: The table that draws are weighted by, where they are.
         """
         etype = request.etype
-        lists, original = self.edge_lists(etype), self._rows(f"{node_policy(etype[2])}~orig_id")
+        lists, original = self.edge_lists(etype), self._rows(id_table(node_policy(etype[2])))
         assert lists is not None and original is not None
         values = None
         if options.weights is not None:

@@ -13,11 +13,7 @@ DEFAULT_PORT = 30050
 
 @dataclass(frozen=True)
 class HostAddress:
-    """Where the server of a host listens.
-
-    Args:
-        address: Name or number of the host.
-    """
+    """Where the server of a host listens."""
 
     address: str
     port: int = DEFAULT_PORT

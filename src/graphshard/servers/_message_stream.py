@@ -261,7 +261,9 @@ class MessageStream:
     """One end of a connection.
 
     Methods raise TokenError if the other end does not know the token, MessageError if it is none of
-    ours or a message is none, and OSError if the connection is gone or something is late.
+    ours or a message is none, and OSError if the connection is gone or something is late. A
+    deadline is a time of `time.monotonic`, by which all must be done; where there is none, each
+    wait is bounded by the timeout.
 
     Args:
         connected: The socket; its timeout bounds each wait within a message.
@@ -284,7 +286,6 @@ class MessageStream:
 
         Args:
             client: Id of this client, 16 hexadecimal digits.
-            deadline: Until when all of it must be done, by `time.monotonic`.
         """
         hello = _HELLO.pack(PROTOCOL, bytes.fromhex(client), secrets.token_bytes(32))
         self._send_bytes(memoryview(hello), deadline)
@@ -301,11 +302,7 @@ class MessageStream:
         self.client = client
 
     def verify(self, token: str, deadline: float) -> None:
-        """Begin as the server.
-
-        Args:
-            deadline: Until when all of it must be done, by `time.monotonic`.
-        """
+        """Begin as the server."""
         hello = self._receive_bytes(_HELLO.size, deadline=deadline)
         protocol, client, _ = _HELLO.unpack(hello)
         if protocol != PROTOCOL:
@@ -321,11 +318,7 @@ class MessageStream:
         self.client = client.hex()
 
     def send(self, message: WireMessage, deadline: float | None = None) -> None:
-        """Send a message.
-
-        Args:
-            deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
-        """
+        """Send a message."""
         header, pieces = message.encode()
         size = sum(map(len, pieces))
         check_size(size, self.most_sent)
@@ -343,11 +336,9 @@ class MessageStream:
 
         Args:
             may_idle: Whether the other end may be silent before it begins.
-            deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
 
         Raises:
             MessageError: It is none. Another one can be received if the stream `is_in_step`.
-            OSError: The connection is gone, or a message stops in its midst.
         """
         head = self._receive_bytes(_HEAD.size, may_idle, deadline)
         header_size, size = _HEAD.unpack(head)

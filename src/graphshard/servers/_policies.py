@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..comm import rank as comm_rank
 from ..comm import world_size
 from ..partition import RangePartitionBook
@@ -19,9 +19,6 @@ from ._job import current_job
 
 class HeteroDataName(str):
     """What a tensor with a row for each node of a type, or each edge of a relation, is called.
-
-    Args:
-        entity_type: Node type, or relation.
 
     Raises:
         ValueError: A relation that is no triple.
@@ -56,9 +53,10 @@ class HeteroDataName(str):
         """Whether rows are those of edges."""
         return not self._is_node
 
-    def get_type(self) -> Any:
+    def get_type(self) -> str | CanonicalEType:
         """Node type, or relation."""
-        return self._entity_type
+        entity_type: str | CanonicalEType = self._entity_type
+        return entity_type
 
     def get_name(self) -> str:
         """Name of the tensor."""
@@ -89,9 +87,10 @@ class PartitionPolicy:
         return isinstance(self._type, str)
 
     @property
-    def type_name(self) -> Any:
+    def type_name(self) -> str | CanonicalEType:
         """Node type, or relation."""
-        return self._type
+        type_name: str | CanonicalEType = self._type
+        return type_name
 
     @property
     def part_id(self) -> int:
@@ -185,7 +184,7 @@ def node_split(
 def edge_split(
     edges: DistTensor | Tensor,
     partition_book: RangePartitionBook | None = None,
-    etype: Any = "_E",
+    etype: EType = "_E",
     rank: int | None = None,
     force_even: bool = True,
     edge_trainer_ids: DistTensor | Tensor | None = None,

@@ -37,6 +37,7 @@ from ._host_graph import (
     HostGraph,
     are_on_hosts,
     edge_policy,
+    id_table,
     in_edge_table,
     node_policy,
     out_edge_table,
@@ -125,16 +126,12 @@ def gather_edges(
             edges.weights = checked_weights(edges.weights, options, edges.etype, edges.eids)
     if options.labor:
         far = [
-            RowsRequest([_original_nodes(ends(g.etype, edge_dir)[1])], g.neighbors)
+            RowsRequest([id_table(node_policy(ends(g.etype, edge_dir)[1]))], g.neighbors)
             for g in gathered
         ]
         for edges, original in zip(gathered, cluster.read(far), strict=True):
             edges.labor_ids = original
     return gathered
-
-
-def _original_nodes(ntype: str) -> str:
-    return f"{node_policy(ntype)}~orig_id"
 
 
 def _where_edges_begin(
@@ -155,7 +152,7 @@ def _where_edges_begin(
         at = distinct + _hosts_of(ids, node_policy(near), distinct)  # a row more on each host
         table = [pointer_table(etype, edge_dir)]
         reads += [RowsRequest(table, at), RowsRequest(table, at + 1)]
-        reads.append(RowsRequest([_original_nodes(near)], distinct))
+        reads.append(RowsRequest([id_table(node_policy(near))], distinct))
     answers = iter(cluster.read(reads))
     gathered = []
     for (etype, _), (distinct, rows) in zip(requests, nodes, strict=True):
@@ -214,7 +211,8 @@ def _read_in_edges(
     reads = [RowsRequest([in_edge_table(edges.etype)], edges.eids) for edges in unsorted]
     for edges, eids in zip(unsorted, cluster.read(reads) if reads else [], strict=True):
         edges.eids = eids.to(torch.int64)
-    for edges, sources in _with_columns(cluster, gathered, source_table, weights):
+    tables = [source_table(edges.etype) for edges in gathered]
+    for edges, sources in _with_columns(cluster, gathered, tables, weights):
         edges.neighbors = sources.to(torch.int64)
 
 
@@ -225,7 +223,8 @@ def _read_out_edges(
     weights: Sequence[str | None],
 ) -> None:
     """Put out-edges into their order, and find their neighbours and weights."""
-    for edges, original in _with_columns(cluster, gathered, _original_edges, weights):
+    tables = [id_table(edge_policy(edges.etype)) for edges in gathered]
+    for edges, original in _with_columns(cluster, gathered, tables, weights):
         order = torch.argsort(original)
         order = order[torch.argsort(edges.row_of_edge[order], stable=True)]
         edges.eids = edges.eids[order]
@@ -237,23 +236,19 @@ def _read_out_edges(
 def _with_columns(
     cluster: Cluster,
     gathered: Sequence[GatheredEdges],
-    table: Callable[[CanonicalEType], str],
+    tables: Sequence[str],
     weights: Sequence[str | None],
 ) -> Iterator[tuple[GatheredEdges, Tensor]]:
-    """Edges with the rows of a table that each relation has; weights come in the same messages."""
+    """Edges with their rows of a table of each; weights come in the same messages."""
     reads = []
-    for edges, weight in zip(gathered, weights, strict=True):
-        names = [table(edges.etype)] + ([] if weight is None else [weight])
+    for edges, table, weight in zip(gathered, tables, weights, strict=True):
+        names = [table] if weight is None else [table, weight]
         reads.append(RowsRequest(names, edges.eids))
     answers = iter(cluster.read(reads))
     for edges, weight in zip(gathered, weights, strict=True):
         rows = next(answers)
         edges.weights = None if weight is None else next(answers)
         yield edges, rows
-
-
-def _original_edges(etype: CanonicalEType) -> str:
-    return f"{edge_policy(etype)}~orig_id"
 
 
 # ---------------------------------------------------------------------------- stores
@@ -361,8 +356,8 @@ class ServedGraphStore:
         (edges,) = self.gather([(back, src)], DrawOptions())
         original, candidates = self._cluster.read(
             [
-                RowsRequest([_original_edges(etype)], eids),
-                RowsRequest([_original_edges(back)], edges.eids),
+                RowsRequest([id_table(edge_policy(etype))], eids),
+                RowsRequest([id_table(edge_policy(back))], edges.eids),
             ]
         )
         ascending, order = torch.sort(candidates)

@@ -64,9 +64,6 @@ class GradientExchange:
 
         Those of each trainer are added up before they are added to others, and trainers' sums in
         the order of ranks, so that it does not matter who takes care of a row.
-
-        Args:
-            embedding: With rows of that policy.
         """
         state = group_state()
         has_any, (ids, tables) = embedding.has_gradients, embedding.gradients()
@@ -294,11 +291,7 @@ class SparseOptimizer(ABC):
 
 
 class SparseSGD(SparseOptimizer):
-    """``w -= lr g``, as `torch.optim.SGD`.
-
-    Args:
-        lr: Learning rate, at least 0.
-    """
+    """``w -= lr g``, as `torch.optim.SGD`."""
 
     def _rule(self, step: int) -> UpdateRule:
         return UpdateRule("sgd", self.lr)
@@ -311,7 +304,6 @@ class SparseAdagrad(SparseOptimizer):
     Stochastic Optimization", JMLR 2011.
 
     Args:
-        lr: Learning rate, at least 0.
         eps: Added to the root, at least 0.
         lr_decay: The rate of step t is ``lr / (1 + (t - 1) lr_decay)``.
         initial_accumulator_value: First value of ``s``.
@@ -352,7 +344,6 @@ class SparseAdam(SparseOptimizer):
     https://arxiv.org/abs/1412.6980. Moments of rows without gradients do not decay.
 
     Args:
-        lr: Learning rate, at least 0.
         betas: Decay of the moments, each in [0, 1).
         eps: Added to the root, at least 0.
     """

@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 from ..graph import EID, NID, Graph, graph, heterograph
 from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
@@ -26,18 +27,23 @@ from ._served_stores import NO_IDS, GatheredEdges, check_range
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-EndsAndIds: TypeAlias = tuple[Tensor, Tensor, Tensor]
+GivenIds: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
+NodeIds: TypeAlias = GivenIds | Mapping[str, GivenIds]
+"""Ids, or on a graph of several types from type to ids."""
+EdgeIds: TypeAlias = GivenIds | Mapping[EType, GivenIds]
+"""Ids, or on a graph of several relations from relation to ids."""
+EdgesWithIds: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
 def sample_neighbors(
     g: DistGraph,
-    nodes: Any,
+    nodes: NodeIds,
     fanout: int,
     edge_dir: str = "in",
     prob: str | None = None,
     *,
-    exclude_edges: Any = None,
+    exclude_edges: EdgeIds | None = None,
     replace: bool = False,
     use_graphbolt: bool = False,
     seed: int | None = None,
@@ -48,11 +54,9 @@ def sample_neighbors(
     relation. On a graph of one relation there is no difference.
 
     Args:
-        nodes: Ids, or type to ids.
         fanout: Edges for a node, -1 for all.
         edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: Name of the edge feature to draw in proportion to; every relation at a node has it.
-        exclude_edges: Ids of edges that are not drawn, or relation to ids.
         use_graphbolt: Must be false.
         seed: Names the draw; by default one from torch's generator.
 
@@ -82,7 +86,7 @@ def sample_neighbors(
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
     excluded = edges_by_relation(g, exclude_edges) or {}
-    drawn: dict[CanonicalEType, EndsAndIds] = {}
+    drawn: dict[CanonicalEType, EdgesWithIds] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
         if etypes:
@@ -96,12 +100,12 @@ def sample_neighbors(
 
 def sample_etype_neighbors(
     g: DistGraph,
-    nodes: Any,
-    fanout: Any,
+    nodes: NodeIds,
+    fanout: int | Mapping[EType, int],
     edge_dir: str = "in",
     prob: str | None = None,
     *,
-    exclude_edges: Any = None,
+    exclude_edges: EdgeIds | None = None,
     replace: bool = False,
     etype_sorted: bool = True,
     use_graphbolt: bool = False,
@@ -127,12 +131,12 @@ def sample_etype_neighbors(
     return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
 
 
-def in_subgraph(g: DistGraph, nodes: Any) -> Graph:
+def in_subgraph(g: DistGraph, nodes: NodeIds) -> Graph:
     """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`."""
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
-def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
+def find_edges(g: DistGraph, edge_ids: GivenIds) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
 
     Raises:
@@ -142,7 +146,7 @@ def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
     return g.find_edges(edge_ids)
 
 
-def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+def in_subgraph_of(g: DistGraph, nodes: NodeIds, relabel_nodes: bool, store_ids: bool) -> Graph:
     """What `DistGraph.in_subgraph` says."""
     near = nodes_by_type(g, nodes)
     requests = [
@@ -153,7 +157,7 @@ def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: boo
     return _graph_of(g, _drawn(g, requests, DrawOptions()), relabel_nodes, store_ids)
 
 
-def edge_subgraph_of(g: DistGraph, edges: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+def edge_subgraph_of(g: DistGraph, edges: EdgeIds, relabel_nodes: bool, store_ids: bool) -> Graph:
     """What `DistGraph.edge_subgraph` says."""
     by_relation = edges_by_relation(g, edges) or {}
     columns = {t: (*g.graph_store.find_edges(t, eids), eids) for t, eids in by_relation.items()}
@@ -223,7 +227,7 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
 # ---------------------------------------------------------------------------- ids as they are given
 
 
-def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
+def nodes_by_type(g: DistGraph, nodes: NodeIds) -> dict[str, Tensor]:
     """Node ids, which may be given by type, as int64."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
@@ -241,11 +245,11 @@ def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
     }
 
 
-def edges_by_relation(g: DistGraph, edges: Any) -> dict[CanonicalEType, Tensor] | None:
+def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalEType, Tensor] | None:
     """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
-    given = edges if isinstance(edges, Mapping) else {None: edges}
+    given: Mapping[Any, GivenIds] = edges if isinstance(edges, Mapping) else {None: edges}
     by_relation = {}
     for name, eids in given.items():
         etype = g.to_canonical_etype(name)
@@ -266,7 +270,7 @@ def _options(edge_dir: str, prob: str | None, replace: bool) -> DrawOptions:
     return DrawOptions(replace=replace, weights=prob, edge_dir=edge_dir)  # type: ignore[arg-type]
 
 
-def _checked_fanout(fanout: Any, replace: bool) -> int:
+def _checked_fanout(fanout: object, replace: bool) -> int:
     if isinstance(fanout, bool) or not hasattr(fanout, "__index__") or int(fanout) < -1:
         raise ValueError(
             f"a fanout must be an integer of at least -1, which means all neighbours (got "
@@ -277,7 +281,9 @@ def _checked_fanout(fanout: Any, replace: bool) -> int:
     return int(fanout)
 
 
-def _fanouts(g: DistGraph, fanout: Any, replace: bool) -> dict[CanonicalEType, int]:
+def _fanouts(
+    g: DistGraph, fanout: int | Mapping[EType, int], replace: bool
+) -> dict[CanonicalEType, int]:
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(g.canonical_etypes, _checked_fanout(fanout, replace))
     fanouts = {g.to_canonical_etype(t): _checked_fanout(n, replace) for t, n in fanout.items()}
@@ -298,7 +304,7 @@ def _drawn(
     requests: Sequence[NeighborRequest],
     options: DrawOptions,
     excluded: Mapping[CanonicalEType, Tensor] | None = None,
-) -> dict[CanonicalEType, EndsAndIds]:
+) -> dict[CanonicalEType, EdgesWithIds]:
     """Edges drawn for nodes, each request's on its own."""
     sampled = g.graph_store.sample_neighbors(requests, options, excluded)
     drawn = {}
@@ -321,7 +327,7 @@ def _drawn_of_all(
     options: DrawOptions,
     gathered: list[GatheredEdges],
     excluded: Mapping[CanonicalEType, Tensor],
-) -> dict[CanonicalEType, EndsAndIds]:
+) -> dict[CanonicalEType, EdgesWithIds]:
     """Draw from the edges of several relations at the same nodes as if they were of one.
 
     Within a node edges come by relation. While they are drawn, those of all relations are numbered
@@ -355,7 +361,7 @@ def _drawn_of_all(
 
 def _graph_of(
     g: DistGraph,
-    edges: Mapping[CanonicalEType, EndsAndIds],
+    edges: Mapping[CanonicalEType, EdgesWithIds],
     relabel_nodes: bool,
     store_ids: bool,
 ) -> Graph:

@@ -165,9 +165,6 @@ class RunLock:
     The lock is the kernel's (``flock`` on a file in the folder), so that it ends with the process
     that holds it, however that ends. The file stays, and says who took the lock last.
 
-    Args:
-        folder: The folder; it exists.
-
     Raises:
         CheckpointError: Another process holds it; names that one. Or the file of the lock cannot
             be opened or made.
@@ -442,16 +439,15 @@ def json_object(content: Mapping[str, Any], key: str) -> dict[str, Any]:
 def hold_folder(
     folder: Path, names: CheckpointNames, check: Callable[[], object]
 ) -> RunLock | None:
-    """Make and hold a folder of checkpoints, for one job to write to. Collective.
+    """Make and hold a folder of checkpoints, for one job to write to; rank 0 has the lock.
+
+    Collective.
 
     What killed jobs left half written is removed.
 
     Args:
         folder: It need not be there.
         check: Called on rank 0 while it is held, before anything in it is changed.
-
-    Returns:
-        On rank 0 the lock.
 
     Raises:
         CheckpointError: Another job holds it, or a rank does not see it; on all ranks.
@@ -482,15 +478,12 @@ def write_checkpoint(
     own: Mapping[str, Tensor | RowSource],
     shared: Mapping[str, Tensor],
 ) -> Path:
-    """Write a checkpoint to a folder that is held. Collective.
+    """Write a checkpoint to a folder that is held; returns the checkpoint's folder. Collective.
 
     Args:
         manifest: What it says; files and digests are added.
         own: Tensors of this rank's file.
         shared: Tensors of the states, on rank 0.
-
-    Returns:
-        The folder of the checkpoint.
 
     Raises:
         Exception: What a rank raised, on all ranks; nothing is left of the checkpoint.
@@ -562,11 +555,7 @@ def remove(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that is whole.
-
-    Args:
-        files: The mapped tensors of each rank's file.
-    """
+    """A checkpoint that is whole."""
 
     path: Path
     manifest: Manifest
@@ -595,9 +584,6 @@ def open_newest(
     Args:
         number: Which of them; None for the newest.
         check: Of each manifest, before the files are read.
-
-    Returns:
-        None if there is none.
 
     Raises:
         CheckpointError: There are some, and none is whole; or what ``check`` says. On all ranks.
@@ -765,7 +751,6 @@ class SavedRows:
     """Rows of one policy in the files of a checkpoint, by original id.
 
     Args:
-        files: Tensors of each file.
         has_ids: Whether rows have original ids; else they are in order.
     """
 
@@ -775,10 +760,7 @@ class SavedRows:
         self._files, self._policy, self._has_ids = files, policy, has_ids
 
     def find(self, original: Tensor) -> Tensor:
-        """Places of rows among those of all files: int64 ``[n]``.
-
-        Args:
-            original: Their ids, int64 ``[n]``.
+        """Positions of rows among those of all files, from their original ids; int64 ``[n]``.
 
         Raises:
             CheckpointError: Some are not there.
@@ -805,12 +787,7 @@ class SavedRows:
         return places
 
     def read(self, key: str, places: Tensor) -> Tensor:
-        """Rows of one tensor of the files, from what `find` gave.
-
-        Args:
-            key: Its name in the files.
-            places: int64 ``[n]``.
-        """
+        """Rows of one tensor of the files, from what `find` gave."""
         first, num_read, out = 0, 0, None
         for file in self._files:
             rows = file[key]

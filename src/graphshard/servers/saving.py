@@ -30,7 +30,7 @@ from ..comm.collectives import text_of_rank_0
 from ..errors import CheckpointError
 from ..partition.checked_files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
-from ._host_graph import GraphIds, pointer_table_of
+from ._host_graph import GraphIds, id_table, pointer_table_of
 from ._host_tables import HostTables, TableInfo
 from ._job import Job, current_job, everywhere
 from ._message_stream import WireMessage
@@ -615,9 +615,6 @@ def restore_tables(
 
     Features of the graph that trainers had written to are among them.
 
-    Args:
-        tables: Of the host, filled with its parts.
-
     Returns:
         What was restored; None if there is no checkpoint yet.
 
@@ -683,11 +680,7 @@ def _restore(
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows that are read while they are written to a file. A `partition.checked_files.RowSource`.
-
-    Args:
-        read: Gives rows ``[start, stop)``.
-    """
+    """Rows that are read while they are written to a file. A `partition.checked_files.RowSource`."""
 
     dtype: torch.dtype
     row_shape: tuple[int, ...]
@@ -717,11 +710,6 @@ def cluster_reader(cluster: Cluster) -> Reader:
     return read
 
 
-def id_table(policy: str) -> str:
-    """The table of original ids."""
-    return f"{policy}~orig_id"
-
-
 class Structure:
     """What tells a node of one graph from that of another: its in-degrees.
 
@@ -741,11 +729,7 @@ class Structure:
                 self._pointers.setdefault(nodes, []).append(name)
 
     def of(self, policy: str, starts: Sequence[int], begin: int, end: int) -> Tensor:
-        """int64 ``[end - begin]``, one for each of these nodes.
-
-        Args:
-            starts: First node of each host, and their number.
-        """
+        """int64 ``[end - begin]``, one for each of these nodes."""
         numbers = torch.zeros(end - begin, dtype=torch.int64)
         for name in self._pointers.get(policy, []):
             salt = hashlib.blake2b(name.encode(), digest_size=7).digest()
