@@ -21,7 +21,7 @@ from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, graph
 from graphshard.partition import (
     _writer,
-    files,
+    checked_files,
     format,
     load_partition,
     load_partition_book,
@@ -76,7 +76,7 @@ GUARDED = (
     (os, "mkdir"),
     (os, "rmdir"),
     (shutil, "rmtree"),
-    (files, "open"),
+    (checked_files, "open"),
     (_writer, "open"),
 )
 
