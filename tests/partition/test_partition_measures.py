@@ -186,12 +186,12 @@ def test_a_large_part_is_put_in_clusters(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(*_: Any, **__: Any) -> Any:
         raise MetisError("METIS is not there")
 
-    monkeypatch.setattr(_order, "metis_partition", missing)
+    monkeypatch.setattr(_node_order, "metis_partition", missing)
     assert _node_order.clustered_order(matrix).tolist() == walk.tolist()
 
 
 def test_a_small_part_needs_no_metis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_order, "metis_partition", None)
+    monkeypatch.setattr(_node_order, "metis_partition", None)
     g = communities(2 * _node_order.CLUSTER_NODES - 2, 2)
     assert (
         _node_order.clustered_order(g.matrix()).tolist() == breadth_first_order(g.matrix()).tolist()
