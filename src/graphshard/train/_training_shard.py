@@ -37,7 +37,6 @@ class TrainingShard:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
-        target: Node type that is classified.
         label: ``[num_owned]`` int64, -1 where unknown.
         rows: Split to the owned rows of the target type in it that have a label.
         num_nodes: Split to its number of nodes on all ranks.
