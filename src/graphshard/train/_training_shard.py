@@ -318,15 +318,12 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             "rgcn needs relations: a graph with several of them, or the edge feature 'etype', one "
             "whole number per edge (got neither); use gcn, sage or gat"
         )
-    if config.num_bases > (num_relations := _num_relations(shard)):
+    num_relations = len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
+    if config.num_bases > num_relations:
         raise ValueError(
             f"num_bases must be at most the number of relations, {num_relations}, which share them "
             f"(got {config.num_bases}); 0 gives each relation a matrix of its own"
         )
-
-
-def _num_relations(shard: TrainingShard) -> int:
-    return len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
 
 
 def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:
