@@ -55,6 +55,18 @@ class TaskInfo:
     class_names: tuple[str, ...] = ()
     options: dict[str, Any] | None = None
 
+    @classmethod
+    def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
+        """What there is to know about a data set."""
+        return cls(
+            name=dataset.name,
+            target=dataset.target,
+            num_classes=dataset.num_classes,
+            num_relations=len(dataset.relation_names) or None,
+            class_names=dataset.class_names,
+            options=options,
+        )
+
 
 def task_warnings(
     name: str, occurs: Sequence[bool], shared: Mapping[tuple[str, str], int]
@@ -221,14 +233,7 @@ def partition_dataset(
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
-    task = TaskInfo(
-        name=dataset.name,
-        target=dataset.target,
-        num_classes=dataset.num_classes,
-        num_relations=len(dataset.relation_names) or None,
-        class_names=dataset.class_names,
-        options=dict(options or {}),
-    )
+    task = TaskInfo.of_dataset(dataset, dict(options or {}))
     build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
     _write_task(task_path(json_path), task, build)
     return json_path
