@@ -23,7 +23,7 @@ from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
 from ._embeddings import OneHotRelGraphConv
 
-Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
+ModelFeatures: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
 """What a model takes: rows of the only node type, those of an `OneHotRelGraphConv`, or by type."""
 
 _MAX_DENSITY = 0.2

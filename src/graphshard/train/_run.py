@@ -67,7 +67,7 @@ from ._config import (
     generators_of,
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
-from ._models import GAT, GCN, RGCN, SAGE, Features, InputDropout, NodeClassifier, TypedRGCN
+from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
@@ -599,7 +599,7 @@ class SampledInputs:
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
         return names
 
-    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Features, list[Tensor]]:
+    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], ModelFeatures, list[Tensor]]:
         """A graph for each layer, the features, and the fetched rows that need a gradient.
 
         Every rank's loss must be made to depend on those.
@@ -984,7 +984,7 @@ def _check_tensors(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> 
             )
 
 
-def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Features:
+def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFeatures:
     """What a model takes as features, from the rows of each node type or table."""
     if shard.is_typed:
         return rows
