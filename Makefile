@@ -28,6 +28,7 @@ PROCESSORS := \
 	GRAPHSHARD_TEST_THREADS=2
 # The tests that compute.
 PROCESSOR_TESTS := $(addprefix tests/,nn ops fullbatch sampling graph pyg dgl_names sar train)
+PROCESSOR_TESTS += $(addprefix --ignore=tests/train/,commands launch)
 
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.

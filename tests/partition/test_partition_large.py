@@ -19,7 +19,7 @@ from torch import Tensor
 from graphshard.graph import graph
 from graphshard.partition import (
     UndirectedGraph,
-    _order,
+    _node_order,
     assign,
     load_partition_stats,
     metis_partition,
@@ -136,16 +136,16 @@ def test_the_threads_of_torch_change_nothing(tmp_path: Path) -> None:
 
 def test_orders_of_many_parts_are_those_of_each_alone() -> None:
     """Parts are prepared, cut in clusters and placed in different threads."""
-    size = 2 * _order.CLUSTER_NODES
+    size = 2 * _node_order.CLUSTER_NODES
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(3 * size))
     src, dst = communities(3 * size, 100, 8)
     made = UndirectedGraph.from_edges([(shuffled[src], shuffled[dst])], 3 * size)
     parts = np.arange(3 * size) % 3
-    together = _order.order_nodes(parts, [0, 3 * size], 3, made)
+    together = _node_order.order_nodes(parts, [0, 3 * size], 3, made)
     for part in range(3):
         members = np.flatnonzero(parts == part)
         inside = made.matrix()[members][:, members]
-        alone = members[_order.clustered_order(inside)]
+        alone = members[_node_order.clustered_order(inside)]
         assert together[part * size : (part + 1) * size].tolist() == alone.tolist()
 
 

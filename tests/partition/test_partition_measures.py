@@ -21,7 +21,7 @@ from graphshard.errors import MetisError
 from graphshard.graph import graph, heterograph
 from graphshard.partition import (
     PartitionStats,
-    _order,
+    _node_order,
     load_partition,
     load_partition_stats,
     partition_graph,
@@ -142,7 +142,7 @@ def test_a_walk_over_one_component_is_that_over_many() -> None:
     degrees = np.diff(matrix.indptr)
     num_components, _ = csgraph.connected_components(matrix, directed=False)
     assert num_components == 1 + (degrees == 0).sum() > 300
-    expected = _order._walk_over_components(matrix, degrees)
+    expected = _node_order._walk_over_components(matrix, degrees)
     assert breadth_first_order(matrix).tolist() == expected.tolist()
 
 
@@ -166,8 +166,8 @@ def communities(num_nodes: int, size: int) -> UndirectedGraph:
 
 
 def test_a_large_part_is_put_in_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 6 * _order.CLUSTER_NODES
-    g = communities(size, _order.CLUSTER_NODES)
+    size = 6 * _node_order.CLUSTER_NODES
+    g = communities(size, _node_order.CLUSTER_NODES)
     parts, nodes, matrix = np.zeros(size, np.int64), np.arange(size), g.matrix()
     order = order_nodes(parts, [0, size], 1, g)
     assert sorted(order.tolist()) == nodes.tolist()
@@ -176,7 +176,7 @@ def test_a_large_part_is_put_in_clusters(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mean_log_gap(matrix, order, nodes) < mean_log_gap(matrix, walk, nodes) - 1
     src, dst = matrix.tocoo().coords
     place = np.argsort(order)
-    far = np.abs(place[src] - place[dst]) > 1.1 * _order.CLUSTER_NODES
+    far = np.abs(place[src] - place[dst]) > 1.1 * _node_order.CLUSTER_NODES
     assert far.mean() < 0.15
 
     two_types = order_nodes(parts, [0, size // 3, size], 1, g)
@@ -186,16 +186,18 @@ def test_a_large_part_is_put_in_clusters(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(*_: Any, **__: Any) -> Any:
         raise MetisError("METIS is not there")
 
-    monkeypatch.setattr(_order, "metis_partition", missing)
-    assert _order.clustered_order(matrix).tolist() == walk.tolist()
+    monkeypatch.setattr(_node_order, "metis_partition", missing)
+    assert _node_order.clustered_order(matrix).tolist() == walk.tolist()
 
 
 def test_a_small_part_needs_no_metis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_order, "metis_partition", None)
-    g = communities(2 * _order.CLUSTER_NODES - 2, 2)
-    assert _order.clustered_order(g.matrix()).tolist() == breadth_first_order(g.matrix()).tolist()
-    empty = UndirectedGraph.from_edges([], 3 * _order.CLUSTER_NODES)
-    assert _order.clustered_order(empty.matrix()).tolist() == list(range(empty.num_nodes))
+    monkeypatch.setattr(_node_order, "metis_partition", None)
+    g = communities(2 * _node_order.CLUSTER_NODES - 2, 2)
+    assert (
+        _node_order.clustered_order(g.matrix()).tolist() == breadth_first_order(g.matrix()).tolist()
+    )
+    empty = UndirectedGraph.from_edges([], 3 * _node_order.CLUSTER_NODES)
+    assert _node_order.clustered_order(empty.matrix()).tolist() == list(range(empty.num_nodes))
 
 
 def test_order_is_by_part_then_type_then_place() -> None:

@@ -54,6 +54,29 @@ def rewrite_manifest(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**content, "blake2b": digest_of_content(content)}))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[dict[str, Any]]]:
+    """Two parts, the checkpoints of epochs 2 and 4 of a run on them, and its results."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_parts(folder, "typed", 2)
+    return data, folder / "c", train(data, folder / "c", epochs=4, aggregation="oneshot")
+
+
+@pytest.fixture
+def data(trained: tuple[str, Path, list[dict[str, Any]]]) -> str:
+    return trained[0]
+
+
+@pytest.fixture
+def checkpoints(trained: tuple[str, Path, list[dict[str, Any]]], tmp_path: Path) -> Path:
+    """A copy of the checkpoints."""
+    return Path(shutil.copytree(trained[1], tmp_path / "c"))
+
+
+def resume(data: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
+    return train(data, folder, **{"epochs": 4, "resume": True, "aggregation": "oneshot", **more})
+
+
 @pytest.mark.parametrize("kind", ["typed", "knowledge"])
 @pytest.mark.parametrize("aggregation", ["sequential", "oneshot"])
 def test_a_resumed_run_is_the_undisturbed_one(kind: str, aggregation: str, tmp_path: Path) -> None:
@@ -81,10 +104,8 @@ def test_two_checkpoints_are_kept_and_a_finished_run_resumes_to_itself(tmp_path:
     assert_same(train(data, tmp_path / "c", epochs=6, resume=True), first)
 
 
-def test_a_checkpoint_holds_the_best_model(tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=4)
-    state = load_model_state(tmp_path / "c" / "epoch-00000004")
+def test_a_checkpoint_holds_the_best_model(checkpoints: Path) -> None:
+    state = load_model_state(checkpoints / "epoch-00000004")
     etypes = [
         ("author", "writes", "paper"),
         ("paper", "at", "place"),
@@ -94,7 +115,7 @@ def test_a_checkpoint_holds_the_best_model(tmp_path: Path) -> None:
     model = TypedRGCN({"author": 7}, etypes, ["author", "paper", "place"], "paper", 6, 3)
     model.double().load_state_dict(state)
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
-        load_model_state(tmp_path / "c" / "epoch-00000099")
+        load_model_state(checkpoints / "epoch-00000099")
 
 
 def test_resuming_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
@@ -105,15 +126,13 @@ def test_resuming_before_the_first_checkpoint_starts_from_the_beginning(tmp_path
     assert_same(resumed, train(data, None, epochs=3))
 
 
-def test_what_a_killed_run_left_behind_is_never_read(tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=4)
-    newest = tmp_path / "c" / "epoch-00000004"
-    newest.rename(tmp_path / "c" / "epoch-00000004.partial")
-    resumed = train(data, tmp_path / "c", epochs=4, resume=True)
+def test_what_a_killed_run_left_behind_is_never_read(data: str, checkpoints: Path) -> None:
+    newest = checkpoints / "epoch-00000004"
+    newest.rename(checkpoints / "epoch-00000004.partial")
+    resumed = resume(data, checkpoints)
     assert resumed[0]["result"]["resumed_from"] == 2
     assert newest.exists()
-    assert not (tmp_path / "c" / "epoch-00000004.partial").exists()
+    assert not (checkpoints / "epoch-00000004.partial").exists()
 
 
 DAMAGE = ["shared.safetensors", "rank-1.safetensors", "manifest.json", "missing"]
@@ -121,28 +140,28 @@ DAMAGE = ["shared.safetensors", "rank-1.safetensors", "manifest.json", "missing"
 
 @pytest.mark.filterwarnings("ignore:.*trying the one before:RuntimeWarning")
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(what: str, tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    undisturbed = train(data, tmp_path / "c", epochs=4)
-    newest = tmp_path / "c" / "epoch-00000004"
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    what: str, trained: tuple[str, Path, list[dict[str, Any]]], checkpoints: Path
+) -> None:
+    data, _, undisturbed = trained
+    newest = checkpoints / "epoch-00000004"
     if what == "missing":
         (newest / "rank-0.safetensors").unlink()
     else:
         content = bytearray((newest / what).read_bytes())
         content[-20] ^= 0xFF
         (newest / what).write_bytes(content)
-    resumed = train(data, tmp_path / "c", epochs=4, resume=True)
+    resumed = resume(data, checkpoints)
     assert resumed[0]["result"]["resumed_from"] == 2
     assert_same(resumed, undisturbed)
 
 
 @pytest.mark.filterwarnings("ignore:.*trying the one before:RuntimeWarning")
-def test_when_every_checkpoint_is_damaged_the_run_says_so(tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=2)
-    (tmp_path / "c" / "epoch-00000002" / "manifest.json").write_text("{")
+def test_when_every_checkpoint_is_damaged_the_run_says_so(data: str, checkpoints: Path) -> None:
+    for manifest in checkpoints.glob("epoch-*/manifest.json"):
+        manifest.write_text("{")
     with pytest.raises(RanksFailed, match="no checkpoint in .* is whole"):
-        train(data, tmp_path / "c", epochs=4, resume=True)
+        resume(data, checkpoints)
 
 
 MISMATCHES = {
@@ -154,39 +173,36 @@ MISMATCHES = {
 
 
 @pytest.mark.parametrize("message", list(MISMATCHES))
-def test_another_run_s_checkpoint_is_refused(message: str, tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=2, aggregation="oneshot")
-    values = {"aggregation": "oneshot", **MISMATCHES[message]}
+def test_another_run_s_checkpoint_is_refused(message: str, data: str, checkpoints: Path) -> None:
     with pytest.raises(RanksFailed, match=message) as failed:
-        train(data, tmp_path / "c", epochs=4, resume=True, **values)
+        resume(data, checkpoints, **MISMATCHES[message])
     assert all("CheckpointError" in text for text in failed.value.errors.values())
 
 
-def test_other_numbers_of_workers_and_other_formats_are_refused(tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=2, aggregation="oneshot")
+def test_other_numbers_of_workers_and_other_formats_are_refused(
+    data: str, checkpoints: Path, tmp_path: Path
+) -> None:
     three = config_of(
         write_parts(tmp_path, "typed", 3),
         **SETTINGS,
         aggregation="oneshot",
         resume=True,
-        checkpoint_dir=str(tmp_path / "c"),
+        checkpoint_dir=str(checkpoints),
     )
     with pytest.raises(RanksFailed, match="was written by 2 workers"):
         run_ranks(train_on_rank, 3, as_values(three))
-    rewrite_manifest(tmp_path / "c" / "epoch-00000002", format_version=99)
+    rewrite_manifest(checkpoints / "epoch-00000004", format_version=99)
     with pytest.raises(RanksFailed, match="resume with the graphshard that wrote it"):
-        train(data, tmp_path / "c", epochs=4, resume=True, aggregation="oneshot")
+        resume(data, checkpoints)
 
 
-def test_a_folder_in_use_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    data = write_parts(tmp_path, "typed", 2)
-    train(data, tmp_path / "c", epochs=2)
+def test_a_folder_in_use_and_a_folder_that_is_not_there_are_refused(
+    data: str, checkpoints: Path
+) -> None:
     with pytest.raises(RanksFailed, match="holds checkpoints of an earlier run"):
-        train(data, tmp_path / "c", epochs=4)
+        train(data, checkpoints, epochs=4)
     with pytest.raises(RanksFailed, match="there is no folder of checkpoints"):
-        train(data, tmp_path / "nowhere", epochs=4, resume=True)
+        resume(data, checkpoints / "nowhere")
 
 
 # ------------------------------------------------------------------------------- older formats

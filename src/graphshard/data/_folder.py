@@ -87,8 +87,6 @@ class FolderArrays:
 
     Args:
         edges: [2, num_edges] int64 for each relation.
-        features: Feature matrix of each type that has one.
-        target: Node type with the labels.
         label: [num_nodes of the target] int64.
         masks: [num_nodes of the target] bool for ``train``, ``val`` and ``test``.
         edge_type: [num_edges] int64, or None.

@@ -126,7 +126,10 @@ def _to_dgl(config: PartitionConfig, folder: Path) -> Path:
     try:
         for part, name in enumerate(parts):
             _write_dgl_part(config, part, staging / name)
-        write_json(staging / json_path.name, _dgl_content(config), final=json_path)
+        content = _maps(config)
+        for part, name in enumerate(parts):
+            content[f"part-{part}"] = {kind: f"{name}/{f}" for kind, f in DGL_PART_FILES.items()}
+        write_json(staging / json_path.name, content, final=json_path)
         for name in (*parts, json_path.name):  # without the JSON there is no partition
             os.rename(staging / name, folder / name)
             sync_folder(folder)
@@ -155,14 +158,6 @@ def _write_dgl_part(config: PartitionConfig, part: int, folder: Path) -> None:
     sync_folder(folder)
 
 
-def _dgl_content(config: PartitionConfig) -> dict[str, Any]:
-    content = _maps(config)
-    for part in range(config.num_parts):
-        paths = {kind: f"part{part}/{name}" for kind, name in DGL_PART_FILES.items()}
-        content[f"part-{part}"] = paths
-    return content
-
-
 def _maps(config: PartitionConfig) -> dict[str, Any]:
     """What both kinds of JSON say."""
     book = config.book(0)
@@ -172,16 +167,12 @@ def _maps(config: PartitionConfig) -> dict[str, Any]:
         "num_edges": book.num_edges(),
         "part_method": config.part_method or "custom",
         "num_parts": config.num_parts,
-        "halo_hops": _halo_hops(config),
+        "halo_hops": 1 if config.halo_hops is None else config.halo_hops,
         "node_map": book.node_map(),
         "edge_map": {etype_key(etype): blocks for etype, blocks in book.edge_map().items()},
         "ntypes": {name: number for number, name in enumerate(book.ntypes)},
         "etypes": {etype_key(name): n for n, name in enumerate(book.canonical_etypes)},
     }
-
-
-def _halo_hops(config: PartitionConfig) -> int:
-    return 1 if config.halo_hops is None else config.halo_hops
 
 
 def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
@@ -320,15 +311,15 @@ def _to_ours(config: PartitionConfig, folder: Path) -> Path:
                     bytes=writer.part_bytes(part),
                 )
             )
-        hops = _halo_hops(config) if torch.equal(leaving, num_copies) else 0
-        writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+        has_all = torch.equal(leaving, num_copies)
+        writer.commit(_our_content(config, tuple(sizes), has_all, by_destination, formats))
     return writer.json_path
 
 
 def _our_content(
     config: PartitionConfig,
     sizes: tuple[PartSizes, ...],
-    hops: int,
+    has_outer_edges: bool,
     by_destination: bool,
     formats: set[str],
 ) -> dict[str, Any]:
@@ -346,7 +337,7 @@ def _our_content(
     return {
         **content,
         **triples_of(list(config.etypes)),
-        "halo_hops": hops,
+        "halo_hops": content["halo_hops"] if has_outer_edges else 0,
         "num_trainers_per_machine": config.num_trainers_per_machine or 1,
         "graph_formats": sorted(formats),
         "edges_by_destination": by_destination,

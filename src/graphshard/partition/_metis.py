@@ -201,13 +201,7 @@ _metis_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class MetisLibrary:
-    """The loaded library, and what its own header says about it.
-
-    Args:
-        index_type: numpy type of ids and weights.
-        real_type: numpy type of balance targets.
-        options: Number of each option, by name.
-    """
+    """The loaded library, and what its own header says about it."""
 
     handle: ctypes.CDLL
     index_type: type[np.signedinteger[Any]]

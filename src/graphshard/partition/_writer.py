@@ -78,7 +78,6 @@ class PartitionWriter:
 
         Args:
             part: The part; in the end, those from 0 up must have all their files.
-            kind: "part_graph", "node_feats" or "edge_feats".
         """
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)

@@ -13,14 +13,6 @@ sixth of the cut). In a large graph of many edges per node nearly every node lie
 passes and first partitions then take most of the time for next to nothing (of 24.7 million edges in
 4 parts, 18 s instead of 6 s, and no smaller cut), so there are fewer of them.
 
-[Note: constraints]
-Each constraint gives every node a weight; a part weighs what its nodes weigh. Any number can be
-asked for at once:
-
-* the number of nodes of each class: a node type, or a label of ``balance_ntypes``;
-* the in-edges of the nodes of each class (``balance_edges``), which is what a part stores;
-* the members of each training, validation and test set (``balance_split``).
-
 [Note: repair]
 METIS takes balance as a goal and sometimes misses it, by a little with many constraints, by a lot
 when single nodes are heavy. This pass starts from its result. First, overfull parts give nodes to

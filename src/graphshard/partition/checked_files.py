@@ -199,11 +199,7 @@ def _write_bytes(file: BinaryIO, digest: hashlib.blake2b, tensor: Tensor) -> Non
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A tensor file that has been opened and found to be whole, as far as its header can tell.
-
-    Args:
-        blake2b: The digest that the header carries.
-    """
+    """A tensor file that has been opened and found to be whole, as far as its header can tell."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]

@@ -56,13 +56,7 @@ _TROUBLE = "damaged or not of this partition"
 
 @dataclass(frozen=True)
 class DGLPartFile:
-    """A file of a part that has been opened and found to be whole; as a `TensorFile` is.
-
-    Args:
-        kind: "part_graph", "node_feats" or "edge_feats".
-        book: The partition book, seen from the part.
-        graph_path: The file of the part's structure.
-    """
+    """A file of a part that has been opened and found to be whole; as a `TensorFile` is."""
 
     path: Path
     kind: str

@@ -241,7 +241,8 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         content = mapping(content, "the JSON")
         num_parts = whole_number(required(content, "num_parts"), "num_parts", 1)
         ntypes = _read_ntypes(content)
-        node_map = _read_node_map(content, num_parts)
+        blocks = required(content, "node_map")
+        node_map = _read_map(blocks, "node_map", DEFAULT_NTYPE, num_parts)
         of_layout: dict[str, Any] = {}
         if _is_read(content):
             of_layout = _read_ours(path, content, num_parts)
@@ -473,11 +474,6 @@ def _read_etypes(
             if ntype not in ntypes:
                 raise ValueError(f"etypes name the node type {shown(ntype)}, and ntypes do not")
     return etypes
-
-
-def _read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartRanges]:
-    """Per node type, the block of each part."""
-    return _read_map(required(content, "node_map"), "node_map", DEFAULT_NTYPE, num_parts)
 
 
 def _read_edge_map(

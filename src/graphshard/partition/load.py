@@ -335,7 +335,7 @@ def _contradictions(
             yield f"a global {what} id is not in [0, {num_ids})"
         if not _are_distinct(ids[inner:]):
             yield f"a foreign {what} is there twice"
-        start = _first_id(book, what)
+        start = sum(before[f"num_{what}s"] for before in book.metadata()[: book.partid])
         if not torch.equal(ids[:inner], torch.arange(start, start + inner)):
             yield f"its inner {what}s are not those of {what}_map"
         foreign = ids[inner:]
@@ -347,11 +347,6 @@ def _contradictions(
     halo = book.nid2partid(tensors["node/_ID"][inner:])
     if bool((owners[:inner] != book.partid).any()) or not torch.equal(owners[inner:], halo):
         yield "part_id contradicts node_map"
-
-
-def _first_id(book: RangePartitionBook, what: str) -> int:
-    """Homogenised id of the first node or edge of the book's part."""
-    return sum(sizes[f"num_{what}s"] for sizes in book.metadata()[: book.partid])
 
 
 def _types_agree(

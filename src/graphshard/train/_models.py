@@ -296,7 +296,6 @@ class TypedRGCN(NodeClassifier):
     Args:
         feature_widths: Width of the features of each node type that has them; the other types
             are expected in width ``hidden``.
-        target: Node type that is classified.
     """
 
     def __init__(

@@ -96,7 +96,6 @@ class TrainingRun:
     becomes the current one of this process.
 
     Args:
-        config: The run; the same on every rank.
         shard: A part that `load_shard` has read before, to save reading it again.
         progress: Called after every epoch, and in longer ones during it, on every rank.
 
@@ -855,7 +854,6 @@ class Learner:
 
         Args:
             what: The number, for the message.
-            value: This rank's.
             gradients: Name of each parameter to its gradient.
         """
         text, order = describe_not_finite(

@@ -37,7 +37,6 @@ class TrainingShard:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
-        target: Node type that is classified.
         label: ``[num_owned]`` int64, -1 where unknown.
         rows: Split to the owned rows of the target type in it that have a label.
         num_nodes: Split to its number of nodes on all ranks.
@@ -319,15 +318,12 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             "rgcn needs relations: a graph with several of them, or the edge feature 'etype', one "
             "whole number per edge (got neither); use gcn, sage or gat"
         )
-    if config.num_bases > (num_relations := _num_relations(shard)):
+    num_relations = len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
+    if config.num_bases > num_relations:
         raise ValueError(
             f"num_bases must be at most the number of relations, {num_relations}, which share them "
             f"(got {config.num_bases}); 0 gives each relation a matrix of its own"
         )
-
-
-def _num_relations(shard: TrainingShard) -> int:
-    return len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
 
 
 def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:

@@ -319,7 +319,7 @@ def launch(
     else:
         assert ip_config is not None
         shell = RemoteShell(command=ssh_command, port=ssh_port, username=ssh_username)
-        hosts = over_ssh(read_ip_config(_found(ip_config, workspace)), shell, python)
+        hosts = over_ssh(read_ip_config(_file_of_hosts(ip_config, workspace)), shell, python)
     words = list(script)
     variables = [word for text in extra_envs or () for word in shlex.split(text)]
     while len(words) > 1 and _VARIABLE.fullmatch(words[0]):  # DGL's --extra_envs takes several
@@ -347,7 +347,7 @@ def launch(
         raise typer.Exit(outcome.exit_code)
 
 
-def _found(ip_config: Path, workspace: str) -> Path:
+def _file_of_hosts(ip_config: Path, workspace: str) -> Path:
     """The file of the hosts: from here, or as DGL's launcher has it from the workspace."""
     inside = Path(os.path.expanduser(workspace)) / ip_config
     return inside if not ip_config.exists() and inside.exists() else ip_config

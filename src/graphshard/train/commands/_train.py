@@ -172,9 +172,6 @@ class ProgressDisplay:
     """Shows `EpochReport` on standard error: a bar on a terminal, else a line now and then.
 
     Steps inside an epoch move the bar by fractions.
-
-    Args:
-        quiet: Show notes alone.
     """
 
     def __init__(self, quiet: bool = False) -> None:

@@ -49,7 +49,6 @@ class FileToCopy:
     """A file, and where it goes.
 
     Args:
-        source: Here.
         target: There, relative to the workspace, with ``/`` between folders.
     """
 
@@ -59,11 +58,7 @@ class FileToCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class HostCopy:
-    """What was done for one host.
-
-    Args:
-        error: Why it failed; None if it did not.
-    """
+    """What was done for one host."""
 
     host: int
     address: str

@@ -37,7 +37,6 @@ class WorkerExit:
         code: Exit code; negative: the signal that ended it.
         place: 0 for the first worker that ended, and so on.
         ended_by_us: Whether the launcher ended it, because others had failed or long ended.
-        stderr: The last lines of what it said.
         blames: The ranks that it held responsible for its failure.
     """
 
@@ -64,7 +63,6 @@ class LaunchOutcome:
     """How all workers ended.
 
     Args:
-        exits: By rank.
         timeout: Seconds that workers had to end after the first one had.
     """
 

@@ -17,15 +17,11 @@ ranks there have ended (`launch`); the rules are the same.
     by a thread in each; an agent hears nothing any more, and ends what it has started and itself.
 
 [Note: why not torch.distributed.elastic]
-    Its launcher API (``start_processes``, and the agents and torchrun above it) keeps none of the
-    above, as of torch 2.13. When a worker fails, the next poll sends SIGTERM to all others: where
-    rank 0 blames rank 1 and ends 0.5 s before it, rank 0 is reported as the cause, and the reason
-    that rank 1 had is lost. It gives them 30 s, a constant: with one worker failed and another one
-    stopped (SIGSTOP), the job ended after 30.6 s, where `MARGIN_SECONDS` is 10. While no worker has
-    failed it waits without end: with one that has ended with 0 and one that hangs, it had not
-    returned after 40 s. Output goes to files or to this process's own streams, no descriptor for
-    events can be passed to a command, what a worker that ended by itself has started is left, and
-    signal handlers stay replaced. Where hosts have torchrun all the same, `_host_agent` watches it.
+    Its launcher API keeps none of the above, as of torch 2.13. A failure ends all others at the
+    next poll: where rank 0 blames rank 1 and ends before it, the reason that rank 1 had is lost.
+    One that is stopped has 30 s, a constant, and while no worker has failed it waits without end
+    for one that hangs. What a worker that ended by itself has started is left. Where hosts have
+    torchrun all the same, `_host_agent` watches it.
 """
 
 from __future__ import annotations
