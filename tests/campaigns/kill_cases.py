@@ -236,10 +236,10 @@ class Campaign:
             if case.after > 0:
                 self.start_seconds = 1.5 * job.seconds  # on a machine as busy as it is now
             target = job.find_target() if is_there else None
-            at = time.monotonic()
             if target is None or not job.disturb(target):
                 job.wait_until_gone(self.start_seconds + TIMEOUT + _GIVE_UP_SECONDS)
                 return Finding(case, ENDED, 0.0, job.printed())
+            at = time.monotonic()
             bound = TIMEOUT + MARGIN_SECONDS + job.seconds_to_start(self.start_seconds)
             wrong = job.check_end(target, at, bound)
             seconds = time.monotonic() - at

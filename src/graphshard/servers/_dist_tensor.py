@@ -459,7 +459,7 @@ class DistEmbedding:
         )
         return ids.long(), [grad.cpu() for _, grad in with_gradient]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Forget the gradients of lookups.
 
         Args:

@@ -236,7 +236,7 @@ class SparseOptimizer(ABC):
                 with ``sparse=True``: the steps to come count, with or without lookups.
         """
         for embedding in self._params:
-            embedding.zero_grad(set_to_none)
+            embedding.zero_grad(set_to_none=set_to_none)
 
     @torch.no_grad()
     def step(self) -> None:
