@@ -59,6 +59,34 @@ def test_all_edges_are_those_that_dgl_draws(edge_dir: str, prob: str | None) -> 
     assert found == wanted
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_blocks_of_all_edges_are_those_that_dgl_draws(copied: bool) -> None:
+    nodes = {"user": torch.tensor([2, 0]), "game": torch.tensor([1])}
+    blocks = [
+        module.sampling.sample_neighbors_fused(
+            typed(module), nodes, -1, copy_ndata=copied, copy_edata=copied
+        )
+        for module in (graphshard.dgl, dgl)
+    ]
+    edges: list[dict[Any, Any]] = []
+    for block in blocks:
+        edges.append({t: block.num_src_nodes(t) for t in block.srctypes})
+        for etype in block.canonical_etypes:
+            src, dst = block.edges(etype=etype)
+            if copied:  # else DGL does not say which nodes they are
+                src = block.srcnodes[etype[0]].data["_ID"][src]
+                dst = block.dstnodes[etype[2]].data["_ID"][dst]
+                assert {"w", "mask"} <= set(block.edges[etype].data)
+                eids = block.edges[etype].data["_ID"]
+                edges[-1][etype] = sorted(zip(*(c.tolist() for c in (src, dst, eids)), strict=True))
+            else:
+                assert not block.edges[etype].data
+                edges[-1][etype] = sorted(dst.tolist())
+    assert edges[0] == edges[1]
+    with pytest.raises(NotImplementedError, match="reverse the graph"):
+        typed().sample_neighbors_fused(nodes, 1, "out")
+
+
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_chosen_edges_are_those_that_dgl_chooses(edge_dir: str, ascending: bool) -> None:

@@ -40,6 +40,7 @@ _METHODS = {
     "sample_labors": sampling.sample_labors,
     "sample_neighbors": sampling.sample_neighbors,
     "sample_neighbors_biased": sampling.sample_neighbors_biased,
+    "sample_neighbors_fused": sampling.sample_neighbors_fused,
     "select_topk": sampling.select_topk,
 }
 

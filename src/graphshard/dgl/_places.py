@@ -75,7 +75,7 @@ MODULES = {
     "dataloading.dataloader": "dataloading DataLoader GraphCollator GraphDataLoader",
     "dataloading.spot_target": "dataloading SpotTarget",
     "sampling.neighbor": "sampling sample_etype_neighbors sample_neighbors "
-    "sample_neighbors_biased select_topk",
+    "sample_neighbors_biased sample_neighbors_fused select_topk",
     "sampling.randomwalks": "sampling pack_traces random_walk",
     "sampling.pinsage": "sampling PinSAGESampler RandomWalkNeighborSampler",
     "sampling.negative": "sampling global_uniform_negative_sampling",

@@ -63,8 +63,9 @@ def adj_external(
         g: Graph.
         transpose: Whether rows are destinations; by default they are sources.
         ctx: Device of a torch matrix.
-        scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
-            their own, in each row by edge id; None for a torch COO tensor.
+        scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix of the graph's idtype, which has
+            parallel edges as entries of their own, in each row by edge id; None for a torch COO
+            tensor.
         etype: The relation, where there are several.
 
     Raises:
@@ -77,11 +78,12 @@ def adj_external(
         raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
     if scipy_fmt == "coo":
         found = to_scipy(g, None, etype)
+        found.data = torch.ones(len(found.data), dtype=g.idtype).numpy()
         return found.transpose() if transpose else found
     relation = g.adjacency(etype)
     sparse = require("scipy.sparse", "scipy", "adj_external")
     indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
-    ones = torch.ones(relation.num_edges).numpy()
+    ones = torch.ones(relation.num_edges, dtype=g.idtype).numpy()
     shape = (relation.num_src, relation.num_dst)
     arrays = (ones, indices.cpu().numpy(), indptr.cpu().numpy())
     return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)

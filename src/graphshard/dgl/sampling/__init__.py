@@ -6,6 +6,7 @@ from .frontiers import sample_etype_neighbors as sample_etype_neighbors
 from .frontiers import sample_labors as sample_labors
 from .frontiers import sample_neighbors as sample_neighbors
 from .frontiers import sample_neighbors_biased as sample_neighbors_biased
+from .frontiers import sample_neighbors_fused as sample_neighbors_fused
 from .frontiers import select_topk as select_topk
 from .walks import PinSAGESampler as PinSAGESampler
 from .walks import RandomWalkNeighborSampler as RandomWalkNeighborSampler

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._base.typing import CanonicalEType, EType
 from ...errors import GraphTypeError, GraphValueError
-from ...graph import EID, Graph, edge_subgraph
+from ...graph import EID, Block, Graph, edge_subgraph, to_block
 from ...graph.structure import as_integers, check_ids
 from ...sampling.graph_store import (
     DrawOptions,
@@ -204,6 +204,55 @@ def sample_neighbors(
     options = options_for(edge_dir, replace)
     drawn = drawn_edges(g, nodes, fanout, prob, options, exclude_edges, DrawSeed.fresh())
     return frontier_of(g, drawn, copy_ndata, copy_edata, output_device)
+
+
+def sample_neighbors_fused(
+    g: Graph,
+    nodes: Any,
+    fanout: LayerFanout,
+    edge_dir: str = "in",
+    prob: EdgeWeights = None,
+    replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    exclude_edges: Any = None,
+    mapping: Any = None,
+) -> Block:
+    """What `sample_neighbors` draws, as a block whose destinations are the nodes.
+
+    Args:
+        g: A graph of this process.
+        nodes: Ids, or type to ids, each once.
+        fanout: Edges for a node, -1 for all that have a weight; or relation to that, for all.
+        edge_dir: ``"in"``.
+        prob: What edges are drawn in proportion to, as `sample_neighbors` takes it.
+        replace: Draw with replacement.
+        copy_ndata: Whether the block has the features of nodes beside their ids.
+        copy_edata: Whether it has those of its edges, and their ids in ``g`` as ``edata[EID]``.
+        exclude_edges: Ids of edges that are treated as absent, or relation to ids.
+        mapping: Without effect; DGL keeps memory in it.
+
+    Raises:
+        DGLError: As `sample_neighbors` raises it.
+        NotImplementedError: ``edge_dir="out"``.
+    """
+    if checked_dir(edge_dir) == "out":
+        raise NotImplementedError(
+            "a block has the edges that enter its nodes; reverse the graph, or take "
+            "sample_neighbors with edge_dir='out'"
+        )
+    seeds = nodes_by_type(g, nodes)
+    frontier = sample_neighbors(
+        g, seeds, fanout, "in", prob, replace, copy_ndata, exclude_edges=exclude_edges
+    )
+    block = to_block(frontier, seeds)
+    for etype in g.canonical_etypes:
+        rows, data = block.edges[etype].data.pop(EID), block.edges[etype].data
+        if copy_edata:
+            data[EID] = frontier.edges[etype].data[EID][rows]
+        else:
+            data.clear()
+    return block
 
 
 def sample_labors(
