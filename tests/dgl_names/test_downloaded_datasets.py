@@ -7,6 +7,7 @@ No processes. The names of the files, and what is in them, are the real ones; th
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -518,6 +519,21 @@ def test_archives(tmp_path: Path) -> None:
         archive.add(tmp_path / "a.txt", "x/a.txt")
     extract_archive(tmp_path / "good.tgz", tmp_path / "good")
     assert (tmp_path / "good" / "x" / "a.txt").exists()
+    with zipfile.ZipFile(tmp_path / "good.zip", "w") as packed:
+        packed.writestr("x/a.txt", "new")
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as single:
+        single.write(b"single")
+    for name, inside, text in (
+        ("good.zip", "x/a.txt", "new"),
+        ("good.tgz", "x/a.txt", "a"),
+        ("a.txt.gz", "a.txt", "single"),
+    ):
+        folder = tmp_path / "good"
+        (folder / inside).unlink(missing_ok=True)
+        extract_archive(tmp_path / name, folder)  # it is there, and stays as it is
+        assert not (folder / inside).exists()
+        extract_archive(tmp_path / name, folder, overwrite=True)
+        assert (folder / inside).read_text() == text
     with tarfile.open(tmp_path / "up.tar", "w") as archive:
         archive.add(tmp_path / "a.txt", "../a.txt")
     with tarfile.open(tmp_path / "link.tar", "w") as archive:
