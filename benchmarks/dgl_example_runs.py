@@ -161,7 +161,7 @@ class Outcome:
     Args:
         status: None where it ran for its whole time, else the exit status.
         values: What was printed of losses and scores, name and value in turn.
-        reason: The last line of the error.
+        reason: Why it came to no numbers, if it did not.
         output: All that was printed.
     """
 
@@ -206,7 +206,10 @@ def outcome(status: int | None, output: str) -> Outcome:
     """What a run came to, from its exit status and all that it printed."""
     values = [(match["what"].lower(), float(match["value"])) for match in _NUMBER.finditer(output)]
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return Outcome(status, values, lines[-1][:160] if lines else "nothing was printed", output)
+    reason = lines[-1][:160] if lines else "nothing was printed"
+    if status is None:
+        reason = "no number in its time"
+    return Outcome(status, values, reason, output)
 
 
 def compared(theirs: Outcome, ours: Outcome) -> str:
