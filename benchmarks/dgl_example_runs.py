@@ -254,6 +254,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, help="folder for what programs print; those in it do not run again"
     )
+    parser.add_argument("--kept", action="store_true", help="run nothing: a table of what is kept")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -266,6 +267,11 @@ def main() -> None:
             if options.only in line:
                 command, kind, *dropout = line.split(" | ")
                 folder = dropout[0] if dropout else "seeds"
+                if options.kept and not all(
+                    (options.keep / _title(command, folder, ours)).exists()
+                    for ours in (False, True)
+                ):
+                    continue
                 theirs, ours = (
                     _kept(command, ours, root, folder, options) for ours in (False, True)
                 )
@@ -275,12 +281,17 @@ def main() -> None:
     _report(options, rows)
 
 
+def _title(command: str, folder: str, ours: bool) -> str:
+    """The file that keeps what a program printed."""
+    title = command if folder == "seeds" else f"{command} {folder}"
+    return f"{title.replace('/', '_').replace(' ', '_')}.{int(ours)}"
+
+
 def _kept(
     command: str, ours: bool, root: Path, folder: str, options: argparse.Namespace
 ) -> Outcome:
     """The outcome of a program, which runs unless it has run before."""
-    title = command if folder == "seeds" else f"{command} {folder}"
-    name = f"{title.replace('/', '_').replace(' ', '_')}.{int(ours)}"
+    name = _title(command, folder, ours)
     if options.keep and (options.keep / name).exists():
         status, output = (options.keep / name).read_text(encoding="utf-8").split("\n", 1)
         return outcome(None if status == "None" else int(status), output)
@@ -335,7 +346,8 @@ def _report(options: argparse.Namespace, rows: list[tuple[str, str, str, str]]) 
         for path in options.examples.rglob("*.py")
         if re.search(r"__main__|^(?:main\(|parser)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    rest = Counter(why_not(program) for program in mains - tried)
+    listed = {line.split()[0] for line in RUNS}
+    rest = Counter(why_not(program) for program in mains - listed)
     body = [
         f"{len(rows)} runs of {len(tried)} programs: "
         + ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -348,7 +360,8 @@ def _report(options: argparse.Namespace, rows: list[tuple[str, str, str, str]]) 
             [(f"`{command}`", *others) for command, *others in rows],
         ),
         "",
-        f"The other {len(mains - tried)} main programs cannot run here. They need:",
+        f"{len(listed - tried)} more programs of the list were not run this time. The other "
+        f"{len(mains - listed)} main programs cannot run here. They need:",
         "",
         *markdown_table(["what", "programs"], rest.most_common()),
     ]
