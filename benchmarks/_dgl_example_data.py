@@ -85,7 +85,10 @@ def _ppi(root: Path, rng: np.random.Generator) -> None:
         graph_id = np.repeat(np.arange(first, last + 1), 30)
         ends = rng.integers(0, 30, (2, 200 * (last + 1 - first)))
         shift = 30 * np.repeat(np.arange(last + 1 - first), 200)
-        pairs = sorted({(int(a), int(b)) for a, b in (ends + shift).T})
+        pairs = sorted(
+            {(int(a), int(b)) for a, b in (ends + shift).T}
+            | {(node, node) for node in range(len(graph_id))}
+        )
         graph = networkx.DiGraph()
         graph.add_nodes_from(range(len(graph_id)))
         graph.add_edges_from(pairs)

@@ -25,6 +25,11 @@ PLAIN: dict[str, tuple[list[int], list[int], int]] = {
     "isolated": ([2, 2, 0, 1, 3, 4, 4, 1, 0, 2], [0, 0, 1, 2, 2, 4, 0, 4, 2, 1], 7),
     "star": ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0], 6),
     "path": ([0, 1, 2, 3], [1, 2, 3, 4], 5),
+    "random": (
+        torch.randint(12, (60,), generator=torch.Generator().manual_seed(1)).tolist(),
+        torch.randint(12, (60,), generator=torch.Generator().manual_seed(2)).tolist(),
+        14,
+    ),
 }
 
 KNOWS, PLAYS, RATES, LIKED = (
@@ -102,13 +107,18 @@ def differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
         if ours.dtype != theirs.dtype or not np.array_equal(ours, theirs):
             yield f"{where}: {ours} of {ours.dtype}, not {theirs} of {theirs.dtype}"
     elif isinstance(theirs, networkx.Graph):
-        mine, its = (sorted(map(repr, g.edges(data="id"))) for g in (ours, theirs))
-        yield from differences((mine, len(ours)), (its, len(theirs)), where)
+        mine, its = (
+            [len(g), sorted((u, v, int(number)) for u, v, number in g.edges(data="id"))]
+            for g in (ours, theirs)
+        )
+        yield from differences(mine, its, where)
     elif isinstance(theirs, Mapping):
         yield from differences(sorted(map(str, ours)), sorted(map(str, theirs)), f"{where} keys")
-        for key in theirs:
-            if key in ours:
-                yield from differences(ours[key], theirs[key], f"{where}[{key!r}]")
+        for key in [key for key in theirs if key in ours]:
+            mine, its = ours[key], theirs[key]
+            if key in ("_ID", "_TYPE"):  # DGL has int64 ones on some int32 graphs
+                mine, its = mine.long(), its.long()
+            yield from differences(mine, its, f"{where}[{key!r}]")
     elif isinstance(theirs, list | tuple):
         if len(ours) != len(theirs):
             yield f"{where}: {len(ours)} items, not {len(theirs)}"
@@ -140,9 +150,6 @@ def _graph_differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
         mine, its = (
             (*g.edges(etype=etype, order="eid"), dict(g.edges[etype].data)) for g in (ours, theirs)
         )
-        # DGL has int64 ids on some int32 graphs; ours are the graph's.
-        if "_ID" in mine[2] and "_ID" in its[2]:
-            its[2]["_ID"] = its[2]["_ID"].to(mine[2]["_ID"].dtype)
         yield from differences(mine, its, f"{where} {etype}")
     if not theirs.is_block:
         for kind, names in (("nodes", theirs.ntypes), ("edges", theirs.canonical_etypes)):

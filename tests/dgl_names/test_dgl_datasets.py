@@ -17,6 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+import graphshard.dgl
 from dgl_peer import dgl
 from graphshard.dgl import data
 from graphshard.dgl.data.citation_graph import read_planetoid
@@ -304,18 +305,53 @@ def test_small_data_sets_have_the_sizes_of_their_kinds() -> None:
 
 
 def test_small_things_for_data_sets(tmp_path: Path) -> None:
-    save_info(tmp_path / "info", {"num_classes": 3, "names": ["a"]})
-    assert load_info(tmp_path / "info") == {"num_classes": 3, "names": ["a"]}
+    info = {"num_classes": 3, "names": ["a"], "codes": {1: "x", 2: {"deep": 0.5}}}
+    save_info(tmp_path / "info", info)
+    assert load_info(tmp_path / "info") == info
+    save_info(tmp_path / "rows", {"rows": np.arange(3), "weights": torch.ones(2)})
+    read = load_info(tmp_path / "rows")
+    assert isinstance(read["rows"], np.ndarray)
+    assert isinstance(read["weights"], Tensor)
     with pytest.raises(TypeError, match="info must be made of"):
         save_info(tmp_path / "info", {"x": object()})
     (tmp_path / "info").write_bytes(pickle.dumps({"num_classes": 3}))
     with pytest.raises(ValueError, match="DGL's are pickles, which are not read"):
         load_info(tmp_path / "info")
-    for arguments in ({}, {"frac_list": [0.5, 0.2, 0.3]}, {"shuffle": True, "random_state": 3}):
+    for arguments in (
+        {},
+        {"frac_list": [0.5, 0.2, 0.3]},
+        {"frac_list": [0.3, 0.3, 0.4]},
+        {"frac_list": [0.5, 0.5, 0.0]},
+        {"shuffle": True, "random_state": 3},
+    ):
         ours, theirs = (m.split_dataset(range(17), **arguments) for m in (data, dgl.data.utils))
         assert [list(p.indices) for p in ours] == [list(p.indices) for p in theirs]
     with pytest.raises(ValueError, match=r"together 1 \(got 0.5000\)"):
         split_dataset(range(3), [0.5])
+
+
+@pytest.mark.parametrize("ratio", [(0.6, 0.2, 0.2), (0.5, 0.3, 0.1), (0.0, 1.0, 0.0)])
+def test_masks_of_random_splits_are_dgls(ratio: tuple[float, ...]) -> None:
+    masks = []
+    for module, make in ((data.utils, graphshard.dgl), (dgl.data.utils, dgl)):
+        graphs = [
+            make.heterograph({("a", "r", "b"): ([0], [0])}, {"a": 11, "b": count})
+            for count in (7, 1, 20)
+        ]
+        np.random.seed(3)
+        for ntype in ("a", "b"):
+            module.add_nodepred_split(graphs, ratio, ntype)
+        masks.append([dict(g.nodes[ntype].data) for g in graphs for ntype in ("a", "b")])
+        places = module.idx2mask([1, 4], 6)
+        assert places.shape == (6,)
+        assert module.generate_mask_tensor(places).tolist() == [0, 1, 0, 0, 1, 0]
+    for ours, theirs in zip(*masks, strict=True):
+        assert set(ours) == set(theirs) == {"train_mask", "val_mask", "test_mask"}
+        for name, mask in theirs.items():
+            assert ours[name].dtype == mask.dtype == torch.bool
+            assert torch.equal(ours[name], mask)
+    with pytest.raises(ValueError, match="ratio must have three numbers"):
+        data.utils.add_nodepred_split([], [0.5, 0.5])
 
 
 def test_reddit(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ No processes. The names of the files, and what is in them, are the real ones; th
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -437,18 +438,18 @@ def adapted(name: str, folder: Path, *args: Any, count: int = 1, **masks: Any) -
 
 
 def test_sets_of_nodes(tmp_path: Path) -> None:
-    ours, theirs = adapted("AsNodePredDataset", tmp_path, [0.6, 0.2, 0.2])
+    ours, theirs = adapted("AsNodePredDataset", tmp_path, [0.5, 0.3, 0.2])
     same(ours[0], theirs[0])
     for name in ("train_idx", "val_idx", "test_idx"):
         same(getattr(ours, name), getattr(theirs, name))
     assert ours.num_classes == theirs.num_classes == 3
     assert os.listdir(ours.save_path) == os.listdir(theirs.save_path)  # same names, same hash
     again = data.AsNodePredDataset(
-        Graphs(LIBRARIES[0][1]), [0.6, 0.2, 0.2], save_dir=tmp_path / "ours"
+        Graphs(LIBRARIES[0][1]), [0.5, 0.3, 0.2], save_dir=tmp_path / "ours"
     )
     same(again.train_idx, ours.train_idx)  # kept
     read = data.AsNodePredDataset(
-        Graphs(LIBRARIES[0][1]), [0.6, 0.2, 0.2], save_dir=tmp_path / "theirs"
+        Graphs(LIBRARIES[0][1]), [0.5, 0.3, 0.2], save_dir=tmp_path / "theirs"
     )
     same(read.train_idx, theirs.train_idx)  # what DGL kept
     with pytest.raises(ValueError, match="no train_mask, val_mask and test_mask"):
@@ -458,21 +459,35 @@ def test_sets_of_nodes(tmp_path: Path) -> None:
 
 
 def test_sets_of_edges(tmp_path: Path) -> None:
-    ours, theirs = adapted("AsLinkPredDataset", tmp_path, [0.5, 0.2, 0.3], 2)
+    ours, theirs = adapted("AsLinkPredDataset", tmp_path, [0.3, 0.4, 0.3], 2)
     for name in ("val_edges", "test_edges"):
         same(getattr(ours, name), getattr(theirs, name))
     same(ours.train_graph, theirs.train_graph)
     assert ours.feat_size == theirs.feat_size == 1
     again = data.AsLinkPredDataset(
-        Graphs(LIBRARIES[0][1]), [0.5, 0.2, 0.3], 2, save_dir=tmp_path / "ours"
+        Graphs(LIBRARIES[0][1]), [0.3, 0.4, 0.3], 2, save_dir=tmp_path / "ours"
     )
     same(again.test_edges, theirs.test_edges)
     with pytest.raises(ValueError, match="give split_ratio"):
         data.AsLinkPredDataset(Graphs(LIBRARIES[0][1]), save_dir=tmp_path)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_sets_of_edges_of_ogb(many: bool, tmp_path: Path) -> None:
+    pairs = torch.tensor([[0, 1], [1, 2], [5, 6]])
+    if many:  # as ogbl-citation2 has them: a source's wrong destinations in a row
+        part = {"source_node": pairs[:, 0], "target_node": pairs[:, 1]}
+        part["target_node_neg"] = torch.tensor([[4, 7], [8, 9], [0, 3]])
+    else:
+        part = {"edge": pairs, "edge_neg": torch.tensor([[3, 9], [4, 0]])}
+    split = dict.fromkeys(("train", "valid", "test"), part)
+    ours, theirs = adapted("AsLinkPredDataset", tmp_path, get_edge_split=lambda: split)
+    for name in ("val_edges", "test_edges"):
+        same(getattr(ours, name), getattr(theirs, name))
+
+
 def test_sets_of_graphs(tmp_path: Path) -> None:
-    ours, theirs = adapted("AsGraphPredDataset", tmp_path, [0.5, 0.25, 0.25], count=8)
+    ours, theirs = adapted("AsGraphPredDataset", tmp_path, [0.5, 0.375, 0.125], count=8)
     masks = {f"{n}_mask": torch.arange(8) % 3 == i for i, n in enumerate(("train", "val", "test"))}
     given = adapted("AsGraphPredDataset", tmp_path / "masks", count=8, **masks)
     for mine, its in ((ours, theirs), given):
@@ -480,7 +495,7 @@ def test_sets_of_graphs(tmp_path: Path) -> None:
             same(getattr(mine, name), getattr(its, name))
         assert (mine.num_tasks, mine.node_feat_size, mine.edge_feat_size) == (1, 1, None)
     again = data.AsGraphPredDataset(
-        Graphs(LIBRARIES[0][1], 8), [0.5, 0.25, 0.25], save_dir=tmp_path / "ours"
+        Graphs(LIBRARIES[0][1], 8), [0.5, 0.375, 0.125], save_dir=tmp_path / "ours"
     )
     same(again.train_idx, ours.train_idx)
     with pytest.raises(DGLError, match="give split_ratio"):
@@ -518,6 +533,21 @@ def test_archives(tmp_path: Path) -> None:
         archive.add(tmp_path / "a.txt", "x/a.txt")
     extract_archive(tmp_path / "good.tgz", tmp_path / "good")
     assert (tmp_path / "good" / "x" / "a.txt").exists()
+    with zipfile.ZipFile(tmp_path / "good.zip", "w") as packed:
+        packed.writestr("x/a.txt", "new")
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as single:
+        single.write(b"single")
+    for name, inside, text in (
+        ("good.zip", "x/a.txt", "new"),
+        ("good.tgz", "x/a.txt", "a"),
+        ("a.txt.gz", "a.txt", "single"),
+    ):
+        folder = tmp_path / "good"
+        (folder / inside).unlink(missing_ok=True)
+        extract_archive(tmp_path / name, folder)  # it is there, and stays as it is
+        assert not (folder / inside).exists()
+        extract_archive(tmp_path / name, folder, overwrite=True)
+        assert (folder / inside).read_text() == text
     with tarfile.open(tmp_path / "up.tar", "w") as archive:
         archive.add(tmp_path / "a.txt", "../a.txt")
     with tarfile.open(tmp_path / "link.tar", "w") as archive:

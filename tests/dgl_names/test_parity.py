@@ -2,7 +2,7 @@
 """A table of calls, each made in both libraries on odd graphs with int32 and int64 ids. No process.
 
 Equal are types, dtypes, shapes, values, the order of edges and the features; where DGL refuses a
-call, it is refused here too. What is known to differ stands in `BETTER`, with the reason.
+call, it is refused here too. What is known to differ stands in `KNOWN`, with the reason.
 """
 
 from __future__ import annotations
@@ -36,6 +36,22 @@ def changed(g: Any, *calls: Call) -> Any:
     return g
 
 
+def placed(found: Any) -> Any:
+    """A subgraph, and where the seeds are in it: in DGL by int64 whatever the idtype."""
+    g, places = found
+    by_type = places if isinstance(places, dict) else {"_N": places}
+    return g, {ntype: rows.long() for ntype, rows in by_type.items()}
+
+
+def unordered(g: Any) -> Any:
+    """The edges of each relation with their ids: DGL's order within a node is not fixed."""
+    found = {}
+    for etype in g.canonical_etypes:
+        columns = (*g.edges(etype=etype), g.edges[etype].data["_ID"])
+        found[etype] = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    return found
+
+
 def passed(g: Any, lib: Any, message: str, reduce: str, *fields: str) -> Any:
     """Results, and the gradients of what went in."""
     h, w = (
@@ -46,8 +62,9 @@ def passed(g: Any, lib: Any, message: str, reduce: str, *fields: str) -> Any:
         getattr(lib.function, message)(*fields, "m"), getattr(lib.function, reduce)("m", "o")
     )
     out = g.ndata["o"]
-    weights = rand(*out.shape, seed=5)
-    (out * weights + 0 * h.sum() + 0 * w.sum()).sum().backward()
+    if not g.num_edges():  # where DGL fails in the backward pass, or gives the first row a gradient
+        return out
+    (out * rand(*out.shape, seed=5) + 0 * h.sum() + 0 * w.sum()).sum().backward()
     return out, h.grad, w.grad
 
 
@@ -62,11 +79,11 @@ def summed_by_user(lib: Any, g: Any) -> Any:
 QUESTIONS: dict[str, Call] = {
     "counts": lambda lib, g: (g.num_nodes(), g.num_edges(), g.is_multigraph, g.is_homogeneous),
     "nodes": lambda lib, g: g.nodes(),
-    "edges": lambda lib, g: [
-        g.edges(form=form, order=order)
-        for form in ("uv", "eid", "all")
-        for order in ("eid", "srcdst")
-    ],
+    "edges": lambda lib, g: (
+        [g.edges(form=form) for form in ("uv", "eid", "all")],
+        g.edges(order="srcdst"),  # of parallel edges DGL does not say which is first
+        sorted(zip(*(c.tolist() for c in g.edges("all", order="srcdst")), strict=True)),
+    ),
     "degrees": lambda lib, g: (
         g.in_degrees(),
         g.out_degrees(),
@@ -142,7 +159,7 @@ TRANSFORMS: dict[str, Call] = {
     "compact_graphs keep": lambda lib, g: lib.compact_graphs(g, some(g)),
     "line_graph": lambda lib, g: lib.line_graph(g, shared=True),
     "line_graph forward": lambda lib, g: lib.line_graph(g, backtracking=False),
-    "khop_in_subgraph": lambda lib, g: lib.khop_in_subgraph(g, some(g), 2),
+    "khop_in_subgraph": lambda lib, g: placed(lib.khop_in_subgraph(g, some(g), 2)),
     "khop_out_subgraph": lambda lib, g: lib.khop_out_subgraph(g, some(g), 1, relabel_nodes=False),
     "reorder custom": lambda lib, g: lib.reorder_graph(
         g,
@@ -161,8 +178,12 @@ TRANSFORMS: dict[str, Call] = {
     "to_block all": lambda lib, g: [
         lib.to_block(g, g.nodes().flip(0), include_dst_in_src=include) for include in (False, True)
     ],
-    "sample all in-edges": lambda lib, g: lib.sampling.sample_neighbors(g, some(g), -1),
-    "sample all out-edges": lambda lib, g: lib.sampling.sample_neighbors(g, some(g), -1, "out"),
+    **{
+        f"sample all {side}-edges": lambda lib, g, side=side: unordered(
+            lib.sampling.sample_neighbors(g, some(g), -1, side)
+        )
+        for side in ("in", "out")
+    },
     "AddSelfLoop": lambda lib, g: lib.AddSelfLoop()(g),
     "AddSelfLoop twice": lambda lib, g: lib.AddSelfLoop(True, True, fill_data="mean")(g),
     "RemoveSelfLoop": lambda lib, g: lib.RemoveSelfLoop()(g),
@@ -194,6 +215,14 @@ CHANGES: dict[str, Call] = {
     "remove_edges": lambda lib, g: changed(
         g, lambda g, _: g.remove_edges(some_edges(g), store_ids=True)
     ),
+    "add bare nodes": lambda lib, g: changed(g, lambda g, _: g.add_nodes(2)),
+    "add an edge": lambda lib, g: changed(g, lambda g, _: g.add_edges(0, 1)),
+    "remove bare nodes": lambda lib, g: changed(g, lambda g, _: g.remove_nodes(some(g))),
+    "remove twice": lambda lib, g: changed(
+        g,
+        lambda g, _: g.remove_edges(some_edges(g).repeat(2)),
+        lambda g, _: g.remove_nodes(some(g).repeat(2)),
+    ),
     "remove nothing": lambda lib, g: changed(g, lambda g, _: g.remove_nodes([])),
     "set a row too many": lambda lib, g: g.ndata.update(x=torch.ones(g.num_nodes() + 1)),
     "set a row too few": lambda lib, g: g.edata.update(x=torch.ones(max(g.num_edges() - 1, 1))),
@@ -221,9 +250,10 @@ MESSAGES: dict[str, Call] = {
         for name in ("u_sub_v", "u_dot_v", "v_div_u")
     },
     **{
-        f"edge_softmax {by}": lambda lib, g, by=by: lib.nn.functional.edge_softmax(
-            g, g.edata["s"], norm_by=by
-        )
+        f"edge_softmax {by}": lambda lib, g, by=by: [
+            lib.nn.functional.edge_softmax(g, 30 * rand(g.num_edges(), *shape, seed=9), norm_by=by)
+            for shape in ((), (1,), (4, 1), (2, 3))
+        ]
         for by in ("src", "dst")
     },
     "gspmm": lambda lib, g: lib.ops.gspmm(g, "mul", "max", g.ndata["h"], g.edata["w"]),
@@ -275,7 +305,7 @@ VALUES: dict[str, Call] = {
         lib.unbatch(halves(lib, g)),
         lib.slice_batch(halves(lib, g), 2, store_ids=True),
     ),
-    "merge": lambda lib, g: lib.merge([g, g]),
+    "merge": lambda lib, g: (lib.merge([g]), lib.merge([g, g])),
     "khop_adj": lambda lib, g: lib.khop_adj(g, 3),
     "shortest_dist": lambda lib, g: lib.shortest_dist(g, return_paths=False),
     "shortest_dist root": lambda lib, g: lib.shortest_dist(g, 0, return_paths=True),
@@ -324,7 +354,9 @@ TYPED_CALLS: dict[str, Call] = {
         g, {e: some_edges(g, e) for e in g.canonical_etypes}
     ),
     "edge_subgraph of one": lambda lib, g: lib.edge_subgraph(g, {"knows": some_edges(g, "knows")}),
-    "khop_in_subgraph": lambda lib, g: lib.khop_in_subgraph(g, {"user": some(g, "user")}, 2),
+    "khop_in_subgraph": lambda lib, g: placed(
+        lib.khop_in_subgraph(g, {"user": some(g, "user")}, 2)
+    ),
     "node_type_subgraph": lambda lib, g: lib.node_type_subgraph(g, ["user"]),
     "edge_type_subgraph": lambda lib, g: lib.edge_type_subgraph(g, ["plays", "liked"]),
     "metapath": lambda lib, g: lib.metapath_reachable_graph(g, ["knows", "plays", "liked"]),
@@ -341,8 +373,8 @@ TYPED_CALLS: dict[str, Call] = {
     ),
     "to_block": lambda lib, g: lib.to_block(g),
     "to_block all": lambda lib, g: lib.to_block(g, {t: g.nodes(t) for t in g.ntypes}),
-    "sample all": lambda lib, g: lib.sampling.sample_neighbors(
-        g, {t: some(g, t) for t in g.ntypes}, -1
+    "sample all": lambda lib, g: unordered(
+        lib.sampling.sample_neighbors(g, {t: some(g, t) for t in g.ntypes}, -1)
     ),
     "slice": lambda lib, g: (g["knows"], g["user", :, "game"]),
     "batch": lambda lib, g: (
@@ -380,8 +412,32 @@ TYPED_CALLS: dict[str, Call] = {
     },
 }
 
-#: Table, call, graph: why DGL's answer is not ours. "*" is any.
-BETTER: dict[tuple[str, str], str] = {}
+#: Table and call: the graphs on which the two differ, and why.
+KNOWN: dict[tuple[str, str], tuple[str, str]] = {
+    ("questions", "a node too far"): ("all", "DGL reads beyond its arrays"),
+    ("changes", "remove_edges"): (
+        "empty, one node, no edges",
+        "DGL stores no ids where there is nothing to remove",
+    ),
+    ("typed", "remove_edges"): ("no edges, nothing", "as above"),
+    ("messages", "gspmm"): (
+        "one node, no edges, loops, parallel, isolated, star, path, random",
+        "rows without messages are zero here, as after update_all, and infinite in DGL",
+    ),
+    ("transforms", "ToLevi"): (
+        "one node, no edges, loops, parallel, isolated, random",
+        "DGL forgets nodes after the last that has an edge",
+    ),
+    ("typed", "to_homogeneous"): ("no edges, nothing", "DGL fails"),
+    ("typed", "readout"): ("empty type, nothing", "the mean of nothing is zero here, NaN in DGL"),
+    ("values", "mean_nodes"): ("empty", "as above"),
+    ("values", "mean_edges"): ("empty, one node, no edges", "as above"),
+    ("values", "merge"): ("empty, one node, no edges", "DGL drops features of no edges"),
+    **{
+        ("values", name): ("empty", "DGL ends the process at a node that is not there")
+        for name in ("bfs nodes", "bfs edges", "dfs edges", "dfs labels")
+    },
+}
 
 
 def outcome(call: Call, library: Any, g: Any) -> tuple[Any, Exception | None]:
@@ -421,5 +477,7 @@ TABLES = {
 )
 def test_calls_answer_as_dgls_on_odd_graphs(table: str, name: str) -> None:
     make, graphs = (typed, TYPED) if table == "typed" else (plain, PLAIN)
-    found = list(disagreements(TABLES[table][name], make, graphs))
+    where, _ = KNOWN.get((table, name), ("", ""))
+    compared = [] if where == "all" else [g for g in graphs if g not in where.split(", ")]
+    found = list(disagreements(TABLES[table][name], make, compared))
     assert not found, "\n".join(found)

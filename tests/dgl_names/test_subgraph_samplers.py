@@ -15,6 +15,7 @@ from graphshard.dgl import dataloading
 from graphshard.dgl.data import MiniGCDataset
 from graphshard.errors import DGLError
 from graphshard.graph import EID, NID, Graph, graph, heterograph, to_block
+from graphshard.partition import UndirectedGraph, metis_partition
 from graphshard.sampling import set_dst_lazy_features, set_src_lazy_features
 
 
@@ -117,6 +118,48 @@ def test_saint_draws_in_proportion_to_degrees() -> None:
     for mode, budget in (("node", 3), ("edge", 3), ("walk", (2, 2))):
         empty = dataloading.SAINTSampler(mode, budget).sample(graph(([], []), num_nodes=0))
         assert empty.num_nodes() == 0
+
+
+def test_saint_draws_edges_by_both_of_their_ends() -> None:
+    ends = torch.tensor([0, 1, 2, 3, 3, 3, 3]), torch.tensor([7, 7, 7, 4, 5, 6, 7])
+    in_degrees, out_degrees = (np.bincount(side.numpy(), minlength=8) for side in ends[::-1])
+    weights = 1 / in_degrees[ends[1]] + 1 / out_degrees[ends[0]]  # of DGL and of the paper
+    sampler, counts = dataloading.SAINTSampler("edge", 1), np.zeros(7)
+    pairs = [tuple(sorted(pair)) for pair in zip(*(side.tolist() for side in ends), strict=True)]
+    torch.manual_seed(0)
+    for _ in range(900):
+        nodes = sampler.sample(graph(ends)).ndata[NID]
+        counts[pairs.index(tuple(nodes.tolist()))] += 1
+    np.testing.assert_allclose(counts / 900, weights / weights.sum(), atol=0.06)
+
+
+def test_saint_walks_pass_node_0() -> None:
+    cycle = graph(([0, 1, 2], [1, 2, 0]))
+    subgraph = dataloading.SAINTSampler("walk", (1, 2)).sample(cycle)
+    assert subgraph.ndata[NID].tolist() == [0, 1, 2]
+    assert subgraph.num_edges() == 3
+
+
+def test_shadow_returns_seeds_as_they_were_given() -> None:
+    g = graph(([1, 2, 0, 3], [0, 0, 1, 0]))
+    sampler = dataloading.ShaDowKHopSampler([1])
+    assert sampler.sample(g, torch.tensor([1]))[1].tolist() == [1]
+    seeds = sampler.sample(g, {"_N": torch.tensor([1])})[1]
+    assert {ntype: ids.tolist() for ntype, ids in seeds.items()} == {"_N": [1]}
+
+
+@pytest.mark.parametrize(("mode", "method"), [("k-way", "kway"), ("recursive", "recursive")])
+def test_clusters_are_those_of_metis(mode: str, method: Any, tmp_path: Path) -> None:
+    g = cora()
+    undirected = UndirectedGraph.from_edges([g.edges()], g.num_nodes())
+    parts = metis_partition(undirected, 8, method=method)
+    sampler = dataloading.ClusterGCNSampler(g, 8, None, mode=mode)
+    members = [sampler.sample(g, [number]).ndata[NID] for number in range(8)]
+    assert [ids.tolist() for ids in members] == [
+        np.flatnonzero(parts == number).tolist() for number in range(8)
+    ]
+    whole = dataloading.ClusterGCNSampler(g, 1, None, mode=mode)
+    assert whole.sample(g, [0]).num_edges() == g.num_edges()
 
 
 def test_clusters_cover_the_graph_and_are_kept(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_what_cannot_be_walked_is_refused() -> None:
             lambda: sampling.random_walk(plain, [0], length=2, restart_prob=torch.zeros(3)),
         ),
         ("p and q", lambda: sampling.node2vec_random_walk(plain, [0], 0.0, 1.0, 2)),
+        ("p and q", lambda: sampling.node2vec_random_walk(plain, [0], 1.0, 0.0, 2)),
+        (
+            "a graph of one relation",
+            lambda: sampling.node2vec_random_walk(
+                heterograph({("a", "r", "a"): ([0], [0]), ("a", "s", "a"): ([0], [0])}),
+                [0],
+                1.0,
+                1.0,
+                2,
+            ),
+        ),
         ("a graph of one relation", lambda: sampling.node2vec_random_walk(g, [0], 1.0, 1.0, 2)),
         (
             "must end at the node type",
@@ -140,3 +151,14 @@ def test_neighbours_are_those_that_walks_visit_most() -> None:
     assert sum(counts[:2]) <= 800
     same = sampling.RandomWalkNeighborSampler(g, 2, 0.0, 400, 2, ["bought", "buys"], "n")
     assert "n" in same(torch.tensor([0])).edata
+
+
+def test_neighbours_of_certain_walks_are_dgls() -> None:
+    found = []
+    for module in (graphshard.dgl, dgl):
+        g = module.graph(([0, 1, 2], [1, 2, 0]))
+        sampler = module.sampling.RandomWalkNeighborSampler(g, 3, 0.0, 4, 3)
+        drawn = sampler(torch.tensor([2, 0]))
+        columns = (*drawn.edges(), drawn.edata["weights"])
+        found.append(sorted(zip(*(column.tolist() for column in columns), strict=True)))
+    assert found[0] == found[1]

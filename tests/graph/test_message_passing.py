@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from graph_oracle import (
-    PLAIN_GRAPHS,
     assert_same_data,
     assert_same_features,
     dgl_fn,
@@ -55,17 +54,6 @@ def test_builtin_pairs_equal_dgl_with_gradients(name: str, reduce: str) -> None:
             assert expected is None or not expected.any()
         else:
             torch.testing.assert_close(mine, expected)
-
-
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-@pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("graph_name", sorted(PLAIN_GRAPHS))
-def test_odd_graphs(graph_name: str, reduce: str, idtype: torch.dtype) -> None:
-    ours, theirs = plain_pair(graph_name, idtype)
-    for name in ("copy_u", "u_mul_e", "u_add_v", "copy_e"):
-        for g, module in ((ours, fn), (theirs, dgl_fn)):
-            g.update_all(message(module, name), getattr(module, reduce)("m", name))
-    assert_same_features(ours, theirs)
 
 
 def test_broadcasting_of_edge_weights() -> None:

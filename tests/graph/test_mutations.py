@@ -20,23 +20,6 @@ functions = importlib.import_module("graphshard.graph")
 
 Change = Callable[[Any], Any]
 
-PLAIN: dict[str, Change] = {
-    "nodes": lambda g: g.add_nodes(2),
-    "nodes with features": lambda g: g.add_nodes(2, {"h": rand(2, 3), "new": rand(2)}),
-    "no nodes": lambda g: g.add_nodes(0),
-    "one edge": lambda g: g.add_edges(0, 1),
-    "a star": lambda g: g.add_edges(0, [1, 2, 0]),
-    "edges to new nodes": lambda g: g.add_edges([0, 8], [9, 0], {"w": rand(2, 3)}),
-    "no edges": lambda g: g.add_edges([], []),
-    "take nodes": lambda g: g.remove_nodes([0]),
-    "take nodes, store ids": lambda g: g.remove_nodes([0], store_ids=True),
-    "take no nodes": lambda g: g.remove_nodes([]),
-}
-WITH_EDGES: dict[str, Change] = {
-    "take edges": lambda g: g.remove_edges([3, 0, 3]),
-    "take edges, store ids": lambda g: g.remove_edges([3, 0], store_ids=True),
-    "take nodes with edges": lambda g: g.remove_nodes([2, 4, 2]),
-}
 TYPED: dict[str, Change] = {
     "nodes": lambda g: g.add_nodes(3, {"h": rand(3, 2)}, ntype="game"),
     "edges": lambda g: g.add_edges([6, 0], [1, 5], {"w": rand(2, 2)}, etype="plays"),
@@ -52,18 +35,6 @@ def both(change: Change, ours: Any, theirs: Any) -> None:
     assert change(ours) is None
     change(theirs)
     assert_same_graph(ours, theirs)
-
-
-@pytest.mark.parametrize("name", ["mixed", "no_edges"])
-@pytest.mark.parametrize("change", PLAIN)
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-def test_plain_graphs_change_as_dgls(name: str, change: str, idtype: torch.dtype) -> None:
-    both(PLAIN[change], *plain_pair(name, idtype))
-
-
-@pytest.mark.parametrize("change", WITH_EDGES)
-def test_edges_are_taken_away_as_dgls(change: str) -> None:
-    both(WITH_EDGES[change], *plain_pair())
 
 
 @pytest.mark.parametrize("change", TYPED)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,58 +110,6 @@ def same(ours: Graph, theirs: Any) -> None:
         same_fields(ours.edges[etype].data, theirs.edges[etype].data, str(etype))
 
 
-Transform = Callable[..., Any]
-WHOLE: dict[str, tuple[Transform, Transform]] = {
-    "add_self_loop": (add_self_loop, dgl.add_self_loop),
-    "add_self_loop_value": (
-        lambda g: add_self_loop(g, fill_data=-2),
-        lambda g: dgl.add_self_loop(g, fill_data=-2),
-    ),
-    "add_self_loop_named": (
-        lambda g: add_self_loop(g, ["w"]),
-        lambda g: dgl.add_self_loop(g, ["w"]),
-    ),
-    "remove_self_loop": (remove_self_loop, dgl.remove_self_loop),
-    "to_bidirected": (to_bidirected, dgl.to_bidirected),
-    "to_bidirected_ndata": (
-        lambda g: to_bidirected(g, copy_ndata=True),
-        lambda g: dgl.to_bidirected(g, copy_ndata=True),
-    ),
-    "add_reverse_edges": (add_reverse_edges, dgl.add_reverse_edges),
-    "add_reverse_edges_edata": (
-        lambda g: add_reverse_edges(g, copy_ndata=False, copy_edata=True),
-        lambda g: dgl.add_reverse_edges(g, copy_ndata=False, copy_edata=True),
-    ),
-    "add_reverse_edges_loops": (
-        lambda g: add_reverse_edges(g, exclude_self=False),
-        lambda g: dgl.add_reverse_edges(g, exclude_self=False),
-    ),
-    "reverse": (reverse, dgl.reverse),
-    "reverse_edata": (
-        lambda g: reverse(g, copy_ndata=False, copy_edata=True),
-        lambda g: dgl.reverse(g, copy_ndata=False, copy_edata=True),
-    ),
-}
-
-
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", EDGES)
-@pytest.mark.parametrize("case", WHOLE)
-def test_whole_graph_transforms(case: str, name: str, idtype: torch.dtype) -> None:
-    ours, theirs = plain(name, idtype)
-    mine, oracle = WHOLE[case]
-    same(mine(ours), oracle(theirs))
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("name", ["no_edges", "loops", "parallel", "random"])
-def test_self_loops_filled_by_aggregation(name: str, reduce: str) -> None:
-    ours, theirs = plain(name)
-    mine, oracle = add_self_loop(ours, ["w"], reduce), dgl.add_self_loop(theirs, ["w"], reduce)
-    torch.testing.assert_close(mine.edata["w"], oracle.edata["w"])
-    assert torch.equal(mine.edata["z"], oracle.edata["z"])
-
-
 def test_whole_graph_transforms_on_relations() -> None:
     ours, theirs = typed()
     etype = ("user", "follows", "user")
@@ -201,21 +148,10 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", CHOSEN)
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-def test_subgraphs(kind: str, options: dict[str, bool], idtype: torch.dtype) -> None:
-    for name, ids in [("parallel", [3, 0, 2]), ("random", [7, 1, 13, 2]), ("no_edges", [])]:
-        ours, theirs = plain(name, idtype)
-        chosen = torch.tensor(ids, dtype=idtype)
-        same(CHOSEN[kind](ours, chosen, **options), ORACLE[kind](theirs, chosen, **options))
-
-
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", ["in", "out", "node"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_typed_subgraphs_by_nodes(kind: str, options: dict[str, bool], seed: int) -> None:
+def test_typed_subgraphs_by_nodes(kind: str, options: dict[str, bool]) -> None:
     for both_ways in (True, False):
-        ours, theirs = typed(seed, both_ways, alone=0)  # DGL crashes on a type without edges
+        ours, theirs = typed(both_ways=both_ways, alone=0)  # DGL crashes on a type without edges
         for chosen in ({"user": [4, 1]}, {"user": [2, 5, 0], "game": [3, 1]}, {"game": [0]}):
             same(CHOSEN[kind](ours, chosen, **options), ORACLE[kind](theirs, chosen, **options))
 

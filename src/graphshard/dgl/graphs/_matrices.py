@@ -54,8 +54,9 @@ def adj_external(
     """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
 
     Args:
-        scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
-            their own, in each row by edge id; None for a torch COO tensor.
+        scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix of the graph's idtype, which has
+            parallel edges as entries of their own, in each row by edge id; None for a torch COO
+            tensor.
     """
     if scipy_fmt is None:
         matrix = adj(g, etype).to(ctx)
@@ -64,11 +65,12 @@ def adj_external(
         raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
     if scipy_fmt == "coo":
         matrix = to_scipy(g, None, etype)
+        matrix.data = torch.ones(len(matrix.data), dtype=g.idtype).numpy()
         return matrix.transpose() if transpose else matrix
     relation = g.adjacency(etype)
     sparse = require("scipy.sparse", "scipy", "adj_external")
     indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
-    ones = torch.ones(relation.num_edges).numpy()
+    ones = torch.ones(relation.num_edges, dtype=g.idtype).numpy()
     shape = (relation.num_src, relation.num_dst)
     arrays = (ones, indices.cpu().numpy(), indptr.cpu().numpy())
     return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)

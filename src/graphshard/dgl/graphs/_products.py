@@ -91,7 +91,7 @@ def metapath_reachable_graph(g: Graph, metapath: Sequence[Any]) -> Graph:
         raise GraphValueError(
             f"each relation of a metapath must begin where the one before ends (got {etypes})"
         )
-    reached = adj_external(g, scipy_fmt="csr", etype=etypes[0])
+    reached = adj_external(g, scipy_fmt="csr", etype=etypes[0]).astype(np.float32)
     for etype in etypes[1:]:
         reached = reached @ adj_external(g, scipy_fmt="csr", etype=etype)
     pairs = (reached != 0).tocsr().nonzero()
