@@ -680,7 +680,7 @@ def _restore(
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows that are read while they are written to a file. A `partition.checked_files.RowSource`."""
+    """Rows that are read while they are written to a file: a `RowSource`."""
 
     dtype: torch.dtype
     row_shape: tuple[int, ...]
