@@ -328,6 +328,8 @@ def _kept(
 
 def _judged(program: str, theirs: Outcome, ours: Outcome) -> tuple[str, str]:
     """The verdict on a program, and what is to be said of it."""
+    if not ours.runs and not theirs.runs and ours.status is theirs.status is None:
+        return "out of time", "neither came to a number"
     if not ours.runs and not theirs.runs:
         return "neither runs", f"DGL: {theirs.reason}; here: {ours.reason}"
     if not ours.runs:
@@ -335,7 +337,9 @@ def _judged(program: str, theirs: Outcome, ours: Outcome) -> tuple[str, str]:
     if not theirs.runs:
         return "here alone", theirs.reason
     agreement = compared(theirs, ours)
-    verdict = "equal" if agreement.startswith(("equal", "no numbers")) else "differs"
+    verdict = "equal" if agreement.startswith("equal") else "differs"
+    if agreement == "no numbers":
+        verdict = "both run"
     if agreement.startswith("differs") and gap_of(agreement) <= ROUNDING:
         verdict = "equal to rounding"
     if verdict == "differs" and program in BECAUSE:
