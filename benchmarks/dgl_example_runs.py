@@ -119,7 +119,10 @@ LACKING = {
 }
 
 #: Why numbers differ; what a program draws with the library's own generator cannot be the same.
-BECAUSE: dict[str, str] = {}
+BECAUSE = {
+    "gat/train.py": "attention dropout",
+    "gatv2/train.py": "attention dropout",
+}
 
 #: Differences up to this come from sums in another order, which training lets grow.
 ROUNDING = 1e-4
@@ -325,6 +328,8 @@ def _kept(
 
 def _judged(program: str, theirs: Outcome, ours: Outcome) -> tuple[str, str]:
     """The verdict on a program, and what is to be said of it."""
+    if not ours.runs and not theirs.runs and ours.status is theirs.status is None:
+        return "out of time", "neither came to a number"
     if not ours.runs and not theirs.runs:
         return "neither runs", f"DGL: {theirs.reason}; here: {ours.reason}"
     if not ours.runs:
@@ -332,10 +337,14 @@ def _judged(program: str, theirs: Outcome, ours: Outcome) -> tuple[str, str]:
     if not theirs.runs:
         return "here alone", theirs.reason
     agreement = compared(theirs, ours)
-    verdict = "equal" if agreement.startswith(("equal", "no numbers")) else "differs"
+    verdict = "equal" if agreement.startswith("equal") else "differs"
+    if agreement == "no numbers":
+        verdict = "both run"
     if agreement.startswith("differs") and gap_of(agreement) <= ROUNDING:
         verdict = "equal to rounding"
-    return verdict, f"{agreement}; {BECAUSE[program]}" if program in BECAUSE else agreement
+    if verdict == "differs" and program in BECAUSE:
+        agreement = f"{agreement}; {BECAUSE[program]}"
+    return verdict, agreement
 
 
 def _report(options: argparse.Namespace, rows: list[tuple[str, str, str, str]]) -> None:
