@@ -180,9 +180,9 @@ def look_around(own, size, address, kind, port):
     shutdown_comms()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if kind == "apart" else None)
     deadline = time.monotonic() + 10
-    while listening() != before and time.monotonic() < deadline:
+    while not listening() <= before and time.monotonic() < deadline:
         time.sleep(0.01)  # threads of gloo close what they listen at, and end
-    assert listening() == before
+    assert not listening() - before  # a group of the test before may have ended meanwhile
     return sorted({address for address, _ in found})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms and traversals beside DGL's, where `test_parity` says too little.
+"""Transforms and traversals beside DGL's, where `test_odd_graphs` says too little.
 
 No process. Where DGL leaves the order of edges open, graphs are compared as sets of edges.
 """

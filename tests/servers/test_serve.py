@@ -116,14 +116,18 @@ def check_log(server: subprocess.Popen[str], address: str) -> None:
         stream.receive()
     stream.close()
     assert server.stderr is not None
-    for text in (
-        r"WARNING refused 127.0.0.1:\d+: it does not know the token",
-        "INFO trainer 7 has come",
-        r"WARNING refused no such from 127.0.0.1:\d+: unknown request 'no such'",
-        "WARNING trainer 7 is gone: its connection ended without a word",
+    lines = [server.stderr.readline().rstrip("\n") for _ in range(4)]
+    for texts in (  # each connection has a thread, whose lines come in order
+        [r"WARNING refused 127.0.0.1:\d+: it does not know the token"],
+        [
+            "INFO trainer 7 has come",
+            r"WARNING refused no such from 127.0.0.1:\d+: unknown request 'no such'",
+            "WARNING trainer 7 is gone: its connection ended without a word",
+        ],
     ):
-        line = server.stderr.readline()
-        assert re.fullmatch(TIME + text, line.rstrip("\n")), line
+        said = [line for line in lines if any(re.fullmatch(TIME + text, line) for text in texts)]
+        assert len(said) == len(texts), lines
+        assert all(map(re.fullmatch, (TIME + text for text in texts), said)), lines
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm on this system")

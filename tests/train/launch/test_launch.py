@@ -216,10 +216,12 @@ def test_the_command_of_a_trainer_is_a_line_for_a_shell() -> None:
 
 LISTENING = """
 import os, sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+import graphshard
 import graphshard.dgl as dgl
 
 dgl.distributed.initialize()
@@ -229,14 +231,15 @@ rows = dgl.distributed.DistEmbedding(g.num_nodes(), 2, "rows")
 optimizer = dgl.distributed.optim.SparseAdam([rows], lr=0.1)
 rows(torch.arange(3)).sum().backward()
 optimizer.step()  # trainers have connections to each other now
-torch.distributed.barrier()
+for _ in range(3):  # by now rank 0 has started the monitor
+    graphshard.comm.barrier()
 sockets = set()
 for folder in Path("/proc").glob("[0-9]*"):
-    try:
+    with suppress(OSError):  # it has ended
         if os.environ["GRAPHSHARD_JOB_ID"] in (folder / "environ").read_text(errors="replace"):
-            sockets |= {os.readlink(each) for each in (folder / "fd").iterdir()}
-    except OSError:
-        continue
+            for descriptor in (folder / "fd").iterdir():
+                with suppress(OSError):  # it was closed meanwhile
+                    sockets.add(os.readlink(descriptor))
 for table in ("tcp", "tcp6"):
     for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
         words = line.split()

@@ -7,4 +7,4 @@ from typing import TypeAlias
 import torch
 
 Device: TypeAlias = torch.device | str
-NodeIds: TypeAlias = int | Sequence[int] | torch.Tensor
+SourceNodes: TypeAlias = int | Sequence[int] | torch.Tensor

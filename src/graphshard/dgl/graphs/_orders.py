@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph.local_graph import LocalGraph
 from ...graph.structure import id_tensor
-from . import NodeIds
+from . import SourceNodes
 
 __all__ = [
     "bfs_edges_generator",
@@ -30,21 +30,21 @@ FORWARD, REVERSE, NONTREE = 0, 1, 2
 
 
 def bfs_nodes_generator(
-    graph: LocalGraph, source: NodeIds, reverse: bool = False
+    graph: LocalGraph, source: SourceNodes, reverse: bool = False
 ) -> tuple[Tensor, ...]:
     """Nodes by their distance from some nodes."""
     return tuple(nodes for nodes, _ in _breadth_first(graph, source, reverse))
 
 
 def bfs_edges_generator(
-    graph: LocalGraph, source: NodeIds, reverse: bool = False
+    graph: LocalGraph, source: SourceNodes, reverse: bool = False
 ) -> tuple[Tensor, ...]:
     """The edges by which a breadth-first search reaches nodes; see `bfs_nodes_generator`."""
     return tuple(edges for _, edges in _breadth_first(graph, source, reverse))[1:]
 
 
 def _breadth_first(
-    g: LocalGraph, source: NodeIds, reverse: bool
+    g: LocalGraph, source: SourceNodes, reverse: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     neighbours, ids = _steps_of(g, reverse), _ids
     start = list(dict.fromkeys(_checked(g, source)))
@@ -90,7 +90,7 @@ def topological_nodes_generator(graph: LocalGraph, reverse: bool = False) -> tup
 
 
 def dfs_edges_generator(
-    graph: LocalGraph, source: NodeIds, reverse: bool = False
+    graph: LocalGraph, source: SourceNodes, reverse: bool = False
 ) -> tuple[Tensor, ...]:
     """The edges of a depth-first search in the order of their steps.
 
@@ -103,7 +103,7 @@ def dfs_edges_generator(
 
 def dfs_labeled_edges_generator(
     graph: LocalGraph,
-    source: NodeIds,
+    source: SourceNodes,
     reverse: bool = False,
     has_reverse_edge: bool = False,
     has_nontree_edge: bool = False,
@@ -125,7 +125,7 @@ def dfs_labeled_edges_generator(
 
 
 def _depth_first(
-    g: LocalGraph, source: NodeIds, reverse: bool, back: bool, others: bool
+    g: LocalGraph, source: SourceNodes, reverse: bool, back: bool, others: bool
 ) -> list[tuple[Tensor, Tensor]]:
     neighbours = _steps_of(g, reverse)
     searches = [_search(neighbours, node, back, others) for node in _checked(g, source)]
@@ -172,7 +172,7 @@ def _steps_of(g: LocalGraph, reverse: bool) -> list[list[tuple[int, int]]]:
     return [pairs[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
 
 
-def _checked(g: LocalGraph, source: NodeIds) -> list[int]:
+def _checked(g: LocalGraph, source: SourceNodes) -> list[int]:
     ids: list[int] = id_tensor(source, "source", g.idtype, g.device).tolist()
     for node in ids:
         if not 0 <= node < g.num_nodes():

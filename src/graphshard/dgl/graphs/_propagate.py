@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._base.typing import EType
 from ...graph.local_graph import LocalGraph
-from . import NodeIds
+from . import SourceNodes
 from ._orders import bfs_nodes_generator, dfs_labeled_edges_generator, topological_nodes_generator
 
 __all__ = ["prop_edges", "prop_edges_dfs", "prop_nodes", "prop_nodes_bfs", "prop_nodes_topo"]
@@ -42,7 +42,7 @@ def prop_edges(
 
 def prop_nodes_bfs(
     graph: LocalGraph,
-    source: NodeIds,
+    source: SourceNodes,
     message_func: Any,
     reduce_func: Any,
     reverse: bool = False,
@@ -67,7 +67,7 @@ def prop_nodes_topo(
 
 def prop_edges_dfs(
     graph: LocalGraph,
-    source: NodeIds,
+    source: SourceNodes,
     message_func: Any,
     reduce_func: Any,
     reverse: bool = False,
