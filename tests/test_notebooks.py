@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks run from top to bottom, and their text states the numbers that they compute.
 
-Two are run always, all with ``--all``, which CI asks for. What is committed has its outputs; the
+One is run always, all with ``--all``, which CI asks for. What is committed has its outputs; the
 script that is made of one differs from it as its page says, and runs. Up to 4 gloo ranks, started
 by the notebooks.
 """

@@ -122,11 +122,19 @@ def test_a_program_runs_as_with_the_interpreter_alone(command: str, folder: Path
     assert not (folder / "__pycache__").exists() or "-m" in command
 
 
-def test_the_command_says_how_it_is_used(folder: Path) -> None:
-    for arguments, code in ([], 2), (["--help"], 0):
-        done = run(["-m", "graphshard.sar", *arguments], folder)
-        assert done.returncode == code
-        assert "usage: python -m graphshard.sar (SCRIPT | -m MODULE)" in done.stdout + done.stderr
+def test_the_command_says_how_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = "usage: python -m graphshard.sar (SCRIPT | -m MODULE)"
+    monkeypatch.setattr(sys, "argv", ["graphshard.sar", "--help"])
+    unedited.main("graphshard.sar")
+    assert usage in capsys.readouterr().out
+    for arguments in ([], ["-m"], ["--no-such-option"]):
+        monkeypatch.setattr(sys, "argv", ["graphshard.sar", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            unedited.main("graphshard.sar")
+        assert ended.value.code == 2
+        assert usage in capsys.readouterr().err
 
 
 NAMES = """
