@@ -9,6 +9,8 @@ import re
 import torch
 import torch.distributed as dist
 
+from .typing import Device
+
 _NAME = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -56,7 +58,7 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device("cuda", index)
 
 
-def device_of(device: torch.device | str) -> torch.device:
+def device_of(device: Device | None) -> torch.device:
     """A device with its number: "cuda" is the current one.
 
     Raises:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
+import numpy as np
 import torch
 
 CanonicalEType: TypeAlias = tuple[str, str, str]
@@ -19,6 +20,17 @@ Target: TypeAlias = Literal["u", "v", "e"]
 """Which end of an edge an operand lives on: source, destination, or the edge itself."""
 
 NormBy: TypeAlias = Literal["dst", "src"]
+
+Ids: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[int] | int
+NodeIds: TypeAlias = Ids | Mapping[str, Ids]
+"""Ids, or on a graph of several types from type to ids."""
+EdgeIds: TypeAlias = Ids | Mapping[str, Ids] | Mapping[CanonicalEType, Ids] | Mapping[EType, Ids]
+"""Ids, or on a graph of several relations from relation to ids."""
+
+EdgesOrPairs: TypeAlias = Ids | tuple[Ids, Ids]
+"""Edge ids, or a pair (source ids, destination ids)."""
+
+Device: TypeAlias = torch.device | str | int
 
 TensorDict: TypeAlias = dict[str, torch.Tensor]
 TensorMapping: TypeAlias = Mapping[str, torch.Tensor]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import dlpack
 
-from .graphs import Device
+from .._base.typing import Device
 
 backend_name = "pytorch"
 

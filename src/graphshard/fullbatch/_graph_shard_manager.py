@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EType, Ids
 from ..comm import all_reduce
 from ..errors import GraphTypeError, GraphValueError
 from ..function import MessageFunction
@@ -25,13 +25,15 @@ from ..graph import ALL, EID, NID, Frame, Graph, MessagePassingGraph
 from ..graph.frame import NodeSpaceView
 from ..graph.message_passing import (
     AggregationStep,
+    EdgeFunction,
+    NodeFunction,
     RelationData,
     checked_functions,
     edge_values,
     reduce_messages,
     run_together,
 )
-from ..graph.structure import Schema, check_ids, id_tensor
+from ..graph.structure import All, Schema, check_ids, id_tensor
 from ..ops import Attention, attend, gspmm
 from ..ops.attention import check_attention
 from ..partition import RangePartitionBook
@@ -613,19 +615,19 @@ class GraphShardManager(MessagePassingGraph):
     def _etypes_of(self, etype: EType | None) -> list[CanonicalEType]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         """Whether some destination, on any rank, has no in-edge."""
         return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         """Whether there is an edge on any rank."""
         return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
         return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
@@ -683,8 +685,8 @@ class GraphShardManager(MessagePassingGraph):
             self._edge_frames[relation],
         )
 
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        return self._results([(self._fields(relation), message_func, reduce_func)])[0]
+    def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
+        return self._results([(self._fields(relation), message, reduce)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         return self._results([(self._fields(r), m, f) for r, m, f in calls])

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .._base.typing import EType, Ids
 from ..graph import ALL, Frame
 from ..graph.local_graph import LocalGraph
-from ..graph.structure import Schema, is_all
+from ..graph.structure import All, Schema, is_all
 from ..ops import Attention
 from .topology import OriginalIds, ShardStructure
 
@@ -29,7 +30,7 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-def picked(degrees: Tensor, ids: Any) -> Tensor | int:
+def picked(degrees: Tensor, ids: Ids | All) -> Tensor | int:
     """The degrees of some rows: all, one as an int, or those of several ids."""
     if is_all(ids):
         return degrees
@@ -86,21 +87,21 @@ class LocalizedShards(LocalGraph):
         )
         return view
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         """Whether some destination, on any rank, has no in-edge."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return any(self._structure.any_zero_in_degree(t) for t in etypes)
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         """Whether there is an edge on any rank."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return any(self._structure.global_num_edges(t) for t in etypes)
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
         return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
         degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
         return picked(degrees, u)

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from .._base.device import device_of
-from .._base.typing import CanonicalEType, EType, NormBy
+from .._base.typing import (
+    CanonicalEType,
+    Device,
+    EdgeIds,
+    EdgesOrPairs,
+    EType,
+    Ids,
+    NodeIds,
+    NormBy,
+)
 from ..errors import GraphTypeError, GraphValueError
 from ..function import ReduceFunction
 from ..ops import Adjacency, Attention, attend, edge_softmax
@@ -25,7 +34,9 @@ from . import transforms
 from .frame import Frame, LazyRows, OverlayView
 from .message_passing import (
     ApplyFunction,
+    EdgeFunction,
     MessagePassingGraph,
+    NodeFunction,
     RelationData,
     checked_functions,
     edge_values,
@@ -40,6 +51,7 @@ from .structure import (
     ETYPE,
     NID,
     NTYPE,
+    All,
     Schema,
     check_ids,
     id_tensor,
@@ -209,8 +221,8 @@ class LocalGraph(MessagePassingGraph):
             (src, dst, eids),
         )
 
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        return reduce_messages(self._relation_data(relation), message_func, reduce_func)
+    def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
+        return reduce_messages(self._relation_data(relation), message, reduce)
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         return edge_values(self._relation_data(relation), func)
@@ -239,8 +251,8 @@ class LocalGraph(MessagePassingGraph):
         self,
         caller: str,
         chosen: Any,
-        message_func: Any,
-        reduce_func: Any,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None,
         etype: EType | None,
     ) -> None:
@@ -272,14 +284,14 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ single nodes and edges
 
-    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
+    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].in_degrees()
         if is_all(v):
             return degrees
         return _like(degrees[self._node_ids(v, "dst", self._schema.dst_of[relation]).long()], v)
 
-    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].out_degrees()
         if is_all(u):
@@ -299,13 +311,13 @@ class LocalGraph(MessagePassingGraph):
             src, dst = src.index_select(0, eids), dst.index_select(0, eids)
         return _in_form(form, src, dst, eids)
 
-    def in_edges(self, v: Any, form: str = "uv", etype: EType | None = None) -> Any:
+    def in_edges(self, v: Ids, form: str = "uv", etype: EType | None = None) -> Any:
         """In-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(v, "dst", self._schema.dst_of[relation])
         return self._edges_in_form(relation, self._in_edge_ids(relation, nodes), form)
 
-    def out_edges(self, u: Any, form: str = "uv", etype: EType | None = None) -> Any:
+    def out_edges(self, u: Ids, form: str = "uv", etype: EType | None = None) -> Any:
         """Out-edges of some nodes, node by node in the order given, each by ascending edge id."""
         relation = self._schema.relation(etype)
         nodes = self._node_ids(u, "src", self._schema.src_of[relation])
@@ -322,7 +334,7 @@ class LocalGraph(MessagePassingGraph):
         destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
         return destinations
 
-    def find_edges(self, eid: Any, etype: EType | None = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, eid: Ids, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """(sources, destinations) of edges given by id.
 
         Raises:
@@ -333,7 +345,7 @@ class LocalGraph(MessagePassingGraph):
         src, dst = self.relations[relation].coo()
         return src.index_select(0, eids), dst.index_select(0, eids)
 
-    def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
+    def has_nodes(self, vid: Ids, ntype: str | None = None) -> Any:
         """Whether nodes with these ids exist; a bool for a number, else a bool tensor.
 
         Raises:
@@ -346,7 +358,7 @@ class LocalGraph(MessagePassingGraph):
             raise GraphValueError(f"node ids must not be negative (got {int(ids.min())})")
         return _like(ids < num_nodes, vid)
 
-    def has_edges_between(self, u: Any, v: Any, etype: EType | None = None) -> Any:
+    def has_edges_between(self, u: Ids, v: Ids, etype: EType | None = None) -> Any:
         """Whether there is an edge from each ``u`` to its ``v``; one of the two may be one node.
 
         Returns:
@@ -356,7 +368,7 @@ class LocalGraph(MessagePassingGraph):
         _, counts = self._match(relation, src, dst)
         return _like(counts > 0, u, v)
 
-    def edge_ids(self, u: Any, v: Any, return_uv: bool = False, etype: EType | None = None) -> Any:
+    def edge_ids(self, u: Ids, v: Ids, return_uv: bool = False, etype: EType | None = None) -> Any:
         """Ids of the edges from each ``u`` to its ``v``; one of the two may be one node.
 
         Args:
@@ -422,7 +434,7 @@ class LocalGraph(MessagePassingGraph):
         check_ids(checked, frame.num_rows, "a node id", frame.what)
         return checked
 
-    def _checked_eids(self, eid: Any, relation: int) -> Tensor:
+    def _checked_eids(self, eid: Ids, relation: int) -> Tensor:
         frame = self._frames("edge")[relation]
         checked = id_tensor(eid, "edge ids", self.idtype, self.device)
         check_ids(checked, frame.num_rows, "an edge id", frame.what)
@@ -442,7 +454,7 @@ class LocalGraph(MessagePassingGraph):
         src, dst = self.relations[relation].coo()
         return _in_form(form, src.index_select(0, eids), dst.index_select(0, eids), eids)
 
-    def _endpoints(self, u: Any, v: Any, etype: EType | None) -> tuple[int, Tensor, Tensor]:
+    def _endpoints(self, u: Ids, v: Ids, etype: EType | None) -> tuple[int, Tensor, Tensor]:
         relation = self._schema.relation(etype)
         src = self._node_ids(u, "src", self._schema.src_of[relation])
         dst = self._node_ids(v, "dst", self._schema.dst_of[relation])
@@ -466,7 +478,7 @@ class LocalGraph(MessagePassingGraph):
         return first, torch.searchsorted(keys, pair_keys, right=True) - first
 
     def filter_nodes(
-        self, predicate: Callable[..., Tensor], nodes: Any = ALL, ntype: str | None = None
+        self, predicate: Callable[..., Tensor], nodes: Ids | All = ALL, ntype: str | None = None
     ) -> Tensor:
         """Ids of the nodes for which a function is true.
 
@@ -486,7 +498,10 @@ class LocalGraph(MessagePassingGraph):
         return ids[mask.index_select(0, ids)]
 
     def filter_edges(
-        self, predicate: Callable[..., Tensor], edges: Any = ALL, etype: EType | None = None
+        self,
+        predicate: Callable[..., Tensor],
+        edges: EdgesOrPairs | All = ALL,
+        etype: EType | None = None,
     ) -> Tensor:
         """Ids of the edges for which a function is true; the counterpart of `filter_nodes`.
 
@@ -592,8 +607,8 @@ class LocalGraph(MessagePassingGraph):
 
     def add_edges(
         self: Any,
-        u: Any,
-        v: Any,
+        u: Ids,
+        v: Ids,
         data: Mapping[str, Tensor] | None = None,
         etype: EType | None = None,
     ) -> None:
@@ -601,13 +616,13 @@ class LocalGraph(MessagePassingGraph):
         self._become(transforms.add_edges(self, u, v, data, etype))
 
     def remove_nodes(
-        self: Any, nids: Any, ntype: str | None = None, store_ids: bool = False
+        self: Any, nids: NodeIds, ntype: str | None = None, store_ids: bool = False
     ) -> None:
         """Take nodes out of this graph; see `remove_nodes`."""
         self._become(transforms.remove_nodes(self, nids, ntype, store_ids))
 
     def remove_edges(
-        self: Any, eids: Any, etype: EType | None = None, store_ids: bool = False
+        self: Any, eids: EdgeIds, etype: EType | None = None, store_ids: bool = False
     ) -> None:
         """Take edges out of this graph; see `remove_edges`."""
         self._become(transforms.remove_edges(self, eids, etype, store_ids))
@@ -621,7 +636,7 @@ class LocalGraph(MessagePassingGraph):
         new.device, new.idtype = relations[0].device, relations[0].idtype
         return new
 
-    def to(self: LocalT, device: Any, non_blocking: bool = False) -> LocalT:
+    def to(self: LocalT, device: Device | None, non_blocking: bool = False) -> LocalT:
         """The same graph with edges and features on ``device``; itself if it is there already.
 
         Args:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .._base.files import check_text
-from .._base.typing import INDEX_DTYPES, CanonicalEType
+from .._base.typing import INDEX_DTYPES, CanonicalEType, Device, EType, Ids
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 
@@ -40,7 +40,7 @@ _FULL = slice(None, None, None)
 Key = TypeVar("Key")
 
 
-class _All:
+class All:
     """The type of `ALL`."""
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class _All:
         return "ALL"
 
 
-ALL: Final = _All()
+ALL: Final = All()
 """Stands for every node or every edge."""
 
 
@@ -142,7 +142,7 @@ class Schema:
             self._single[relation] = schema
         return schema
 
-    def relation(self, etype: Any) -> int:
+    def relation(self, etype: EType | None) -> int:
         """Index of a relation given by name, by triple, or by None when there is only one."""
         if etype is None:
             if len(self.canonical_etypes) != 1:
@@ -162,7 +162,11 @@ class Schema:
                     f"give one of the triples {triples}"
                 )
         else:
-            index = self._relation_index.get(tuple(etype)) if _is_triple(etype) else None
+            index = (
+                self._relation_index.get((etype[0], etype[1], etype[2]))
+                if _is_triple(etype)
+                else None
+            )
             if index is not None:
                 return index
         raise GraphValueError(f"no relation {etype!r}; the graph has {self.canonical_etypes}")
@@ -271,7 +275,7 @@ def check_idtype(idtype: Any) -> torch.dtype:
     return chosen
 
 
-def as_integers(ids: Any, what: str) -> Tensor:
+def as_integers(ids: Ids, what: str) -> Tensor:
     """A one-dimensional integer tensor from a tensor, an array, a sequence or one number.
 
     Tensors keep dtype and device if they are int32 or int64; other integers become int64.
@@ -303,7 +307,7 @@ def as_integers(ids: Any, what: str) -> Tensor:
     return tensor if tensor.dtype in INDEX_DTYPES else tensor.long()
 
 
-def id_tensor(ids: Any, what: str, idtype: torch.dtype, device: torch.device) -> Tensor:
+def id_tensor(ids: Ids, what: str, idtype: torch.dtype, device: torch.device) -> Tensor:
     """Ids as a graph of ``idtype`` on ``device`` uses them; a tensor must match already."""
     tensor = as_integers(ids, what)
     if not isinstance(ids, Tensor):
@@ -459,7 +463,7 @@ class EdgeArrays:
     def device(self) -> torch.device:
         return self.arrays[0].device
 
-    def to(self, device: Any) -> EdgeArrays:
+    def to(self, device: Device) -> EdgeArrays:
         first, second, eids = self.arrays
         moved = first.to(device), second.to(device), None if eids is None else eids.to(device)
         return replace(self, arrays=moved)
@@ -476,7 +480,9 @@ class EdgeArrays:
         return grouped if self.form == "csc" else grouped.reverse()
 
 
-def read_edges(data: Any, idtype: Any, device: Any, what: str = "the graph") -> EdgeArrays:
+def read_edges(
+    data: Any, idtype: torch.dtype | None, device: Device | None, what: str = "the graph"
+) -> EdgeArrays:
     """Read one relation in any accepted form.
 
     Args:
@@ -549,7 +555,9 @@ def _split(data: Any, what: str) -> tuple[str, list[Any], tuple[int, int]]:
     )
 
 
-def _check_alike(given: list[Tensor], idtype: Any, device: Any, what: str) -> None:
+def _check_alike(
+    given: list[Tensor], idtype: torch.dtype | None, device: Device | None, what: str
+) -> None:
     if device is None and len({tensor.device for tensor in given}) > 1:
         raise GraphValueError(
             f"ids of {what} must be on one device (got {[str(t.device) for t in given]}); move "
@@ -632,7 +640,7 @@ def check_count(count: Any, least: int, idtype: torch.dtype, what: str) -> int:
 
 
 def read_relations(
-    data: Mapping[CanonicalEType, Any], idtype: Any, device: Any
+    data: Mapping[CanonicalEType, Any], idtype: torch.dtype | None, device: Device | None
 ) -> dict[CanonicalEType, EdgeArrays]:
     """Read all relations of a typed graph, in sorted order."""
     if not isinstance(data, Mapping):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
 from .message_passing import frames_of
@@ -361,7 +361,7 @@ def _joined_rows(
 
 def in_subgraph(
     graph: Graph,
-    nodes: Any,
+    nodes: NodeIds,
     *,
     relabel_nodes: bool = False,
     store_ids: bool = True,
@@ -399,7 +399,7 @@ def in_subgraph(
 
 def out_subgraph(
     graph: Graph,
-    nodes: Any,
+    nodes: NodeIds,
     *,
     relabel_nodes: bool = False,
     store_ids: bool = True,
@@ -418,7 +418,7 @@ def out_subgraph(
 
 def edge_subgraph(
     graph: Graph,
-    edges: Any,
+    edges: EdgeIds,
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
@@ -462,7 +462,7 @@ def edge_subgraph(
 
 def node_subgraph(
     graph: Graph,
-    nodes: Any,
+    nodes: NodeIds,
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
@@ -575,7 +575,7 @@ def _build(
     return new
 
 
-def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
+def _chosen_nodes(g: Graph, nodes: NodeIds, name: str) -> dict[str, Tensor]:
     check_plain(g, name)
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) > 1:
@@ -589,7 +589,7 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
     }
 
 
-def _ids_of(g: Graph, ids: Any, count: int, what: str, of: str) -> Tensor:
+def _ids_of(g: Graph, ids: Ids, count: int, what: str, of: str) -> Tensor:
     """Ids of a user's ids or mask, in the graph's idtype; see `check_ids`."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
         if ids.dim() != 1 or ids.shape[0] < count or bool(ids[count:].any()):
@@ -638,7 +638,7 @@ def add_nodes(
 
 
 def add_edges(
-    g: Graph, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: EType | None = None
+    g: Graph, u: Ids, v: Ids, data: Mapping[str, Tensor] | None = None, etype: EType | None = None
 ) -> Graph:
     """The graph with more edges of a relation, behind those that it has.
 
@@ -679,7 +679,9 @@ def add_edges(
     return new
 
 
-def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: bool = False) -> Graph:
+def remove_edges(
+    g: Graph, eids: EdgeIds, etype: EType | None = None, store_ids: bool = False
+) -> Graph:
     """The graph without some edges; the others keep their order. Batch numbers follow.
 
     Args:
@@ -696,29 +698,30 @@ def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: boo
         (tensor([1]), tensor([2]))
     """
     check_plain(g, "remove_edges")
-    if not isinstance(eids, Mapping):
-        eids = {g.to_canonical_etype(etype): eids}
+    by_relation: Mapping[Any, Ids] = eids if isinstance(eids, Mapping) else {etype: eids}
     masks = {}
-    for name, ids in eids.items():
+    for name, ids in by_relation.items():
         chosen = g.to_canonical_etype(name)
         ids = id_tensor(ids, "edge ids", g.idtype, g.device)
         check_ids(ids, g.num_edges(chosen), "an edge id", f"edges of {chosen}")
         mask = torch.ones(g.num_edges(chosen), dtype=torch.bool, device=g.device)
         mask[ids.long()] = False
         masks[chosen] = mask
-    eids = {
+    left = {
         etype: masks[etype].nonzero().squeeze(1).to(g.idtype)
         if etype in masks
         else g.edges("eid", etype=etype)
         for etype in g.canonical_etypes
     }
-    new = edge_subgraph(g, eids, relabel_nodes=False, store_ids=store_ids)
+    new = edge_subgraph(g, left, relabel_nodes=False, store_ids=store_ids)
     _carry_initializers(g, new)
     _carry_batch(g, new, {}, masks)
     return new
 
 
-def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool = False) -> Graph:
+def remove_nodes(
+    g: Graph, nids: NodeIds, ntype: str | None = None, store_ids: bool = False
+) -> Graph:
     """The graph without some nodes and their edges; the other nodes keep their order.
 
     What stays is numbered anew, edges source by source as in `node_subgraph`. Batch numbers follow.

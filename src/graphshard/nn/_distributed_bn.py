@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .._base.typing import Device
 from ..comm import all_reduce, world_size
 from ..comm.collectives import all_gather
 from ..comm.group import group_state
@@ -91,7 +92,7 @@ class DistributedBN1D(nn.BatchNorm1d):
         *,
         momentum: float | None = 0.1,
         track_running_stats: bool = True,
-        device: Any = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         group: Any = None,
         n_feats: int | None = None,

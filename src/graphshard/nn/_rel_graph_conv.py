@@ -14,13 +14,14 @@ a ``message`` of its own goes the general way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..graph.message_passing import EdgeBatch
 from ..ops import is_plain
 from ._typed import TypedLinear, check_types
 
@@ -97,7 +98,7 @@ class RelGraphConv(nn.Module):
             nn.init.xavier_uniform_(self.loop_weight, gain=nn.init.calculate_gain("relu"))
         self.dropout = nn.Dropout(dropout)
 
-    def message(self, edges: Any) -> dict[str, Tensor]:
+    def message(self, edges: EdgeBatch) -> dict[str, Tensor]:
         """Message of a batch of edges: the source row times its relation's matrix, times norm."""
         message = self.linear_r(edges.src["h"], edges.data["etype"])
         if "norm" in edges.data:

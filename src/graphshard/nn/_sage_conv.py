@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
-from ..graph.message_passing import AggregationStep, Steps, run_steps
+from ..graph.message_passing import AggregationStep, NodeBatch, Steps, run_steps
 from ..ops import affine, is_plain, is_relu, linear
 from .inputs import Features, Widths, neighbour_message, split_features, split_widths
 
@@ -108,7 +108,7 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(self.fc_self.weight, gain=gain)
         nn.init.xavier_uniform_(self.fc_neigh.weight, gain=gain)
 
-    def _lstm_reducer(self, nodes: Any) -> dict[str, Tensor]:
+    def _lstm_reducer(self, nodes: NodeBatch) -> dict[str, Tensor]:
         """Last hidden state of the LSTM over the mailbox ``[num_nodes, degree, in_feats]``."""
         _, (last, _) = self.lstm(nodes.mailbox["m"])
         return {"neigh": last.squeeze(0)}

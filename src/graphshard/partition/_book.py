@@ -23,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,9 +33,9 @@ from .._base.typing import (
     DEFAULT_NTYPE,
     CanonicalEType,
     EType,
+    Ids,
 )
 
-Ids: TypeAlias = Tensor | npt.NDArray[np.integer[Any]] | Sequence[int] | int
 Blocks: TypeAlias = Tensor | Sequence[Sequence[int]]
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .._base.device import device_of
 from .._base.memory import keep_freed_memory
+from .._base.typing import EdgeIds, NodeIds
 from ..comm import ThreadGroups, trace
 from ..comm.collectives import all_gather, verify
 from ..comm.group import GroupState, alone, group_state
@@ -659,7 +660,7 @@ class DataLoader:
     def __init__(
         self,
         graph: GraphShardManager | Graph | GraphStore,
-        seed_nodes: Any,
+        seed_nodes: NodeIds | EdgeIds,
         sampler: NeighborSampler,
         batch_size: int = 1,
         drop_last: bool = False,

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._base.typing import INDEX_DTYPES, CanonicalEType, EType
+from .._base.typing import INDEX_DTYPES, CanonicalEType, EdgeIds, EType, NodeIds
 from ..graph import EID, NID, Block, Graph
 from ..graph.message_passing import frames_of
 from ..ops import Adjacency, IdTable
@@ -72,7 +72,7 @@ def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping
     return {kinds[0]: value}
 
 
-def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
+def by_type(store: GraphStore, ids: NodeIds, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
@@ -94,7 +94,9 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
     }
 
 
-def by_relation(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+def by_relation(
+    store: GraphStore, ids: EdgeIds | None, what: str
+) -> dict[CanonicalEType, Tensor] | None:
     """Edge ids as relation to tensor; None stays None. Errors as `by_type`."""
     if ids is None:
         return None
@@ -214,7 +216,7 @@ class BlockSampler(Sampler):
         self.output_device = output_device
 
     def sample_blocks(
-        self, g: Any, seed_nodes: Any, exclude_eids: Any = None
+        self, g: Any, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
     ) -> tuple[Any, Any, list[Block]]:
         """Blocks for seed nodes; an override may take ``draw_seed`` (a `DrawSeed` or None) too.
 
@@ -229,8 +231,8 @@ class BlockSampler(Sampler):
     def sample(
         self,
         g: Any,
-        seed_nodes: Any,
-        exclude_eids: Any = None,
+        seed_nodes: NodeIds,
+        exclude_eids: EdgeIds | None = None,
         draw_seed: DrawSeed | None = None,
     ) -> tuple[Any, Any, list[Block]]:
         """Blocks for seed nodes of a graph, or of the graph that a manager is a part of.
@@ -552,8 +554,8 @@ class NeighborSampler(BlockSampler):
     def sample_blocks(
         self,
         g: Any,
-        seed_nodes: Any,
-        exclude_eids: Any = None,
+        seed_nodes: NodeIds,
+        exclude_eids: EdgeIds | None = None,
         draw_seed: DrawSeed | None = None,
     ) -> tuple[Any, Any, list[Block]]:
         """As `BlockSampler.sample`, which calls it; every feature is attached, named or not."""

@@ -38,7 +38,13 @@ from ..fullbatch.topology import Shard, ShardStructure, narrow
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame, Graph, MessagePassingGraph
 from ..graph.local_graph import flattened
-from ..graph.message_passing import RelationData, edge_values, reduce_messages
+from ..graph.message_passing import (
+    EdgeFunction,
+    NodeFunction,
+    RelationData,
+    edge_values,
+    reduce_messages,
+)
 from ..graph.structure import Schema
 from ..ops import Adjacency, edge_softmax
 from ._pipeline import mapped
@@ -371,13 +377,13 @@ class BatchedPassing(MessagePassingGraph):
         for index in range(self._cut.num_batches(etype)):
             yield _BatchEvaluation(self._cut, self._cut.batch(etype, index))
 
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
+    def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
         fields = self._seen(relation)
         num_dst = self._dst_frames[self._schema.dst_of[relation]].num_rows
         whole: dict[str, Tensor] = {}
         for evaluation in self._evaluations(fields.relation):
-            data = evaluation.data(fields, message_func, reduce_func)
-            reduced = reduce_messages(data, message_func, reduce_func)
+            data = evaluation.data(fields, message, reduce)
+            reduced = reduce_messages(data, message, reduce)
             for name, rows in reduced.items():
                 if name not in whole:
                     whole[name] = rows.new_empty((num_dst, *rows.shape[1:]))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._base.device import device_of
 from .._base.memory import keep_freed_memory
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
 from ..comm import come_together, rank, world_size
 from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
@@ -78,7 +78,7 @@ class SplitOrder(BatchOrder):
 
     def __init__(
         self,
-        indices: Any,
+        indices: NodeIds | EdgeIds,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -89,7 +89,7 @@ class SplitOrder(BatchOrder):
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ValueError(f"batch_size must be a positive number (got {batch_size!r})")
         self._typed = isinstance(indices, Mapping)
-        by_type = indices if self._typed else {None: indices}
+        by_type: Mapping[Any, Ids] = indices if isinstance(indices, Mapping) else {None: indices}
         tensors = {key: _tensor(values, key) for key, values in by_type.items()}
         super().__init__(tensors, shuffle, seed, (SPLIT_KEY, 0))
         self._rank, self._num_ranks, self._batch_size = rank, num_ranks, batch_size
@@ -215,7 +215,7 @@ class LocalDataLoader:
     def __init__(
         self,
         graph: Any,
-        indices: Any,
+        indices: NodeIds | EdgeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *unnamed: Any,
@@ -422,7 +422,7 @@ class NodeDataLoader(LocalDataLoader):
     def __init__(
         self,
         g: Any,
-        nids: Any,
+        nids: NodeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *unnamed: Any,
@@ -448,7 +448,7 @@ class EdgeDataLoader(LocalDataLoader):
     def __init__(
         self,
         g: Any,
-        eids: Any,
+        eids: EdgeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *unnamed: Any,

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EdgeIds, EType
 from ..fullbatch import GraphShardManager
 from ..graph import EID, NID, Graph
 from ..ops import Adjacency
@@ -142,7 +142,7 @@ def edges_to_exclude(
     return {etype: torch.cat(ids) for etype, ids in excluded.items()}
 
 
-def _edges_there(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+def _edges_there(store: GraphStore, ids: EdgeIds, what: str) -> dict[CanonicalEType, Tensor] | None:
     """As `by_relation`, without ids of no edge: a map may be of a graph that had more edges."""
     if ids is None:
         return None
@@ -228,7 +228,7 @@ class NegativeSampler(ABC):
         self.k = k
 
     def __call__(
-        self, g: Any, eids: Any, draw_seed: DrawSeed | None = None
+        self, g: Any, eids: EdgeIds, draw_seed: DrawSeed | None = None
     ) -> Pairs | dict[CanonicalEType, Pairs]:
         """Negative pairs for some edges.
 
@@ -542,7 +542,7 @@ class EdgePredictionSampler(Sampler):
         if hasattr(self.sampler, "prefetch"):
             self.sampler.prefetch((batch[0], None, batch[-1]))
 
-    def _negatives(self, g: Any, eids: Any, draw_seed: DrawSeed) -> dict[CanonicalEType, Pairs]:
+    def _negatives(self, g: Any, eids: EdgeIds, draw_seed: DrawSeed) -> dict[CanonicalEType, Pairs]:
         """Relation to negative pairs, checked."""
         if self.negative_sampler is None:
             return {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
 from ..comm import all_reduce, rank
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
@@ -27,9 +27,6 @@ from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
-    EdgeIds,
-    GivenIds,
-    NodeIds,
     edge_subgraph_of,
     edges_by_relation,
     in_subgraph_of,
@@ -246,12 +243,12 @@ class DistGraph:
 
     # ------------------------------------------------------------------ structure
 
-    def in_degrees(self, v: GivenIds | None = None, etype: EType | None = None) -> Any:
+    def in_degrees(self, v: Ids | None = None, etype: EType | None = None) -> Any:
         """In-edges of nodes, int64; of all nodes by default. A number for a number."""
         etype = self.to_canonical_etype(etype)
         return self._degrees(v, etype, etype[2], "in")
 
-    def out_degrees(self, u: GivenIds | None = None, etype: EType | None = None) -> Any:
+    def out_degrees(self, u: Ids | None = None, etype: EType | None = None) -> Any:
         """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
@@ -271,14 +268,14 @@ class DistGraph:
         degrees = (end - begin).to(torch.int64)
         return int(degrees) if isinstance(given, int) else degrees
 
-    def find_edges(self, edges: GivenIds, etype: EType | None = None) -> tuple[Tensor, Tensor]:
+    def find_edges(self, edges: Ids, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges, int64."""
         by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
         assert by_relation is not None
         ((relation, eids),) = by_relation.items()
         return self.graph_store.find_edges(relation, eids)
 
-    def has_edges_between(self, u: GivenIds, v: GivenIds, etype: EType | None = None) -> Tensor:
+    def has_edges_between(self, u: Ids, v: Ids, etype: EType | None = None) -> Tensor:
         """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
 
         Raises:
@@ -292,7 +289,7 @@ class DistGraph:
             )
         return self.graph_store.has_edges_between(etype, src, dst)
 
-    def reverse_edges(self, eids: GivenIds, etype: EType, reverse_etype: EType) -> Tensor:
+    def reverse_edges(self, eids: Ids, etype: EType, reverse_etype: EType) -> Tensor:
         """Ids of the reverses of edges, which lie under the same ids in another relation.
 
         That is, under the ids that edges had before the graph was partitioned. Partitioning gives

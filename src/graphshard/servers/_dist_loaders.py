@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.typing import EType
+from .._base.typing import EdgeIds, EType, NodeIds
 from ..sampling.loader import EdgeDataLoader, NodeDataLoader, Pipeline, Run, Stage
 from ..sampling.sampler import Exclude
 from ._dist_graph import DistGraph
@@ -38,7 +38,7 @@ class DistNodeDataLoader(NodeDataLoader):
     def __init__(
         self,
         g: DistGraph,
-        nids: Any,
+        nids: NodeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *,
@@ -65,7 +65,7 @@ class DistEdgeDataLoader(EdgeDataLoader):
     def __init__(
         self,
         g: DistGraph,
-        eids: Any,
+        eids: EdgeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *,

@@ -12,11 +12,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
 from ..graph import EID, NID, Graph, graph, heterograph
 from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
@@ -27,11 +26,6 @@ from ._served_stores import NO_IDS, GatheredEdges, check_range
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-GivenIds: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
-NodeIds: TypeAlias = GivenIds | Mapping[str, GivenIds]
-"""Ids, or on a graph of several types from type to ids."""
-EdgeIds: TypeAlias = GivenIds | Mapping[EType, GivenIds]
-"""Ids, or on a graph of several relations from relation to ids."""
 EdgesWithIds: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
@@ -136,7 +130,7 @@ def in_subgraph(g: DistGraph, nodes: NodeIds) -> Graph:
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
-def find_edges(g: DistGraph, edge_ids: GivenIds) -> tuple[Tensor, Tensor]:
+def find_edges(g: DistGraph, edge_ids: Ids) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
 
     Raises:
@@ -249,7 +243,7 @@ def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalETyp
     """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
-    given: Mapping[Any, GivenIds] = edges if isinstance(edges, Mapping) else {None: edges}
+    given: Mapping[Any, Ids] = edges if isinstance(edges, Mapping) else {None: edges}
     by_relation = {}
     for name, eids in given.items():
         etype = g.to_canonical_etype(name)

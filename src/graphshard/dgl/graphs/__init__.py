@@ -6,5 +6,4 @@ from typing import TypeAlias
 
 import torch
 
-Device: TypeAlias = torch.device | str
 SourceNodes: TypeAlias = int | Sequence[int] | torch.Tensor

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..._base.typing import EType
+from ..._base.typing import Device, EType
 from ...errors import GraphValueError
 from ...graph.convert import require, to_scipy
 from ...graph.local_graph import LocalGraph
-from . import Device
 
 if TYPE_CHECKING:
     import networkx

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._base.typing import Device
 from ...errors import GraphValueError
 from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
 from ...graph.transforms import check_plain
-from . import Device
 
 __all__ = ["edge_type_subgraph", "khop_in_subgraph", "khop_out_subgraph", "node_type_subgraph"]
 

@@ -4,7 +4,9 @@
 from ._protocol import (
     AggregationStep,
     ApplyFunction,
+    EdgeFunction,
     MessagePassingGraph,
+    NodeFunction,
     Steps,
     attend,
     checked_functions,

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ..._base.typing import CanonicalEType, EType, NormBy
+from ..._base.typing import CanonicalEType, EdgesOrPairs, EType, Ids, NormBy
 from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ...function import MessageFunction, ReduceFunction, as_message, as_reduce
 from ...ops import Adjacency, Attention
@@ -44,12 +44,14 @@ from ..frame import (
     Scheme,
     TypedFrameView,
 )
-from ..structure import ALL, Schema, is_all
-from ._relation import NodeBatch, run_apply
+from ..structure import ALL, All, Schema, is_all
+from ._relation import EdgeBatch, NodeBatch, run_apply
 
 ProtocolT = TypeVar("ProtocolT", bound="MessagePassingGraph")
 ResultT = TypeVar("ResultT")
 ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
+EdgeFunction: TypeAlias = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
+NodeFunction: TypeAlias = ReduceFunction | ApplyFunction
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,12 +154,12 @@ class MessagePassingGraph:
 
     # ------------------------------------------------------------------ hooks
 
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
+    def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
         """Messages and reduction over one relation.
 
         Args:
-            message_func: A `MessageFunction`, or a user-defined callable.
-            reduce_func: A `ReduceFunction`, or a user-defined callable.
+            message: A `MessageFunction`, or a user-defined callable.
+            reduce: A `ReduceFunction`, or a user-defined callable.
 
         Returns:
             New fields of the destination type, each with a row per destination node; rows without
@@ -202,7 +204,7 @@ class MessagePassingGraph:
         """Whether there is an edge; with no ``etype``, in any relation."""
         self._unsupported("has_edges")
 
-    def in_degrees(self, v: Any = ALL, etype: EType | None = None) -> Any:
+    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of destination nodes.
 
         Returns:
@@ -210,7 +212,7 @@ class MessagePassingGraph:
         """
         self._unsupported("in_degrees")
 
-    def out_degrees(self, u: Any = ALL, etype: EType | None = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         self._unsupported("out_degrees")
 
@@ -239,8 +241,8 @@ class MessagePassingGraph:
         self,
         caller: str,
         chosen: Any,
-        message_func: Any,
-        reduce_func: Any,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None,
         etype: EType | None,
     ) -> None:
@@ -548,8 +550,8 @@ class MessagePassingGraph:
 
     def update_all(
         self,
-        message_func: Any,
-        reduce_func: Any,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None = None,
         etype: EType | None = None,
     ) -> None:
@@ -579,9 +581,9 @@ class MessagePassingGraph:
 
     def send_and_recv(
         self,
-        edges: Any,
-        message_func: Any,
-        reduce_func: Any,
+        edges: EdgesOrPairs,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None = None,
         etype: EType | None = None,
     ) -> None:
@@ -596,9 +598,9 @@ class MessagePassingGraph:
 
     def pull(
         self,
-        v: Any,
-        message_func: Any,
-        reduce_func: Any,
+        v: Ids,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None = None,
         etype: EType | None = None,
     ) -> None:
@@ -611,9 +613,9 @@ class MessagePassingGraph:
 
     def push(
         self,
-        u: Any,
-        message_func: Any,
-        reduce_func: Any,
+        u: Ids,
+        message_func: EdgeFunction,
+        reduce_func: NodeFunction,
         apply_node_func: ApplyFunction | None = None,
         etype: EType | None = None,
     ) -> None:
@@ -719,7 +721,9 @@ class MessagePassingGraph:
         nodes = torch.arange(frame.num_rows, dtype=self.idtype, device=self.device)
         return run_apply(func, OverlayView(result, frame), nodes, self._schema.dsttypes[index])
 
-    def apply_nodes(self, func: ApplyFunction, v: Any = ALL, ntype: str | None = None) -> None:
+    def apply_nodes(
+        self, func: ApplyFunction, v: Ids | All = ALL, ntype: str | None = None
+    ) -> None:
         """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes."""
         side, index = self._schema.node_id(ntype)
         frame = self._frames(side)[index]
@@ -731,7 +735,12 @@ class MessagePassingGraph:
         rows = self._node_ids(v, side, index)
         frame._set_all(run_apply(func, frame.rows(rows), rows, name), "node", rows)
 
-    def apply_edges(self, func: Any, edges: Any = ALL, etype: EType | None = None) -> None:
+    def apply_edges(
+        self,
+        func: EdgeFunction,
+        edges: EdgesOrPairs | All = ALL,
+        etype: EType | None = None,
+    ) -> None:
         """Set edge fields to what ``func`` gives for each edge.
 
         Args:
@@ -783,13 +792,14 @@ def frames_of(graph: MessagePassingGraph) -> tuple[list[Frame], list[Frame], lis
     return graph._src_frames, graph._dst_frames, graph._edge_frames
 
 
-def checked_functions(message_func: Any, reduce_func: Any) -> tuple[Any, Any]:
+def checked_functions(
+    message_func: EdgeFunction, reduce_func: NodeFunction
+) -> tuple[EdgeFunction, NodeFunction]:
     """The pair with built-ins read; raises where the two name different messages."""
-    message, reduce = message_func, reduce_func
-    if not isinstance(message, MessageFunction):
-        message = as_message(message_func)
-    if not isinstance(reduce, ReduceFunction):
-        reduce = as_reduce(reduce_func)
+    message = (
+        message_func if isinstance(message_func, MessageFunction) else as_message(message_func)
+    )
+    reduce = reduce_func if isinstance(reduce_func, ReduceFunction) else as_reduce(reduce_func)
     if message is not None and reduce is not None and message.out_field != reduce.msg_field:
         raise GraphValueError(
             f"the reduce function must read the message that the message function writes (got "
@@ -872,18 +882,21 @@ def _limit(dtype: torch.dtype, lowest: bool) -> float | int:
 
 @overload
 def edge_softmax(
-    graph: MessagePassingGraph, logits: Tensor, eids: Any = ..., norm_by: NormBy = ...
+    graph: MessagePassingGraph, logits: Tensor, eids: Ids | All = ..., norm_by: NormBy = ...
 ) -> Tensor: ...
 
 
 @overload
 def edge_softmax(
-    graph: MessagePassingGraph, logits: Mapping[Any, Any], eids: Any = ..., norm_by: NormBy = ...
+    graph: MessagePassingGraph,
+    logits: Mapping[Any, Any],
+    eids: Ids | All = ...,
+    norm_by: NormBy = ...,
 ) -> dict[CanonicalEType, Any]: ...
 
 
 def edge_softmax(
-    graph: MessagePassingGraph, logits: Any, eids: Any = ALL, norm_by: NormBy = "dst"
+    graph: MessagePassingGraph, logits: Any, eids: Ids | All = ALL, norm_by: NormBy = "dst"
 ) -> Any:
     r"""Softmax over the edges that share an end.
 
