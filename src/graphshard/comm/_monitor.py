@@ -397,7 +397,7 @@ def join_late(state: GroupState) -> None:
             store = default_store()
             if store is None:
                 state.looks_for_monitor = _MOST_LOOKS
-            elif state.looks_for_monitor < _MOST_LOOKS:  # at last, others do without this package
+            elif state.looks_for_monitor < _MOST_LOOKS:  # after so many, ranks do without
                 _next_step(state, store)
     except (RuntimeError, OSError, ValueError):  # then there is none: nothing depends on it
         state.looks_for_monitor = _MOST_LOOKS

@@ -529,7 +529,8 @@ def share_arrays(
     """
     if state.world_size == 1:
         return [array.own for array in arrays]
-    *begins, num_bytes = accumulate((_aligned(array.num_bytes) for array in arrays), initial=0)
+    sizes = (-(-array.num_bytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+    *begins, num_bytes = accumulate(sizes, initial=0)
 
     def stretches(ranks: Sequence[int]) -> list[tuple[int, int]]:
         """First byte and length of the slices of some ranks."""
@@ -623,7 +624,3 @@ def _spread(
             arrived = all_to_all(state, own.repeat(len(far)), send, recv, "shared arrays")
             for piece, part in zip(pieces, arrived.split(recv), strict=True):
                 piece[: len(part)].copy_(part)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -110,15 +110,12 @@ class DistTensor:
         self._finalizer = weakref.finalize(self, _drop, job.cluster, hold)
         self._finalizer.atexit = False
         is_new = bool(from_rank_0(int(is_new)))
-        self._attach(job, job.cluster.info(key), name)
+        self._job, self._info, self._tensor_name = job, job.cluster.info(key), name
         if is_new and init_func is not None:
             _fill(job, self, init_func)
         barrier()
         if persistent:
             self._finalizer.detach()
-
-    def _attach(self, job: Job, info: TableInfo, name: str | None) -> None:
-        self._job, self._info, self._tensor_name = job, info, name
 
     @classmethod
     def existing(cls, job: Job, key: str) -> DistTensor:
@@ -127,9 +124,9 @@ class DistTensor:
         Args:
             key: Its name with its policy.
         """
-        tensor = cls.__new__(cls)
-        info = job.cluster.info(key)
-        tensor._attach(job, info, key.removeprefix(f"{info.policy}~"))
+        tensor, info = cls.__new__(cls), job.cluster.info(key)
+        tensor._job, tensor._info = job, info
+        tensor._tensor_name = key.removeprefix(f"{info.policy}~")
         return tensor
 
     # ------------------------------------------------------------------ what it is

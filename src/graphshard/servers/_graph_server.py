@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +215,16 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
     config = read_config(part_config)
     config.check_format()
     ids = GraphIds(config.graph_name, config.book(0), num_hosts, {})
-    loader = _PartLoader(tables, ids)
+    loader = _PartLoader(tables, ids, Path(part_config))
     has_out_edges = config.num_parts == 1 or (config.halo_hops or 0) >= 1
-    out_edges: dict[CanonicalEType, list[Tensor]] = {}
     for part in parts_of_host(tables.host, num_hosts, config.num_parts):
-        data = load_dgl_partition_data(Path(part_config), part)
+        data = load_dgl_partition_data(loader.part_config, part)
         loader.fill_features(data)
         loader.fill_edges(data, config.edges_by_destination)
         del data
         if has_out_edges:
-            loader.read_out_edges(part_config, part, out_edges)
-    for etype, pieces in out_edges.items():
+            loader.read_out_edges(part)
+    for etype, pieces in loader.out_edges.items():
         loader.fill_out_edges(etype, pieces)
         pieces.clear()
     tables.mark_loaded()
@@ -238,6 +237,8 @@ class _PartLoader:
 
     tables: HostTables
     ids: GraphIds
+    part_config: Path
+    out_edges: dict[CanonicalEType, list[Tensor]] = field(default_factory=dict)
 
     def fill_features(self, data: PartitionData) -> None:
         for features, is_node in ((data.node_features, True), (data.edge_features, False)):
@@ -267,14 +268,11 @@ class _PartLoader:
             torch.add(edges.src.to(dtype), begins[edges.src_part.long()], out=rows)
             self._fill_pointer(etype, "in", part, edges.dst)
 
-    def read_out_edges(
-        self,
-        part_config: str | os.PathLike[str],
-        part: int,
-        pieces: dict[CanonicalEType, list[Tensor]],
-    ) -> None:
+    def read_out_edges(self, part: int) -> None:
         """Add the ids of the edges that leave a part's nodes, by node, to those of others."""
-        graph, _, _, book, _, ntypes, etypes = load_partition(part_config, part, load_feats=False)
+        graph, _, _, book, _, ntypes, etypes = load_partition(
+            self.part_config, part, load_feats=False
+        )
         src, _ = graph.adjacency().coo()
         types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
         for relation, etype in enumerate(etypes):
@@ -282,7 +280,8 @@ class _PartLoader:
             near = src[chosen].long() - offsets[ntypes.index(etype[0])]
             _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
             eids = eids[torch.argsort(near, stable=True)]
-            pieces.setdefault(etype, []).append(eids.to(self.ids.dtype(edge_policy(etype))))
+            eids = eids.to(self.ids.dtype(edge_policy(etype)))
+            self.out_edges.setdefault(etype, []).append(eids)
             self._fill_pointer(etype, "out", part, near)
 
     def fill_out_edges(self, etype: CanonicalEType, pieces: Sequence[Tensor]) -> None:
