@@ -45,8 +45,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ._monitor_server import Lines, MonitorServer, keep_alive, line
-from .address import is_loopback, listen_for_others, network_name, own_address
+from ._monitor_server import Lines, MonitorServer, line
+from .address import is_loopback, listen_for_others, network_name, notice_dead_host, own_address
 from .group import (
     NOTICE,
     THREAD_GROUP,
@@ -54,6 +54,7 @@ from .group import (
     OperationLog,
     RunningOperation,
     close_in_children,
+    close_inherited_groups,
     default_store,
     rank_names,
 )
@@ -99,7 +100,7 @@ class FailureMonitor(OperationLog):
             where = f"{address[0]}:{address[1]}"
             raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
         self._socket.settimeout(None)
-        keep_alive(self._socket)
+        notice_dead_host(self._socket)
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._events: list[dict[str, Any]] = []
@@ -392,23 +393,16 @@ def join_late(state: GroupState) -> None:
         return
     try:
         if state.monitor is None:
-            _look_for_monitor(state)
-    finally:
-        _one_at_a_time.release()
-
-
-def _look_for_monitor(state: GroupState) -> None:
-    store = default_store()
-    if store is None:
-        state.looks_for_monitor = _MOST_LOOKS
-        return
-    state.looks_for_monitor += 1
-    if state.looks_for_monitor >= _MOST_LOOKS:  # others do without this package
-        return
-    try:
-        _next_step(state, store)
+            state.looks_for_monitor += 1
+            store = default_store()
+            if store is None:
+                state.looks_for_monitor = _MOST_LOOKS
+            elif state.looks_for_monitor < _MOST_LOOKS:  # after so many, ranks do without
+                _next_step(state, store)
     except (RuntimeError, OSError, ValueError):  # then there is none: nothing depends on it
         state.looks_for_monitor = _MOST_LOOKS
+    finally:
+        _one_at_a_time.release()
 
 
 def wants_monitor(state: GroupState) -> bool:
@@ -464,7 +458,7 @@ def start_monitor(
         RuntimeError: The store has failed.
         OSError: Rank 0 cannot listen, or cannot be reached.
     """
-    close_in_children()
+    close_in_children(close_inherited_groups)
     server = None
     try:
         if rank == 0:

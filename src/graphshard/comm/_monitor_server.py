@@ -34,22 +34,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from .address import notice_dead_host
+
 _MAX_LINE = 1 << 20
 _MAX_FIRST_LINE = 1 << 12
 _MAX_UNAUTHENTICATED = 64
 _AUTHENTICATION_SECONDS = 10.0
 _SEND_SECONDS = 2.0
 _JOIN_SECONDS = 5.0
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out, within half a minute, that the other host is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        option = getattr(socket, name, None)
-        if option is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Lines:
@@ -59,12 +51,7 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes, max_line: int = _MAX_LINE) -> list[dict[str, Any]]:
-        """Messages that are complete now.
-
-        Raises:
-            ValueError: Something else than lines of JSON objects, of no more than ``max_line``
-                bytes.
-        """
+        """Messages that are complete now; ValueError if a line is no JSON object, or too long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if max(map(len, [*lines, self._rest])) > max_line:
             raise ValueError("a line is too long")
@@ -172,7 +159,7 @@ class MonitorServer:
             return
         accepted.settimeout(_SEND_SECONDS)
         with contextlib.suppress(OSError):
-            keep_alive(accepted)
+            notice_dead_host(accepted)
         connection = _Connection(accepted, time.monotonic() + _AUTHENTICATION_SECONDS)
         self._unauthenticated[connection] = None
         self._selector.register(accepted, selectors.EVENT_READ, connection)

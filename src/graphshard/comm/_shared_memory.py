@@ -35,6 +35,7 @@ import contextlib
 import fcntl
 import math
 import mmap
+import operator
 import os
 import re
 import secrets
@@ -64,7 +65,7 @@ from .collectives import (
     as_bytes,
     gather_texts,
     row_bytes,
-    share_error,
+    shared_errors,
     wait_for_all,
 )
 from .group import GroupState
@@ -196,8 +197,7 @@ class SharedBlocks:
         return None
 
     def _is_read(self, block: _SharedBlock) -> bool:
-        done: bool = self._kernels.is_read(block.memory, block.use, block.readers)
-        return done
+        return bool(self._kernels.is_read(block.memory, block.use, block.readers))
 
     def _take(self, size: int) -> _SharedBlock:
         """The smallest free block that is large enough, else the largest, which grows.
@@ -207,12 +207,9 @@ class SharedBlocks:
         """
         size = -(-size // _STEP) * _STEP
         free = [b for b in self._blocks if not b.is_held() and self._is_read(b)]
-        enough = [b for b in free if b.size >= size]
-        best = (
-            min(enough, key=lambda b: b.size)
-            if enough
-            else max(free, key=lambda b: b.size, default=None)
-        )
+        by_size = operator.attrgetter("size")
+        best = min((b for b in free if b.size >= size), key=by_size, default=None)
+        best = best or max(free, key=by_size, default=None)
         waiting = [b for b in free if b is not best]
         used = sum(b.size for b in self._blocks) - sum(b.size for b in free)
         used += size if best is None else max(size, best.size)
@@ -344,8 +341,7 @@ def _end(
 
 
 def _has_left(kernels: ModuleType, peer: SharedPeer) -> bool:
-    left: bool = kernels.has_left(peer.process, peer.descriptor, peer.token)
-    return left
+    return bool(kernels.has_left(*peer))
 
 
 def _close(blocks: Sequence[_SharedBlock]) -> None:
@@ -427,11 +423,7 @@ def directories(directory: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int) -> Path:
-    """The best place that has room.
-
-    Raises:
-        OSError: None has.
-    """
+    """The best place that has room; OSError if none has."""
     folders = directories(directory)
     for folder in folders:
         if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
@@ -449,10 +441,7 @@ def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int
 def named_file(folder: Path) -> Iterator[tuple[Path, int]]:
     """A new and empty file, and a descriptor of it; it loses its name at the end at the latest.
 
-    See [Note: files with a name].
-
-    Raises:
-        OSError: Nothing can be written there.
+    See [Note: files with a name]. OSError if nothing can be written there.
     """
     for _ in range(_ATTEMPTS):
         path = folder / (_PREFIX + secrets.token_hex(16))
@@ -540,14 +529,19 @@ def share_arrays(
     """
     if state.world_size == 1:
         return [array.own for array in arrays]
-    *begins, num_bytes = accumulate((_aligned(array.num_bytes) for array in arrays), initial=0)
+    sizes = (-(-array.num_bytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+    *begins, num_bytes = accumulate(sizes, initial=0)
+
+    def stretches(ranks: Sequence[int]) -> list[tuple[int, int]]:
+        """First byte and length of the slices of some ranks."""
+        return [
+            (begin + start, stop - start)
+            for begin, array in zip(begins, arrays, strict=True)
+            for start, stop in map(array.slice_bytes, ranks)
+        ]
+
     present = range(state.world_size) if whole else hosts.here
-    stretches = [
-        (begin + start, stop - start)
-        for begin, array in zip(begins, arrays, strict=True)
-        for start, stop in map(array.slice_bytes, present)
-    ]
-    mapped = _map(state, hosts, num_bytes, stretches, directory)
+    mapped = _map(state, hosts, num_bytes, stretches(present), directory)
     memory = torch.frombuffer(mapped.buffer, dtype=torch.uint8)
     targets = [
         memory[begin : begin + array.num_bytes] for begin, array in zip(begins, arrays, strict=True)
@@ -560,10 +554,8 @@ def share_arrays(
         _spread(state, hosts, arrays, targets)
         if hosts.is_leader:
             written += [rank for rank in range(state.world_size) if rank not in hosts.here]
-    for begin, array in zip(begins, arrays, strict=True):
-        for rank in written:
-            start, stop = array.slice_bytes(rank)
-            mapped.use_large_pages(stop - start, begin + start)
+    for start, length in stretches(written):
+        mapped.use_large_pages(length, start)
     wait_for_all(state, "shared arrays")
     return [
         target.view(array.own.dtype).view(array.starts[-1], *array.own.shape[1:])
@@ -581,32 +573,21 @@ def _map(
     """Bytes that all ranks of this host map."""
     with contextlib.ExitStack() as stack:
         path, descriptor = None, -1
-        with _shared(state):
+        with shared_errors(state.group):
             if hosts.is_leader:
                 folder = directory_with_room(directory, sum(length for _, length in stretches))
                 path, descriptor = stack.enter_context(named_file(folder))
                 with writing(path):
                     os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
         paths = gather_texts(state, "" if path is None else str(path))
-        with _shared(state):
+        with shared_errors(state.group):
             memory = _open(Path(paths[hosts.leader[state.rank]]), num_bytes)
-        with _shared(state):
+        with shared_errors(state.group):
             if path is not None:
                 path.unlink()
                 with writing(path):
                     _allocate(descriptor, stretches)
     return memory
-
-
-@contextlib.contextmanager
-def _shared(state: GroupState) -> Iterator[None]:
-    """What one rank's block raises, all ranks raise."""
-    error = None
-    try:
-        yield
-    except (OSError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
 
 
 def _allocate(descriptor: int, stretches: Sequence[tuple[int, int]]) -> None:
@@ -626,10 +607,7 @@ def _open(path: Path, num_bytes: int) -> MappedFile:
 
 
 def _spread(
-    state: GroupState,
-    hosts: Hosts,
-    arrays: Sequence[SharedArray],
-    targets: Sequence[Tensor],
+    state: GroupState, hosts: Hosts, arrays: Sequence[SharedArray], targets: Sequence[Tensor]
 ) -> None:
     """Send every slice to the first rank of each other host, which writes it."""
     ranks = range(state.world_size)
@@ -646,7 +624,3 @@ def _spread(
             arrived = all_to_all(state, own.repeat(len(far)), send, recv, "shared arrays")
             for piece, part in zip(pieces, arrived.split(recv), strict=True):
                 piece[: len(part)].copy_(part)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

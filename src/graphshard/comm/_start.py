@@ -30,7 +30,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -184,8 +184,7 @@ def initialize_comms(
         raise
     state = group_state()
     state.timeout, state.comm_device, state.monitor = limit, device, monitor
-    state.made_here = True
-    state.interface = chosen
+    state.made_here, state.interface = True, chosen
 
 
 def _use_group_of_program(rank: int | None, world_size: int | None) -> None:
@@ -196,14 +195,12 @@ def _use_group_of_program(rank: int | None, world_size: int | None) -> None:
             "there is a default process group already; call shutdown_comms() before another "
             "initialize_comms(), or use the group as it is"
         )
-    for name, given, actual in (
-        ("rank", rank, state.rank),
-        ("world_size", world_size, state.world_size),
-    ):
-        if given is not None and given != actual:
+    for name, given in (("rank", rank), ("world_size", world_size)):
+        if given not in (None, getattr(state, name)):
             raise ValueError(
-                f"the default process group has {name} {actual} (got {given}); pass what "
-                "torch.distributed.init_process_group was given, or let initialize_comms make it"
+                f"the default process group has {name} {getattr(state, name)} (got {given}); pass "
+                "what torch.distributed.init_process_group was given, or let initialize_comms make "
+                "it"
             )
 
 
@@ -231,12 +228,7 @@ def shutdown_comms() -> None:
     monitor, state.monitor = state.monitor, None
     if monitor is not None:
         monitor.close()
-    on_host = state.backend in HOST_BACKENDS
-    dist.destroy_process_group()  # and with it all others
-    for each in states:
-        forget(each)
-    if on_host:
-        wait_until_idle()
+    _destroy_groups(states, state.backend in HOST_BACKENDS)
     _give_back_interface(state.interface)
     release_memory()
     if late:
@@ -273,10 +265,16 @@ def _end_with_the_interpreter() -> None:
     states = registered()
     if state.monitor is not None:
         state.monitor.drop()
+    _destroy_groups(states, True)
+
+
+def _destroy_groups(states: Sequence[GroupState], on_host: bool) -> None:
+    """End the default group, and with it all others; and their threads, if it is on the host."""
     dist.destroy_process_group()
     for each in states:
         forget(each)
-    wait_until_idle()
+    if on_host:
+        wait_until_idle()
 
 
 @contextlib.contextmanager
@@ -337,13 +335,12 @@ def _start_mpi(
 ) -> None:
     """MPI starts its ranks itself and numbers them; there is no store, so there is no monitor."""
     dist.init_process_group("mpi", timeout=timeout)
-    for name, given, actual in (
-        ("rank", rank, dist.get_rank()),
-        ("world_size", world_size, dist.get_world_size()),
-    ):
-        if given is not None and given != actual:
-            raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
     state = group_state()
+    for name, given in (("rank", rank), ("world_size", world_size)):
+        if given not in (None, getattr(state, name)):
+            raise ValueError(
+                f"{name} must be MPI's own, {getattr(state, name)}, or None (got {given})"
+            )
     state.timeout, state.comm_device, state.made_here = timeout, device, True
 
 
@@ -393,11 +390,9 @@ def _addresses_for_ranks(address: str | None) -> list[str]:
 
 
 def check_backend(backend: str, device: torch.device | None) -> None:
-    """Whether this torch has the backend, and it can send from where payloads shall be.
+    """Raise RuntimeError unless this torch has the backend and a device for it.
 
-    Raises:
-        RuntimeError: The backend is not here, or there is no device for it.
-        ValueError: Payloads of ``device`` are not for it.
+    And ValueError if payloads of ``device`` are not for it.
     """
     if backend == "nccl" and not _has_nccl():
         raise RuntimeError(

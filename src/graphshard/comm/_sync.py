@@ -41,7 +41,7 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
     if state.world_size == 1 or not tensors:
         return
     device = tensors[0].device
-    rows, one_row_each = [_rows(tensor) for tensor in tensors], [[1]] * len(tensors)
+    rows, one_row_each = [t.contiguous().view(1, -1) for t in tensors], [[1]] * len(tensors)
     stream = joined([[row] for row in rows], device)
     if sum(tensor.numel() > 0 for tensor in tensors) == 1:  # it may be the parameter's own memory
         stream = stream.clone()
@@ -111,18 +111,12 @@ def _sum_bucket(state: GroupState, parameters: Sequence[Tensor], dtype: torch.dt
     )
     payload = torch.view_as_real(flat) if flat.is_complex() else flat
     all_reduce_(state, payload, name="gather_grads")
-    start = 0
-    for p in parameters:
-        total = flat[start : start + p.numel()].view(p.shape)
-        start += p.numel()
+    totals = flat.split([p.numel() for p in parameters])
+    for p, total in zip(parameters, totals, strict=True):
         if p.grad is None:
             p.grad = torch.empty_like(p, requires_grad=False)
         with torch.no_grad():
-            p.grad.copy_(total)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(1, -1)
+            p.grad.copy_(total.view(p.shape))
 
 
 def _verify_model(state: GroupState, named: Sequence[tuple[str, Tensor]], function: str) -> None:

@@ -37,11 +37,7 @@ def from_environment(name: str, variable: str) -> str:
 
 
 def either_name(name: str, value: _T, other: _T) -> _T:
-    """The argument ``name``, or what was given as ``_name``, which is SAR's word for it.
-
-    Raises:
-        TypeError: Both were given.
-    """
+    """The argument ``name``, or ``_name``, SAR's word for it; TypeError if both were given."""
     if value is not None and other is not None:
         raise TypeError(f"give {name} once, as {name} or as _{name} (got {value!r} and {other!r})")
     return other if value is None else value
@@ -101,11 +97,25 @@ def listen_for_others(addresses: Sequence[str], port: int) -> tuple[socket.socke
         RuntimeWarning,
         stacklevel=2,
     )
-    if socket.has_dualstack_ipv6():
-        everywhere = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    else:
-        everywhere = socket.create_server(("", port))
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    everywhere = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
     return everywhere, addresses[0]
+
+
+def notice_dead_host(
+    connection: socket.socket, idle: int = 10, interval: int = 5, count: int = 4
+) -> None:
+    """Send at once, and let the kernel find out, within half a minute, that the other host is gone.
+
+    It is probed after so many seconds of silence, every so many seconds, so many times.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in zip(("IDLE", "INTVL", "CNT"), (idle, interval, count), strict=True):
+        option = getattr(socket, f"TCP_KEEP{name}", None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def is_loopback(address: str) -> bool:
@@ -122,8 +132,7 @@ def loopback_interface() -> str | None:
 def local_environment() -> dict[str, str]:
     """This process's environment, for ranks that it starts on its own host."""
     environment = dict(os.environ)
-    loopback = loopback_interface()
-    if loopback is not None:
+    if (loopback := loopback_interface()) is not None:
         # Without it gloo looks up the host's name, which need not lead anywhere.
         environment.setdefault(GLOO_INTERFACE, loopback)
     return environment

@@ -177,9 +177,7 @@ def rows_are_ready(state: GroupState, device: torch.device) -> torch.cuda.Event 
     None where rows of ``device`` are sent from where they are: the backend's stream is ordered
     after the caller's.
     """
-    if device.type != "cuda" or state.world_size == 1:
-        return None
-    if state.payload_device(device).type != "cpu":
+    if device.type != "cuda" or state.world_size == 1 or state.payload_device(device).type != "cpu":
         return None
     return torch.cuda.current_stream(device).record_event()
 
@@ -564,8 +562,7 @@ def all_reduce(
     if op not in _OPS:
         raise ValueError(f"op must be 'sum', 'max', 'min' or a ReduceOp (got {op!r})")
     if op == "sum":
-        out: Tensor = _AllReduceSum.apply(red_tensor, state)
-        return out
+        return _AllReduceSum.apply(red_tensor, state)
     if red_tensor.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
             f"all_reduce({op!r}) has no gradient; pass x.detach(), or use 'sum'"
@@ -647,6 +644,25 @@ def share_error(error: BaseException | None, group: dist.ProcessGroup | None = N
             The first bad rank chains its own error.
     """
     verify(group_state(group), b"", "", error)
+
+
+def raise_everywhere(error: Exception | None, group: dist.ProcessGroup | None = None) -> None:
+    """`share_error`, also where there is no process group."""
+    if group is not None or is_initialized():
+        share_error(error, group)
+    elif error is not None:
+        raise error
+
+
+@contextmanager
+def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Have what one rank raises in it raised by all, so that none waits for it. Collective."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    raise_everywhere(error, group)
 
 
 def verify(
@@ -764,14 +780,6 @@ def text_of_rank_0(text: str) -> str:
     payload = torch.frombuffer(bytearray(data.ljust(max(1, size), b" ")), dtype=torch.uint8)
     received = broadcast_(group_state(), payload, 0)
     return bytes(received.numpy())[:size].decode(errors="surrogatepass")
-
-
-def raise_everywhere(error: Exception | None) -> None:
-    """Raise on all ranks if any has an error; collective. See `graphshard.comm.share_error`."""
-    if is_initialized():
-        share_error(error)
-    elif error is not None:
-        raise error
 
 
 # -- groups of threads -----------------------------------------------------------------------------

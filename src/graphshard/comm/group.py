@@ -34,7 +34,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -184,22 +184,22 @@ def forget(state: GroupState) -> None:
     # Whatever still refers to the state must not keep the group, and its threads, alive. Threads of
     # gloo may have to take the GIL before they end, and torch before 2.8 keeps it while it ends a
     # group; not so while it ends the part that has the threads, which is therefore last.
-    part = _part_on_host(state.group)
+    part: object = None
+    with contextlib.suppress(RuntimeError):  # it has no such part
+        part = state.group._get_backend(torch.device("cpu"))
     state.group, state.closed, state.shared = None, True, None
     del part
     state.in_flight.clear()
 
 
-def _part_on_host(group: dist.ProcessGroup) -> object:
-    try:
-        return group._get_backend(torch.device("cpu"))
-    except RuntimeError:  # it has none
-        return None
-
-
 def registered() -> list[GroupState]:
     """What is known about any group."""
     return list(_states.values())
+
+
+def _default_state() -> GroupState | None:
+    """What is known about the default group."""
+    return None if dist.group.WORLD is None else _states.get(dist.group.WORLD)
 
 
 def _of_users_group(group: dist.ProcessGroup) -> GroupState:
@@ -208,10 +208,8 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
             "group must be a process group that this process is a member of, or None for the "
             f"default group (got {group!r})"
         )
-    default = _states.get(dist.group.WORLD) if dist.group.WORLD is not None else None
+    default = _default_state() or alone()
     backend = str(dist.get_backend(group))
-    timeout = DEFAULT_TIMEOUT if default is None else default.timeout
-    is_alike = default is not None and default.backend == backend
     state = GroupState(
         group=group,
         rank=dist.get_rank(group),
@@ -219,9 +217,9 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
         members=tuple(dist.get_process_group_ranks(group)),
         name=group.group_name,
         backend=backend,
-        timeout=min(timeout, _timeout_of(group)),
-        comm_device=default.comm_device if default is not None and is_alike else None,
-        monitor=default.monitor if default is not None else None,
+        timeout=min(default.timeout, _timeout_of(group)),
+        comm_device=default.comm_device if default.backend == backend else None,
+        monitor=default.monitor,
     )
     register(state)
     return state
@@ -230,11 +228,9 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
 def _timeout_of(group: dist.ProcessGroup) -> timedelta:
     """The longest that the backend itself waits, as the group was made."""
     for device in ("cpu", "cuda"):
-        try:
-            timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
-        except (RuntimeError, AttributeError):  # none for such a device, or one that does not say
-            continue
-        return timeout
+        # There may be none for such a device, or one that does not say.
+        with contextlib.suppress(RuntimeError, AttributeError):
+            return group._get_backend(torch.device(device)).options._timeout
     return DEFAULT_TIMEOUT
 
 
@@ -249,15 +245,16 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
 
 
 @functools.cache
-def close_in_children() -> None:
-    """From now on forked children close what they inherit of groups; once per process.
+def close_in_children(close: Callable[[], None]) -> None:
+    """From now on forked children close what they inherit, by this function; once per process.
 
     Else a child would keep connections open, and memory alive, after its parent's death.
     """
-    os.register_at_fork(after_in_child=_close_inherited)
+    os.register_at_fork(after_in_child=close)
 
 
-def _close_inherited() -> None:
+def close_inherited_groups() -> None:
+    """Close a forked child's copies of what groups have."""
     for state in registered():
         if state.monitor is not None:
             state.monitor.close_inherited()
@@ -288,8 +285,7 @@ class OperationLog:
 
         After half of ``limit``, in seconds, a notice says for whom it waits.
         """
-        running = (group, name, number, peers, time.monotonic(), limit)
-        self._running[threading.get_ident()] = running
+        self._running[threading.get_ident()] = group, name, number, peers, time.monotonic(), limit
 
     def leave(self) -> None:
         """This thread's operation is over."""
@@ -344,7 +340,7 @@ def _find_monitor(state: GroupState) -> None:
     """The monitor of the default group, which the program may have made itself."""
     from ._monitor import join_late, wants_monitor
 
-    default = None if dist.group.WORLD is None else _states.get(dist.group.WORLD)
+    default = _default_state()
     if default is None:
         return
     if default.monitor is None and wants_monitor(default):

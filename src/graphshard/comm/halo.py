@@ -122,8 +122,7 @@ class SentRows:
         With ``allocate`` it is always a copy, in memory that this makes.
         """
         if allocate is None and len(self.runs) == 1:
-            ((start, stop),) = self.runs
-            rows = tensor[start:stop]
+            rows = tensor[slice(*self.runs[0])]
             if rows.is_contiguous():
                 return rows
         shape = (len(self), *tensor.shape[1:])
@@ -195,25 +194,19 @@ class ExchangePlan:
         state = group_state(group)
         device = device_of("cpu" if device is None else device)
         error = _check_needed(needed, num_rows, state)
+        rows_here = [torch.empty(0, dtype=torch.int64)] * state.world_size
         if error is None:
             rows_here = [rows.detach().to("cpu", torch.int64) for rows in needed]
-        else:
-            rows_here = [torch.empty(0, dtype=torch.int64)] * state.world_size
         recv_splits = [rows.numel() for rows in rows_here]
         ones = [1] * state.world_size
         # Each owner learns how many rows a rank wants of it, and how many of all.
         counts = torch.tensor([[n, sum(recv_splits)] for n in recv_splits], dtype=torch.int64)
-        counts = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
-        send_splits = counts[:, 0]
-        send_index = exchange_rows(
-            state,
-            [torch.cat(rows_here)],
-            [recv_splits],
-            [send_splits.tolist()],
-            "ExchangePlan.build",
-        )[0]
-        if error is None:
-            error = _check_asked(send_index, send_splits.tolist(), num_rows, state)
+        (counts,) = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")
+        send_splits = counts[:, 0].tolist()
+        (send_index,) = exchange_rows(
+            state, [torch.cat(rows_here)], [recv_splits], [send_splits], "ExchangePlan.build"
+        )
+        error = error or _check_asked(send_index, send_splits, num_rows, state)
         verify(state, b"", "", error)
         serial = state.num_plans
         state.num_plans += 1
@@ -221,7 +214,7 @@ class ExchangePlan:
             state=state,
             num_rows=num_rows,
             send_index=send_index.to(device),
-            send_splits=send_splits.tolist(),
+            send_splits=send_splits,
             recv_splits=recv_splits,
             serial=serial,
             most_rows=int(counts[:, 1].max()),
@@ -373,8 +366,7 @@ def _check_asked(
     if not bool(bad.any()):
         return None
     position = int(bad.nonzero()[0])
-    ends = list(accumulate(splits))
-    asker = next(r for r, end in enumerate(ends) if position < end)
+    asker = next(r for r, end in enumerate(accumulate(splits)) if position < end)
     return ValueError(
         f"needed[{state.rank}] of rank {state.members[asker]} must hold row numbers in "
         f"[0, {num_rows}), the rows of rank {state.members[state.rank]} "
@@ -594,8 +586,7 @@ def anchor(output: Tensor, *tensors: Tensor) -> Tensor:
     on the loss of a rank that may have no seeds, so that it takes part in the collectives of the
     backward pass.
     """
-    anchored: Tensor = _Anchor.apply(output, *tensors)
-    return anchored
+    return _Anchor.apply(output, *tensors)
 
 
 class _Anchor(torch.autograd.Function):

@@ -172,11 +172,7 @@ def _find_store(
 def host_store(
     address: str, port: int, world_size: int, timeout: timedelta
 ) -> tuple[dist.TCPStore, str]:
-    """A store that listens at the given address alone; and the address as a number.
-
-    Raises:
-        RuntimeError: The port is in use.
-    """
+    """A store at the given address alone, and its number; RuntimeError if the port is in use."""
     try:
         listener, number = listen_for_others([address], port)
         store = dist.TCPStore(

@@ -52,7 +52,7 @@ from .collectives import (
 )
 from .collectives import as_bytes as as_bytes
 from .collectives import row_bytes as row_bytes
-from .group import GroupState, close_in_children, group_state, operation
+from .group import GroupState, close_in_children, close_inherited_groups, group_state, operation
 
 Splits = Sequence[Sequence[int]]
 """``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
@@ -144,8 +144,10 @@ def _start_shared(
     """Each tensor in a block of its own, and one collective of the words that say where."""
     words = []
     for tensor, splits in zip(tensors, send_splits, strict=True):
+        if tensor.device.type != "cpu":  # straight to where others look
+            tensor = blocks.empty(tensor.shape, tensor.dtype).copy_(tensor)
         readers = [rank for rank, rows in enumerate(splits) if rows]
-        location = blocks.publish(_on_host(tensor, blocks), readers)
+        location = blocks.publish(tensor.contiguous(), readers)
         starts = [0, *accumulate(splits)][:-1]
         words.append([(*location, start * row_bytes(tensor)) for start in starts])
     message = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
@@ -161,13 +163,6 @@ def _start_shared(
         return rows.read(name, number)
 
     return Pending(finish)
-
-
-def _on_host(tensor: Tensor, blocks: SharedBlocks) -> Tensor:
-    """A contiguous tensor of the CPU; a GPU's rows are copied straight to where others look."""
-    if tensor.device.type == "cpu":
-        return tensor.contiguous()
-    return blocks.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 class _SharedRows:
@@ -237,7 +232,7 @@ def _set_up(state: GroupState) -> SharedBlocks | None:
     if not all(seen for (seen,) in _gather(state, [is_seen])) or blocks is None:
         return None
     blocks.peers.extend(peers)
-    close_in_children()
+    close_in_children(close_inherited_groups)
     return blocks
 
 
@@ -353,8 +348,7 @@ def ragged_all_to_all(
             f"rank {state.rank} must receive from itself what it sends to itself "
             f"(got {sends[state.rank]} sent, {recvs[state.rank]} received)"
         )
-    out: Tensor = _RaggedAllToAll.apply(x, state, sends, recvs)
-    return out
+    return _RaggedAllToAll.apply(x, state, sends, recvs)
 
 
 class _RaggedAllToAll(torch.autograd.Function):

@@ -17,7 +17,6 @@ grouped by the rank that owns them (`Ownership`), and each rank tells each other
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import zlib
@@ -32,8 +31,8 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import agree, all_reduce, share_error
-from ..comm.collectives import all_gather, all_to_all, verify
+from ..comm import agree, all_reduce
+from ..comm.collectives import all_gather, all_to_all, shared_errors, verify
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
 from ..fullbatch import GraphShardManager
@@ -174,17 +173,6 @@ def exchange_sizes(
     if flags & _FAILED or bool((arrived[:, 1] != check).any()):
         verify(state, signature, what, error)
     return arrived[:, _HEAD:].to(torch.int64), flags // 2
-
-
-@contextlib.contextmanager
-def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Have what one rank raises in it raised by all, so that none waits for it. Collective."""
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    share_error(error, group)
 
 
 def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:

@@ -42,7 +42,7 @@ from .._base.memory import available_memory
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import agree, all_reduce, share_error
-from ..comm.collectives import all_gather, all_reduce_, all_to_all
+from ..comm.collectives import all_gather, all_reduce_, all_to_all, shared_errors
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, share_arrays
 from ..fullbatch import GraphShardManager
@@ -57,7 +57,6 @@ from .feature_store import (
     Ownership,
     exchange_sizes,
     same_ranks,
-    shared_errors,
 )
 
 EdgeDir = Literal["in", "out"]

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, all_reduce, fetch_halo
+from ..comm.collectives import shared_errors
 from ..fullbatch import AggregationMode, DeferredEdges, GraphShardManager
 from ..fullbatch.lazy import expression_of
 from ..fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
@@ -48,7 +49,6 @@ from ..graph.message_passing import (
 from ..graph.structure import Schema
 from ..ops import Adjacency, edge_softmax
 from ._pipeline import mapped
-from .feature_store import shared_errors
 
 T = TypeVar("T")
 _MOST_LAYERS = 1000

@@ -19,6 +19,7 @@ from .._base.device import device_of
 from .._base.memory import keep_freed_memory
 from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
 from ..comm import come_together, rank, world_size
+from ..comm.collectives import shared_errors
 from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
 from ._dist_loader import SPLIT_KEY, BatchOrder, FeaturePlan, LoaderStats
@@ -27,7 +28,7 @@ from ._dist_loader import LoaderResources as LoaderResources
 from ._dist_loader import MiniBatch as MiniBatch
 from ._dist_loader import global_mean as global_mean
 from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
-from .feature_store import FeatureRequest, FeatureStore, shared_errors
+from .feature_store import FeatureRequest, FeatureStore
 from .graph_store import GraphStore, LocalGraphStore, graph_store_of
 from .lazy_features import FeatureNames, check_named, names_for
 from .sampler import (

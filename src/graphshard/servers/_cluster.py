@@ -33,15 +33,15 @@ _MOST_HERE = 1 << 24  # bytes of an answer that the caller's thread receives its
 
 
 class LocalHost:
-    """This process, the only host of a job without servers; its methods are as of `ServedHost`."""
+    """This process, the only host of a job without servers; its methods are as of `ServedHost`.
 
-    def __init__(self, tables: HostTables) -> None:
-        self._tables, self._handlers = tables, tables.handlers()
+    Args:
+        handlers: What answers requests beside those for its tables, by op.
+    """
+
+    def __init__(self, tables: HostTables, handlers: Mapping[str, Handler] | None = None) -> None:
+        self._tables, self._handlers = tables, tables.handlers() | dict(handlers or {})
         self.address = None
-
-    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
-        """More requests that it answers."""
-        self._handlers |= handlers
 
     def start(self, request: WireMessage) -> _GivenAnswer:
         return _GivenAnswer(self._handlers[request.op](request))
@@ -79,15 +79,9 @@ class ServedHost:
     def __init__(self, connection: MessageClient, may_attach: bool) -> None:
         self.connection, self._may_attach = connection, may_attach
         self.address = connection.address
+        self.start = connection.start  # asks, and goes on
+        self.begin = connection.begin  # asks, and waits soon
         self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
-
-    def start(self, request: WireMessage) -> PendingAnswer:
-        """Ask its server, and go on."""
-        return self.connection.start(request)
-
-    def begin(self, request: WireMessage) -> PendingAnswer:
-        """Ask its server, and wait soon."""
-        return self.connection.begin(request)
 
     def rows(self, name: str) -> Tensor | None:
         """Its rows of a table, where this process can read and write them; else None.
@@ -156,11 +150,7 @@ class Cluster:
         return len(self.hosts)
 
     def server_address(self) -> str:
-        """``host:port`` of a server, of another host if there is one.
-
-        Raises:
-            RuntimeError: There are no servers.
-        """
+        """``host:port`` of a server, of another host if there is one; RuntimeError without any."""
         others = [host for number, host in enumerate(self.hosts) if number != self.here]
         address = [*others, self.hosts[self.here]][0].address
         if address is None:
@@ -182,11 +172,17 @@ class Cluster:
             raise error
         return list(answers.values())
 
+    def ask_all(self, request: WireMessage) -> list[WireMessage]:
+        """The answers of all hosts to one request, by number."""
+        return self.ask([(number, request) for number in range(self.num_hosts)])
+
     # ------------------------------------------------------------------ tables
 
-    def refresh(self) -> None:
-        """Learn which tables there are."""
-        self._learn(self.ask([(n, WireMessage("tables")) for n in range(self.num_hosts)]))
+    def refresh(self) -> list[WireMessage]:
+        """Learn which tables there are; returns what each host says of its own."""
+        answers = self.ask_all(WireMessage("tables"))
+        self._learn(answers)
+        return answers
 
     def names(self) -> list[str]:
         """The tables that are known."""
@@ -195,8 +191,7 @@ class Cluster:
     def info(self, name: str) -> TableInfo:
         """A table; asks the servers if it is new here."""
         if name not in self._infos:
-            request = WireMessage("tables", {"names": [name]})
-            self._learn(self.ask([(n, request) for n in range(self.num_hosts)]))
+            self._learn(self.ask_all(WireMessage("tables", {"names": [name]})))
         if name not in self._infos:
             raise KeyError(f"no tensor named {name!r}; there are: {', '.join(self.names())}")
         return self._infos[name]
@@ -257,8 +252,7 @@ class Cluster:
     def delete(self, name: str) -> None:
         """Delete a table on all hosts. Other processes that have used it call `forget`."""
         self.forget(name)
-        request = WireMessage("delete", {"name": name})
-        self.ask([(number, request) for number in range(self.num_hosts)])
+        self.ask_all(WireMessage("delete", {"name": name}))
 
     def forget(self, name: str) -> None:
         """Give back what this process has of a table that is deleted, and hold it no more."""
@@ -331,7 +325,9 @@ class Cluster:
         for number, pieces in batches:
             host = self.hosts[number]
             ask = host.begin if waits_soon and most <= _MOST_HERE else host.start
-            started.append((pieces, ask(_read_request(pieces))))
+            names = [[info.name for info in piece.infos] for piece in pieces]
+            message = WireMessage("read", {"names": names}, [piece.rows for piece in pieces])
+            started.append((pieces, ask(message)))
 
         def finish() -> list[Tensor]:
             for piece in local:
@@ -359,7 +355,7 @@ class Cluster:
         info = self.info(name)
         check_rows(info, ids.numel(), rows)
         rows = rows.detach().cpu()
-        asked: list[tuple[int, WireMessage]] = []
+        asked: list[list[tuple[int, WireMessage]]] = []  # by host
         for number, local, places in self._by_host([info], ids):
             chosen = rows if places is None else rows.index_select(0, places)
             table = self.hosts[number].rows(name)
@@ -368,21 +364,11 @@ class Cluster:
                 write_rows(table, local, chosen)
                 continue
             most = max(1, MESSAGE_BYTES // max(1, info.row_bytes))
-            asked += [
-                (number, WireMessage("write", {"name": name}, [i, r]))
-                for i, r in zip(local.split(most), chosen.split(most), strict=True)
-            ]
+            pieces = zip(local.split(most), chosen.split(most), strict=True)
+            asked.append([(number, WireMessage("write", {"name": name}, [*p])) for p in pieces])
         # One after another to a host, so that of an id in two messages the later one counts.
-        while asked:
-            batch: dict[int, WireMessage] = {}
-            left = []
-            for number, message in asked:
-                if number in batch:
-                    left.append((number, message))
-                else:
-                    batch[number] = message
-            self.ask(list(batch.items()))
-            asked = left
+        for batch in zip_longest(*asked):
+            self.ask([message for message in batch if message is not None])
 
     def mark_written(self, name: str, number: int) -> None:
         """Tell a host, once, that this process writes to its rows of a table in place.
@@ -440,8 +426,7 @@ class Cluster:
 
     def count_nonzero(self, name: str) -> int:
         """Elements of a table that are not 0, on all hosts."""
-        request = WireMessage("count_nonzero", {"name": name})
-        answers = self.ask([(number, request) for number in range(self.num_hosts)])
+        answers = self.ask_all(WireMessage("count_nonzero", {"name": name}))
         return sum(int(answer.fields["count"]) for answer in answers)
 
     def _by_host(
@@ -529,11 +514,6 @@ def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         size += piece.num_bytes
     if batch:
         yield batch
-
-
-def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
-    names = [[info.name for info in piece.infos] for piece in pieces]
-    return WireMessage("read", {"names": names}, [piece.rows for piece in pieces])
 
 
 def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:

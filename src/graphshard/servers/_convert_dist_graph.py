@@ -7,14 +7,14 @@ without another copy of the partition on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..comm import rank, share_error, world_size
+from ..comm import rank, world_size
+from ..comm.collectives import shared_errors
 from ..fullbatch import GraphShardManager, PartitionData, RelationEdges, construct_full_graph
 from ..graph import EID, NID, NTYPE
 from ..partition import RangePartitionBook
@@ -35,13 +35,12 @@ def load_dgl_partition_data_from_graph(
     is_ours = isinstance(graph, DistGraph)
     book, part = graph.get_partition_book(), rank()
     book = book if is_ours else _book_of_dgl(book, part)
-    error = None
-    if book.num_partitions() != world_size():
-        error = ValueError(
-            f"a DistGraph of {book.num_partitions()} parts is converted by as many ranks (got "
-            f"{world_size()}); partition it into one part for each trainer"
-        )
-    share_error(error)
+    with shared_errors():
+        if book.num_partitions() != world_size():
+            raise ValueError(
+                f"a DistGraph of {book.num_partitions()} parts is converted by as many ranks (got "
+                f"{world_size()}); partition it into one part for each trainer"
+            )
     owned = {ntype: book.partid2nids(part, ntype) for ntype in book.ntypes}
     node_features: dict[str, Tensor] = {
         f"{ntype}/{name}": rows[ids]
@@ -122,30 +121,13 @@ def _in_edges_of_dgl(
 
 def _book_of_dgl(book: Any, part: int) -> RangePartitionBook:
     """Our partition book of a ``RangePartitionBook`` of DGL; ids are the same."""
-    parts = range(book.num_partitions())
-
-    def tiled(names: Sequence[Any], ids_of: Callable[..., Tensor]) -> dict[Any, list[list[int]]]:
-        """Per type the block of each part; they tile the ids by part, then by type."""
-        blocks: dict[Any, list[list[int]]] = {name: [] for name in names}
-        stop = 0
-        for p in parts:
-            for name in names:
-                start, stop = stop, stop + len(ids_of(p, name))
-                blocks[name].append([start, stop])
-        return blocks
-
-    ntypes, etypes = list(book.ntypes), list(book.canonical_etypes)
-    return RangePartitionBook(
-        part,
-        len(parts),
-        tiled(ntypes, book.partid2nids),
-        tiled(etypes, book.partid2eids),
-        {ntype: number for number, ntype in enumerate(ntypes)},
-        {etype: number for number, etype in enumerate(etypes)},
-    )
+    parts, ntypes, etypes = range(book.num_partitions()), book.ntypes, book.canonical_etypes
+    node_sizes = [[len(book.partid2nids(p, ntype)) for ntype in ntypes] for p in parts]
+    edge_sizes = [[len(book.partid2eids(p, etype)) for etype in etypes] for p in parts]
+    return RangePartitionBook.of_sizes(part, ntypes, etypes, node_sizes, edge_sizes)
 
 
-def _first(book: Any, ntype: str) -> Tensor:
+def _first(book: RangePartitionBook, ntype: str) -> Tensor:
     """Each part's first node of a type, in the ids of that type."""
     sizes = [stop - start for start, stop in book.node_map()[ntype]]
     return torch.tensor([0, *sizes[:-1]]).cumsum(0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
-    edge_subgraph_of,
+    checked_ntype,
     edges_by_relation,
+    graph_of_edges,
     in_subgraph_of,
     local_part,
     sample_etype_neighbors,
@@ -90,8 +92,11 @@ class DistGraph:
         self._job.add_policies(self._ids.parts, self._ids.destinations)
         cluster.refresh()
         self._schema = Schema.of_graph(self._ids.book.ntypes, self._ids.book.canonical_etypes)
-        self._features = features = GraphFeatures(self._job, self._ids)
-        self.graph_store = ServedGraphStore(cluster, self._ids, features.edge_table)
+        job, ids = self._job, self._ids
+        self._data: Callable[[str], DistData] = functools.cache(  # features, by policy
+            lambda policy: DistData(job, policy, ids.feature_names(policy))
+        )
+        self.graph_store = ServedGraphStore(cluster, ids, self._data)
         self.feature_store = ServedFeatureStore(cluster, self._ids)
         self._local_partition: Graph | None = None
 
@@ -206,23 +211,23 @@ class DistGraph:
     def ndata(self) -> DistData:
         """Features of nodes, where there is one type."""
         self._only(self.ntypes, "ndata", "nodes[TYPE].data")
-        return self._features.of(node_policy(self.ntypes[0]))
+        return self._data(node_policy(self.ntypes[0]))
 
     @property
     def edata(self) -> DistData:
         """Features of edges, where there is one relation."""
         self._only(self.canonical_etypes, "edata", "edges[RELATION].data")
-        return self._features.of(edge_policy(self.canonical_etypes[0]))
+        return self._data(edge_policy(self.canonical_etypes[0]))
 
     @property
     def nodes(self) -> TypeView:
         """``nodes[TYPE].data``: features of nodes of a type."""
-        return TypeView(lambda ntype: self._features.of(node_policy(self._ntype(ntype))))
+        return TypeView(lambda ntype: self._data(node_policy(checked_ntype(self, ntype))))
 
     @property
     def edges(self) -> TypeView:
         """``edges[RELATION].data``: features of edges of a relation."""
-        return TypeView(lambda e: self._features.of(edge_policy(self.to_canonical_etype(e))))
+        return TypeView(lambda e: self._data(edge_policy(self.to_canonical_etype(e))))
 
     def node_attr_schemes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Row shape and dtype of each node feature, where there is one type."""
@@ -235,11 +240,6 @@ class DistGraph:
     def _only(self, types: Sequence[Any], what: str, instead: str) -> None:
         if len(types) != 1:
             raise ValueError(f"{what} needs one type (the graph has {types}); use {instead}")
-
-    def _ntype(self, ntype: str) -> str:
-        if ntype not in self.ntypes:
-            raise ValueError(f"no node type {ntype!r}; the graph has {self.ntypes}")
-        return ntype
 
     # ------------------------------------------------------------------ structure
 
@@ -260,8 +260,7 @@ class DistGraph:
 
     def _degrees(self, given: Any, etype: CanonicalEType, ntype: str, edge_dir: str) -> Any:
         ids = self._node_ids(given, ntype)
-        starts = torch.tensor(self._ids.starts(node_policy(ntype))[1:])
-        rows = ids + torch.searchsorted(starts, ids, right=True)  # one row more on each host
+        rows = ids + self._ids.hosts_of(node_policy(ntype), ids)  # one row more on each host
         table = [pointer_table(etype, edge_dir)]
         reads = [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
         begin, end = self._job.cluster.read(reads)
@@ -270,9 +269,7 @@ class DistGraph:
 
     def find_edges(self, edges: Ids, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges, int64."""
-        by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
-        assert by_relation is not None
-        ((relation, eids),) = by_relation.items()
+        relation, eids = self._edge_ids(edges, etype)
         return self.graph_store.find_edges(relation, eids)
 
     def has_edges_between(self, u: Ids, v: Ids, etype: EType | None = None) -> Tensor:
@@ -298,9 +295,7 @@ class DistGraph:
         Raises:
             ValueError: An edge has no reverse there.
         """
-        by_relation = edges_by_relation(self, {etype: eids})
-        assert by_relation is not None
-        ((relation, ids),) = by_relation.items()
+        relation, ids = self._edge_ids(eids, etype)
         return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
 
     def edge_subgraph(
@@ -314,7 +309,10 @@ class DistGraph:
                 ``ndata[NID]``; if not, all nodes stay.
             store_ids: Whether to store ids, of edges in ``edata[EID]``.
         """
-        return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
+        by_relation = edges_by_relation(self, edges)
+        find = self.graph_store.find_edges
+        columns = {etype: (*find(etype, eids), eids) for etype, eids in by_relation.items()}
+        return graph_of_edges(self, columns, relabel_nodes, store_ids)
 
     def in_subgraph(
         self, nodes: NodeIds, *, relabel_nodes: bool = False, store_ids: bool = True
@@ -374,17 +372,13 @@ class DistGraph:
             ValueError: The weights are missing or no weights; or ``edge_dir="out"``, and the parts
                 do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """
-        drawn = sample_etype_neighbors(
-            self,
-            seed_nodes,
-            fanout,
-            edge_dir,
-            prob,
-            exclude_edges=exclude_edges,
-            replace=replace,
-            seed=seed,
-        )
+        given: dict[str, Any] = {"exclude_edges": exclude_edges, "replace": replace, "seed": seed}
+        drawn = sample_etype_neighbors(self, seed_nodes, fanout, edge_dir, prob, **given)
         return drawn if output_device is None else drawn.to(output_device)
+
+    def _edge_ids(self, eids: Ids, etype: EType | None) -> tuple[CanonicalEType, Tensor]:
+        ((relation, ids),) = edges_by_relation(self, {etype: eids}).items()
+        return relation, ids
 
     def _node_ids(self, ids: Any, ntype: str) -> Tensor:
         count = self.num_nodes(ntype)
@@ -415,31 +409,11 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
         )
     refuse_several_without_servers(f"DistGraph({graph_name!r})")
     tables = HostTables(0, is_shared=False)
-    host = LocalHost(tables)
-    host.add_handlers(GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
+    host = LocalHost(tables, GraphHandlers(tables, load_parts(tables, path, 1)).handlers())
     job = Job(path, Cluster([host], 0))
     host.start(WireMessage("graph", {"name": graph_name}))  # raises unless it is called so
     set_job(job)
     return job
-
-
-class GraphFeatures:
-    """Features of a graph, of all types."""
-
-    def __init__(self, job: Job, ids: GraphIds) -> None:
-        self._job, self._ids = job, ids
-        self._by_policy: dict[str, DistData] = {}
-
-    def of(self, policy: str) -> DistData:
-        """Features of one kind of rows."""
-        if policy not in self._by_policy:
-            self._by_policy[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
-        return self._by_policy[policy]
-
-    def edge_table(self, etype: CanonicalEType, name: str) -> str | None:
-        """The table of a feature of a relation's edges; None if there is none."""
-        data = self.of(edge_policy(etype))
-        return data[name].name if name in data else None
 
 
 class DistData(MutableMapping[str, DistTensor]):

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..comm import Pending, agree, barrier, come_together
-from ..comm.group import group_state
+from ..comm import Pending, agree, barrier, come_together, rank
+from ..comm.collectives import shared_errors
 from ._cluster import Cluster, RowsRequest
 from ._host_tables import TableInfo, check_name
-from ._job import Job, current_job, from_rank_0, on_other_ranks, on_rank_0
+from ._job import Job, current_job, from_rank_0, on_rank_0
 from ._message_stream import check_dtype
 
 RowIndex: TypeAlias = int | slice | Sequence[int] | Tensor | np.ndarray[Any, Any]
@@ -93,33 +93,29 @@ class DistTensor:
             "it on any",
         )
         agree(f"{info}, {init_func is not None}, {attach}", "the DistTensor that is made")
-        is_first, holds = [False], list[object]()
-
-        def create() -> None:
-            is_first[0] = job.cluster.create(info)
-            holds.append(job.cluster.hold(key))
-            if not (is_first[0] or attach or group_state().rank):
-                raise ValueError(f"a tensor named {name!r} exists; pass attach=True to use it")
-
+        is_new, hold = False, None
         try:
-            on_rank_0(create)
-            on_other_ranks(create)
+            for is_turn in (rank() == 0, rank() != 0):  # rank 0 makes it, the others find it
+                with shared_errors():
+                    if is_turn:
+                        is_new = job.cluster.create(info)
+                        hold = job.cluster.hold(key)
+                        if not (is_new or attach or rank()):
+                            raise ValueError(
+                                f"a tensor named {name!r} exists; pass attach=True to use it"
+                            )
         except BaseException:
-            for hold in holds:
-                _drop(job.cluster, hold)
+            _drop(job.cluster, hold)
             raise
-        self._finalizer = weakref.finalize(self, _drop, job.cluster, *holds)
+        self._finalizer = weakref.finalize(self, _drop, job.cluster, hold)
         self._finalizer.atexit = False
-        is_new = bool(from_rank_0(int(is_first[0])))
-        self._attach(job, job.cluster.info(key), name)
+        is_new = bool(from_rank_0(int(is_new)))
+        self._job, self._info, self._tensor_name = job, job.cluster.info(key), name
         if is_new and init_func is not None:
             _fill(job, self, init_func)
         barrier()
         if persistent:
             self._finalizer.detach()
-
-    def _attach(self, job: Job, info: TableInfo, name: str | None) -> None:
-        self._job, self._info, self._tensor_name = job, info, name
 
     @classmethod
     def existing(cls, job: Job, key: str) -> DistTensor:
@@ -128,9 +124,9 @@ class DistTensor:
         Args:
             key: Its name with its policy.
         """
-        tensor = cls.__new__(cls)
-        info = job.cluster.info(key)
-        tensor._attach(job, info, key.removeprefix(f"{info.policy}~"))
+        tensor, info = cls.__new__(cls), job.cluster.info(key)
+        tensor._job, tensor._info = job, info
+        tensor._tensor_name = key.removeprefix(f"{info.policy}~")
         return tensor
 
     # ------------------------------------------------------------------ what it is
@@ -273,9 +269,12 @@ def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
             raise IndexError(f"a mask of {what!r} must have {num_rows} entries (got {ids.numel()})")
         return ids.cpu().nonzero().view(-1)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        got = type(index).__name__
+        if isinstance(index, Tensor):
+            got = f"{index.dtype} of shape {tuple(index.shape)}"
         raise TypeError(
             f"{what!r} takes an int, a slice, a list of ints, a mask, or an int32 or int64 tensor "
-            f"of one dimension (got {_kind(index)})"
+            f"of one dimension (got {got})"
         )
     ids = ids.cpu()
     if ids.numel() == 0:
@@ -294,12 +293,6 @@ def _is_int(index: Any) -> bool:
     return isinstance(index, int | np.integer) or (
         is_scalar and str(index.dtype).removeprefix("torch.").startswith("int")
     )
-
-
-def _kind(index: Any) -> str:
-    if isinstance(index, Tensor):
-        return f"{index.dtype} of shape {tuple(index.shape)}"
-    return type(index).__name__
 
 
 def _policy_of(job: Job, shape: tuple[int, ...], part_policy: Any) -> str:
@@ -452,12 +445,9 @@ class DistEmbedding:
         with_gradient = [(ids, rows.grad) for ids, rows in self._lookups if rows.grad is not None]
         if not with_gradient:
             return torch.empty(0, dtype=torch.int64), [torch.empty(0, self.embedding_dim)]
-        ids = (
-            with_gradient[0][0]
-            if len(with_gradient) == 1
-            else torch.cat([ids for ids, _ in with_gradient])
-        )
-        return ids.long(), [grad.cpu() for _, grad in with_gradient]
+        ids = [ids for ids, _ in with_gradient]
+        all_ids = ids[0] if len(ids) == 1 else torch.cat(ids)
+        return all_ids.long(), [grad.cpu() for _, grad in with_gradient]
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Forget the gradients of lookups.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ from ._host_graph import (
     pointer_table,
     source_table,
 )
-from ._host_tables import HostTables, TableInfo, TableServer
+from ._host_tables import HostTables, TableInfo, TableServer, check_is_ids
 from ._ip_config import parts_of_host
 from ._message_stream import Spec, WireMessage
 from .rpc import Handler
-from .saving import RestoredTables, restore_tables
+from .saving import restore_tables
 
 _INT32_MAX = 2**31 - 1
 
@@ -84,11 +85,9 @@ class GraphServer(TableServer):
         try:
             ids = load_parts(self.tables, part_config, num_hosts)
             self._origin: dict[str, Any] = {}
-            self.restored: RestoredTables | None = None
-            if restore is not None:
-                self.restored = restored = restore_tables(self.tables, ids, restore)
-                if restored is not None:
-                    self._origin = {"digest": restored.digest, "step": restored.step}
+            self.restored = None if restore is None else restore_tables(self.tables, ids, restore)
+            if self.restored is not None:
+                self._origin = {"digest": self.restored.digest, "step": self.restored.step}
             self.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
             self.handlers |= GraphHandlers(self.tables, ids).handlers()
             self.start()
@@ -146,7 +145,7 @@ class GraphHandlers:
         for number, entry in enumerate(listed):
             rows, excluded = tensors[2 * number : 2 * number + 2]
             neighbor_request = self._request_of(entry, rows)
-            _check_rows(excluded, None)
+            check_is_ids(excluded)
             specs += self._graph.most_drawn(neighbor_request, rows, options)
             request.check_answer(specs)
             absent = excluded if excluded.numel() else None
@@ -165,9 +164,8 @@ class GraphHandlers:
             raise MessageError(f"a fanout must be in [-1, 2^31) (got {fanout!r:.80})")
         if type(key) is not int or not 0 <= key < 2**64:
             raise MessageError("a key must have 64 bits")
-        starts = self._ids.starts(node_policy(etype[2]))
-        host = self._graph.host
-        _check_rows(rows, starts[host + 1] - starts[host])
+        first, end = self._ids.range_of(node_policy(etype[2]), self._graph.host)
+        _check_rows(rows, end - first)
         return NeighborRequest(etype, rows, fanout, key)
 
     def _etype(self, value: Any) -> CanonicalEType:
@@ -189,10 +187,9 @@ class GraphHandlers:
         return WireMessage("ends", {}, list(self._graph.ends_of(etype, positions)))
 
 
-def _check_rows(rows: Tensor, limit: int | None) -> None:
-    if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
-        raise MessageError(f"ids must be int32 or int64 of one dimension (got {rows.dtype})")
-    if limit is not None and rows.numel() and not (0 <= int(rows.min()) <= int(rows.max()) < limit):
+def _check_rows(rows: Tensor, limit: int) -> None:
+    check_is_ids(rows)
+    if rows.numel() and not (0 <= int(rows.min()) <= int(rows.max()) < limit):
         raise IndexError(f"rows on this host are in [0, {limit})")
 
 
@@ -217,125 +214,114 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
     """Put the parts of a host into its tables."""
     config = read_config(part_config)
     config.check_format()
-    ids = GraphIds(config.graph_name, config.book(0), num_hosts)
-    parts = parts_of_host(tables.host, num_hosts, config.num_parts)
+    ids = GraphIds(config.graph_name, config.book(0), num_hosts, {})
+    loader = _PartLoader(tables, ids, Path(part_config))
     has_out_edges = config.num_parts == 1 or (config.halo_hops or 0) >= 1
-    out_edges: dict[CanonicalEType, list[Tensor]] = {}
-    for part in parts:
-        data = load_dgl_partition_data(Path(part_config), part)
-        _fill_features(tables, ids, data)
-        _fill_edges(tables, ids, data, config.edges_by_destination)
+    for part in parts_of_host(tables.host, num_hosts, config.num_parts):
+        data = load_dgl_partition_data(loader.part_config, part)
+        loader.fill_features(data)
+        loader.fill_edges(data, config.edges_by_destination)
         del data
         if has_out_edges:
-            _read_out_edges(tables, ids, part_config, part, out_edges)
-    for etype, pieces in out_edges.items():
-        _fill_out_edges(tables, ids, etype, pieces)
+            loader.read_out_edges(part)
+    for etype, pieces in loader.out_edges.items():
+        loader.fill_out_edges(etype, pieces)
         pieces.clear()
     tables.mark_loaded()
     return ids
 
 
-def _fill_features(tables: HostTables, ids: GraphIds, data: PartitionData) -> None:
-    for features, is_node in ((data.node_features, True), (data.edge_features, False)):
-        for key, rows in features.items():
-            if key == NTYPE:  # which the partition book tells
-                continue
-            owner, name = key.rsplit("/", 1)
-            policy = f"{'node' if is_node else 'edge'}~{owner}"
-            table = f"{policy}~{name}"
-            ids.features.setdefault(policy, set()).add(name)
-            row_shape = rows.shape[1:]
-            _part_of(tables, ids, table, policy, rows.dtype, row_shape, data.rank).copy_(rows)
+@dataclass(frozen=True)
+class _PartLoader:
+    """Puts parts of a graph into the tables of their host."""
 
+    tables: HostTables
+    ids: GraphIds
+    part_config: Path
+    out_edges: dict[CanonicalEType, list[Tensor]] = field(default_factory=dict)
 
-def _part_of(
-    tables: HostTables,
-    ids: GraphIds,
-    name: str,
-    policy: str,
-    dtype: torch.dtype,
-    row_shape: Sequence[int],
-    part: int,
-) -> Tensor:
-    """A part's rows of a table, which is made if it is new."""
-    starts = ids.starts(policy)
-    tables.create(TableInfo(name, dtype, tuple(row_shape), starts, policy, persistent=True))
-    ranges = ids.parts[policy]
-    first = starts[tables.host]
-    return tables.rows(name)[ranges.starts[part] - first : ranges.starts[part + 1] - first]
+    def fill_features(self, data: PartitionData) -> None:
+        for features, is_node in ((data.node_features, True), (data.edge_features, False)):
+            for key, rows in features.items():
+                if key == NTYPE:  # which the partition book tells
+                    continue
+                owner, name = key.rsplit("/", 1)
+                policy = f"{'node' if is_node else 'edge'}~{owner}"
+                self.ids.features.setdefault(policy, set()).add(name)
+                like = rows.dtype, tuple(rows.shape[1:])
+                self._rows(f"{policy}~{name}", policy, *like, data.rank).copy_(rows)
 
+    def fill_edges(self, data: PartitionData, by_destination: bool) -> None:
+        part = data.rank
+        for etype, edges in data.edges.items():
+            if by_destination and bool((edges.dst[1:] < edges.dst[:-1]).any()):
+                raise ValueError(f"edges of {etype} are not sorted by destination; partition again")
+            policy, nodes = edge_policy(etype), node_policy(etype[0])
+            if not by_destination:
+                eids = torch.argsort(edges.dst, stable=True)
+                eids += self.ids.parts[policy].starts[part]
+                dtype = self.ids.dtype(policy)
+                self._rows(in_edge_table(etype), policy, dtype, (), part).copy_(eids)
+            dtype = self.ids.dtype(nodes)
+            begins = torch.tensor(self.ids.parts[nodes].starts[:-1], dtype=dtype)
+            rows = self._rows(source_table(etype), policy, dtype, (), part)
+            torch.add(edges.src.to(dtype), begins[edges.src_part.long()], out=rows)
+            self._fill_pointer(etype, "in", part, edges.dst)
 
-def _fill_edges(
-    tables: HostTables, ids: GraphIds, data: PartitionData, by_destination: bool
-) -> None:
-    for etype, edges in data.edges.items():
-        if by_destination and bool((edges.dst[1:] < edges.dst[:-1]).any()):
-            raise ValueError(f"edges of {etype} are not sorted by destination; partition again")
-        if not by_destination:
-            policy, eids = edge_policy(etype), torch.argsort(edges.dst, stable=True)
-            eids += ids.parts[policy].starts[data.rank]
-            table, dtype = in_edge_table(etype), ids.edge_dtype(etype)
-            _part_of(tables, ids, table, policy, dtype, (), data.rank).copy_(eids)
-        sources = ids.parts[node_policy(etype[0])]
-        dtype = torch.int32 if sources.num_ids <= _INT32_MAX else torch.int64
-        begins = torch.tensor(sources.starts[:-1], dtype=dtype)
-        rows = _part_of(tables, ids, source_table(etype), edge_policy(etype), dtype, (), data.rank)
-        torch.add(edges.src.to(dtype), begins[edges.src_part.long()], out=rows)
-        _fill_pointer(tables, ids, etype, "in", data.rank, edges.dst)
+    def read_out_edges(self, part: int) -> None:
+        """Add the ids of the edges that leave a part's nodes, by node, to those of others."""
+        graph, _, _, book, _, ntypes, etypes = load_partition(
+            self.part_config, part, load_feats=False
+        )
+        src, _ = graph.adjacency().coo()
+        types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
+        for relation, etype in enumerate(etypes):
+            chosen = ((types == relation) & (src < offsets[-1])).nonzero().view(-1)
+            near = src[chosen].long() - offsets[ntypes.index(etype[0])]
+            _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
+            eids = eids[torch.argsort(near, stable=True)]
+            eids = eids.to(self.ids.dtype(edge_policy(etype)))
+            self.out_edges.setdefault(etype, []).append(eids)
+            self._fill_pointer(etype, "out", part, near)
 
+    def fill_out_edges(self, etype: CanonicalEType, pieces: Sequence[Tensor]) -> None:
+        host, count = self.tables.host, sum(piece.numel() for piece in pieces)
+        starts = tuple(count if h > host else 0 for h in range(self.ids.num_hosts + 1))
+        dtype = self.ids.dtype(edge_policy(etype))
+        name = out_edge_table(etype, host)
+        out = self._made(TableInfo(name, dtype, (), starts, "graph~outeid", persistent=True))
+        torch.cat(list(pieces), out=out)
 
-def _fill_pointer(
-    tables: HostTables,
-    ids: GraphIds,
-    etype: CanonicalEType,
-    edge_dir: EdgeDir,
-    part: int,
-    near: Tensor,
-) -> None:
-    """Where the edges of each node of a part begin, after those of the part before it.
+    def _fill_pointer(
+        self, etype: CanonicalEType, edge_dir: EdgeDir, part: int, near: Tensor
+    ) -> None:
+        """Where the edges of each node of a part begin, after those of the part before it.
 
-    Args:
-        near: The node of the part that each edge is at, counted from the part's first.
-    """
-    policy, name = node_policy(ends(etype, edge_dir)[0]), pointer_table(etype, edge_dir)
-    starts, nodes = ids.starts(policy), ids.parts[policy]
-    # One row more than nodes on each host; the first is 0, as new tables are.
-    shifted = tuple(start + host for host, start in enumerate(starts))
-    dtype = ids.edge_dtype(etype)
-    tables.create(TableInfo(name, dtype, (), shifted, f"graph~{edge_dir}ptr", persistent=True))
-    pointer = tables.rows(name)
-    low = nodes.starts[part] - starts[tables.host]
-    high = nodes.starts[part + 1] - starts[tables.host]
-    degrees = torch.bincount(near, minlength=high - low)
-    pointer[low + 1 : high + 1] = pointer[low] + degrees.cumsum(0)
+        Args:
+            near: The node of the part that each edge is at, counted from the part's first.
+        """
+        nodes, dtype = node_policy(ends(etype, edge_dir)[0]), self.ids.dtype(edge_policy(etype))
+        # One row more than nodes on each host; the first is 0, as new tables are.
+        starts = tuple(start + host for host, start in enumerate(self.ids.starts(nodes)))
+        name, policy = pointer_table(etype, edge_dir), f"graph~{edge_dir}ptr"
+        pointer = self._made(TableInfo(name, dtype, (), starts, policy, persistent=True))
+        low, high = self._place(nodes, part)
+        degrees = torch.bincount(near, minlength=high - low)
+        pointer[low + 1 : high + 1] = pointer[low] + degrees.cumsum(0)
 
+    def _rows(
+        self, name: str, policy: str, dtype: torch.dtype, row_shape: tuple[int, ...], part: int
+    ) -> Tensor:
+        """A part's rows of a table, which is made if it is new."""
+        rows = self._made(TableInfo(name, dtype, row_shape, self.ids.starts(policy), policy, True))
+        return rows[slice(*self._place(policy, part))]
 
-def _read_out_edges(
-    tables: HostTables,
-    ids: GraphIds,
-    part_config: str | os.PathLike[str],
-    part: int,
-    pieces: dict[CanonicalEType, list[Tensor]],
-) -> None:
-    """Add the ids of the edges that leave a part's nodes, grouped by node, to those of others."""
-    graph, _, _, book, _, ntypes, etypes = load_partition(part_config, part, load_feats=False)
-    src, _ = graph.adjacency().coo()
-    types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
-    for relation, etype in enumerate(etypes):
-        chosen = ((types == relation) & (src < offsets[-1])).nonzero().view(-1)
-        near = src[chosen].long() - offsets[ntypes.index(etype[0])]
-        _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
-        order = torch.argsort(near, stable=True)
-        pieces.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
-        _fill_pointer(tables, ids, etype, "out", part, near)
+    def _place(self, policy: str, part: int) -> tuple[int, int]:
+        """``(start, stop)`` of a part's rows among the host's."""
+        first = self.ids.starts(policy)[self.tables.host]
+        start, stop = self.ids.parts[policy].starts[part : part + 2]
+        return start - first, stop - first
 
-
-def _fill_out_edges(
-    tables: HostTables, ids: GraphIds, etype: CanonicalEType, pieces: Sequence[Tensor]
-) -> None:
-    name, count = out_edge_table(etype, tables.host), sum(piece.numel() for piece in pieces)
-    starts = tuple(count if host > tables.host else 0 for host in range(ids.num_hosts + 1))
-    tables.create(
-        TableInfo(name, ids.edge_dtype(etype), (), starts, "graph~outeid", persistent=True)
-    )
-    torch.cat(list(pieces), out=tables.rows(name))
+    def _made(self, info: TableInfo) -> Tensor:
+        self.tables.create(info)
+        return self.tables.rows(info.name)

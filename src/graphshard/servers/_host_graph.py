@@ -24,7 +24,6 @@ The last two are there if the parts keep the edges that leave them (``num_hops``
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -101,25 +100,31 @@ class GraphIds:
         name: str,
         book: RangePartitionBook,
         num_hosts: int,
-        features: Mapping[str, Collection[str]] = MappingProxyType({}),
+        features: Mapping[str, Collection[str]],
     ) -> None:
         self.name, self.book, self.num_hosts = name, book, num_hosts
         self.features = {policy: set(names) for policy, names in features.items()}
-        nodes = {t: _sizes(blocks) for t, blocks in book.node_map().items()}
-        edges = {t: _sizes(blocks) for t, blocks in book.edge_map().items()}
-        self.parts: dict[str, RangeMap] = {node_policy(t): r for t, r in nodes.items()}
-        self.parts |= {edge_policy(t): r for t, r in edges.items()}
-        self.destinations = {edge_policy(t): node_policy(t[2]) for t in edges}
+        self.parts = {node_policy(t): _sizes(blocks) for t, blocks in book.node_map().items()}
+        self.parts |= {edge_policy(t): _sizes(blocks) for t, blocks in book.edge_map().items()}
+        self.destinations = {edge_policy(t): node_policy(t[2]) for t in book.canonical_etypes}
         """How rows of edges are spread, to how those of their destinations are."""
 
     def starts(self, policy: str) -> tuple[int, ...]:
         """First id of each host, and the number of ids."""
         return starts_of_hosts(self.parts[policy].starts, self.num_hosts)
 
-    def edge_dtype(self, etype: CanonicalEType) -> torch.dtype:
-        """Of ids of a relation's edges, in tables."""
-        few = self.parts[edge_policy(etype)].num_ids <= _INT32_MAX
-        return torch.int32 if few else torch.int64
+    def range_of(self, policy: str, host: int) -> tuple[int, int]:
+        """``(start, stop)`` of the ids of a host."""
+        starts = self.starts(policy)
+        return starts[host], starts[host + 1]
+
+    def hosts_of(self, policy: str, ids: Tensor) -> Tensor:
+        """The host of each row of a kind, by id."""
+        return torch.searchsorted(torch.tensor(self.starts(policy)[1:]), ids, right=True)
+
+    def dtype(self, policy: str) -> torch.dtype:
+        """Of ids of a kind of rows, in tables."""
+        return torch.int32 if self.parts[policy].num_ids <= _INT32_MAX else torch.int64
 
     def feature_names(self, policy: str) -> list[str]:
         """Features of one kind of rows."""
@@ -224,15 +229,17 @@ class HostGraph:
         assert lists is not None
         begin = lists.indptr.index_select(0, rows)
         degrees = lists.indptr.index_select(0, rows + 1) - begin
-        if request.fanout >= 0:
-            degrees = (
-                degrees.clamp(max=1) * request.fanout
-                if options.replace
-                else degrees.clamp(max=request.fanout)
-            )
+        if request.fanout >= 0 and options.replace:
+            degrees = degrees.clamp(max=1) * request.fanout
+        elif request.fanout >= 0:
+            degrees = degrees.clamp(max=request.fanout)
         drawn = (int(degrees.sum()),)
         specs: list[Spec] = [(lists.indptr.dtype, (rows.numel(),)), (lists.neighbors.dtype, drawn)]
-        return [*specs, (self.ids.edge_dtype(request.etype), drawn)] if options.with_eids else specs
+        return (
+            [*specs, (self.ids.dtype(edge_policy(request.etype)), drawn)]
+            if options.with_eids
+            else specs
+        )
 
     def _checked(
         self,
@@ -280,10 +287,5 @@ def row_positions(begin: Tensor, counts: Tensor) -> Tensor:
 
 
 def are_on_hosts(options: DrawOptions) -> bool:
-    """Whether the host of a node has all that a draw needs.
-
-    Of out-edges it does not have the order and the weights, which their destinations' hosts have;
-    and of the neighbours that LABOR looks at not the original ids. A trainer then reads what it
-    needs and draws itself; see `GatheredEdges`.
-    """
+    """Whether the host of a node has all that a draw needs; see ``_served_stores`` for what not."""
     return options.edge_dir == "in" and not options.labor

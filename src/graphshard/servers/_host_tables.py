@@ -66,24 +66,17 @@ class TableInfo:
     def row_bytes(self) -> int:
         return math.prod(self.row_shape) * self.dtype.itemsize
 
+    def shape_on(self, host: int) -> tuple[int, ...]:
+        """Of the rows of a host."""
+        return (self.starts[host + 1] - self.starts[host], *self.row_shape)
+
     def as_json(self) -> dict[str, Any]:
         """As a message has it."""
-        return {
-            "name": self.name,
-            "dtype": dtype_name(self.dtype),
-            "row_shape": list(self.row_shape),
-            "starts": list(self.starts),
-            "policy": self.policy,
-            "persistent": self.persistent,
-        }
+        return {**vars(self), "dtype": dtype_name(self.dtype)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> TableInfo:
-        """From a message.
-
-        Raises:
-            MessageError: A field is missing, or out of range.
-        """
+        """From a message; MessageError if a field is missing, or out of range."""
         try:
             name, policy, persistent = fields["name"], fields["policy"], fields["persistent"]
             dtype = dtype_named(fields["dtype"])
@@ -182,21 +175,18 @@ class HostTables:
                         f"a tensor named {info.name!r} exists with {_described(table.info)} (asked "
                         f"for {_described(info)}); use another name, or delete it first"
                     )
-                persistent = table.info.persistent or info.persistent
-                merged = replace(table.info, persistent=persistent)
-                self._tables[info.name] = replace(table, info=merged)
+                if info.persistent:
+                    self._tables[info.name] = replace(table, info=info)
                 table.holders[holder] += 1
                 return False
             if self.host >= len(info.starts) - 1:
                 raise ValueError(f"{info.name!r} has no rows on host {self.host}")
-            num_rows = info.starts[self.host + 1] - info.starts[self.host]
-            shape = (num_rows, *info.row_shape)
             path = None
             if self._folder is None:
-                rows = torch.zeros(shape, dtype=info.dtype)
+                rows = torch.zeros(info.shape_on(self.host), dtype=info.dtype)
             else:
                 path = str(self._folder.path / secrets.token_hex(8))
-                rows = new_file(path, shape, info.dtype)
+                rows = new_file(path, info.shape_on(self.host), info.dtype)
             self._tables[info.name] = _HostTable(info, rows, path, Counter([holder]))
             return True
 
@@ -290,16 +280,21 @@ class HostTables:
 
     def _on_read(self, request: WireMessage) -> WireMessage:
         """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor."""
-        plan = _read_plan(request, self._find)
-        specs = [
-            (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in plan for t in some
+        names = request.fields.get("names")
+        if not isinstance(names, list) or len(names) != len(request.tensors):
+            raise MessageError("read takes names for each tensor of ids")
+        reads = [
+            (self._find(name), ids)
+            for ids, some in zip(request.tensors, names, strict=True)
+            for name in _texts(some)
         ]
+        for table, ids in reads:
+            _check_ids(ids, table)
+        specs = [(t.info.dtype, (ids.numel(), *t.info.row_shape)) for t, ids in reads]
         request.check_answer(specs)
         answer = WireMessage.allocate("rows", {}, specs)
-        outs = iter(answer.tensors)
-        for ids, tables in plan:
-            for table in tables:
-                copy_rows(next(outs), None, table.rows, ids)
+        for out, (table, ids) in zip(answer.tensors, reads, strict=True):
+            copy_rows(out, None, table.rows, ids)
         return answer
 
     def _on_write(self, request: WireMessage) -> WireMessage:
@@ -324,11 +319,7 @@ class HostTables:
 
 
 def new_file(path: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros in a new file, all of whose memory is taken.
-
-    Raises:
-        OSError: There is no room; the file is gone.
-    """
+    """A tensor of zeros in a new file, with all its memory taken; OSError if there is no room."""
     num_bytes = max(1, math.prod(shape) * dtype.itemsize)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -362,19 +353,14 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
         stat = os.fstat(descriptor)
         if (stat.st_dev, stat.st_ino) != (device, inode):
             return None
-        num_rows = info.starts[host + 1] - info.starts[host]
-        shape = (num_rows, *info.row_shape)
+        shape = info.shape_on(host)
         memory = MappedFile(descriptor, max(1, math.prod(shape) * info.dtype.itemsize))
-        if _is_in_memory(device):  # of a file on a disk, all would be read
+        folder = shared_memory_folder()
+        if folder is not None and os.stat(folder).st_dev == device:  # of a disk, all would be read
             memory.populate(_MOST_POPULATED)
         return _as_tensor(memory, shape, info.dtype)
     finally:
         os.close(descriptor)
-
-
-def _is_in_memory(device: int) -> bool:
-    memory = shared_memory_folder()
-    return memory is not None and os.stat(memory).st_dev == device
 
 
 def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -411,28 +397,20 @@ def write_rows(table: Tensor, ids: Tensor, rows: Tensor) -> None:
     copy_rows(table, ids, rows, None)
 
 
-def _read_plan(request: WireMessage, find: Any) -> list[tuple[Tensor, list[_HostTable]]]:
-    names = request.fields.get("names")
-    if not isinstance(names, list) or len(names) != len(request.tensors):
-        raise MessageError("read takes names for each tensor of ids")
-    plan = []
-    for ids, some in zip(request.tensors, names, strict=True):
-        tables = [find(name) for name in _texts(some)]
-        for table in tables:
-            _check_ids(ids, table)
-        plan.append((ids, tables))
-    return plan
-
-
 def _check_ids(ids: Tensor, table: _HostTable) -> None:
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise MessageError(f"ids must be int32 or int64 of one dimension (got {ids.dtype})")
+    check_is_ids(ids)
     num_rows = table.rows.shape[0]
     if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_rows):
         raise IndexError(
             f"rows of {table.info.name!r} on this host are in [0, {num_rows}) (got "
             f"{int(ids.min())} to {int(ids.max())})"
         )
+
+
+def check_is_ids(ids: Tensor) -> None:
+    """Raise MessageError unless a tensor of a message can hold ids."""
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise MessageError(f"ids must be int32 or int64 of one dimension (got {ids.dtype})")
 
 
 def _texts(value: Any) -> list[str]:
@@ -471,7 +449,8 @@ class TableServer:
         **options: Any,
     ) -> None:
         self.tables = HostTables(number, is_shared=True, directory=directory)
-        self.handlers: dict[str, Handler] = self.tables.handlers() | {"ping": _on_ping}
+        self.handlers: dict[str, Handler] = self.tables.handlers()
+        self.handlers["ping"] = lambda request: WireMessage("ok")
         self._options = {
             "token": token,
             "host": host,
@@ -500,7 +479,3 @@ class TableServer:
         if self._server is not None:
             self._server.stop()
         self.tables.close()
-
-
-def _on_ping(request: WireMessage) -> WireMessage:
-    return WireMessage("ok")

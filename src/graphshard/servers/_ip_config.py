@@ -59,7 +59,12 @@ def parts_of_host(host: int, num_hosts: int, num_parts: int) -> range:
             f"{num_parts} parts need 1 to {num_parts} hosts (got {num_hosts}); partition the graph "
             "into at least as many parts as there are hosts"
         )
-    return range(host * num_parts // num_hosts, (host + 1) * num_parts // num_hosts)
+    return range(*even_share(host, num_hosts, num_parts))
+
+
+def even_share(number: int, num_shares: int, count: int) -> tuple[int, int]:
+    """``(start, stop)`` of a share of ``[0, count)``; shares differ by one at most."""
+    return number * count // num_shares, (number + 1) * count // num_shares
 
 
 def starts_of_hosts(starts: Sequence[int], num_hosts: int) -> tuple[int, ...]:

@@ -25,22 +25,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from .._base.ranges import RangeMap
 from ..comm import barrier, come_together, rank, world_size
-from ..comm.collectives import all_gather, broadcast_, raise_everywhere
+from ..comm.collectives import all_gather, broadcast_, shared_errors
 from ..comm.group import group_state
 from ._cluster import Cluster, ServedHost
-from ._ip_config import read_ip_config, starts_of_hosts
+from ._ip_config import even_share, read_ip_config, starts_of_hosts
 from ._message_stream import WireMessage
 from ._trainer_links import TrainerLinks
 from .rpc import MessageClient, read_token
-
-_T = TypeVar("_T")
 
 SINGLE = "single"
 """The policy of tensors of one row for the whole cluster; the first host has it."""
@@ -118,11 +114,7 @@ class Job:
         return starts_of_hosts(self.policies[policy].starts, self.cluster.num_hosts)
 
     def policy_of_size(self, num_rows: int) -> str:
-        """The only policy with so many rows.
-
-        Raises:
-            ValueError: There is none, or several.
-        """
+        """The only policy with so many rows; ValueError if there is none, or several."""
         policies = [policy for policy, parts in self.policies.items() if parts.num_ids == num_rows]
         if len(policies) != 1:
             sizes = {policy: parts.num_ids for policy, parts in self.policies.items()}
@@ -139,29 +131,20 @@ class Job:
         Trainers of a host share its rows; hosts without trainers are taken by others in turn, so
         the shares of all trainers cover all rows once. Collective.
         """
-        state, num_hosts = group_state(), self.cluster.num_hosts
+        state = group_state()
         come_together(
             "the trainers' shares of rows",
             "where trainers take rows of their own hosts, all of them ask for their shares; do so "
             "on every rank, or take an even split (force_even=True), which is local",
         )
-        here = torch.tensor([self.cluster.here])
-        of_ranks = [int(host) for host in all_gather(state, here, "hosts of trainers")]
-        trainers = {
-            host: [r for r, h in enumerate(of_ranks) if h == host] for host in range(num_hosts)
-        }
-        starts = self.starts(policy)
-        if not all(trainers.values()):  # rows are then everybody's
-            total = starts[-1]
-            return (
-                state.rank * total // state.world_size,
-                (state.rank + 1) * total // state.world_size,
-            )
-        mine = trainers[self.cluster.here]
-        begin, size = starts[self.cluster.here], starts[self.cluster.here + 1]
-        size -= begin
-        number = mine.index(state.rank)
-        return begin + number * size // len(mine), begin + (number + 1) * size // len(mine)
+        here, starts = self.cluster.here, self.starts(policy)
+        gathered = all_gather(state, torch.tensor([here]), "hosts of trainers")
+        hosts = [int(host) for host in gathered]
+        if len(set(hosts)) < self.cluster.num_hosts:  # rows are then everybody's
+            return even_share(state.rank, state.world_size, starts[-1])
+        number, size = hosts[: state.rank].count(here), starts[here + 1] - starts[here]
+        start, stop = even_share(number, hosts.count(here), size)
+        return starts[here] + start, starts[here] + stop
 
 
 _jobs: list[Job] = []
@@ -191,32 +174,17 @@ def current_job() -> Job:
     return _jobs[0]
 
 
-def everywhere(action: Callable[[], _T]) -> _T:
-    """Do something on every rank; what one raises, all ranks raise. Collective."""
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:
-        error = caught
-    raise_everywhere(error)
-    return result
-
-
 def on_rank_0(action: Callable[[], object]) -> None:
     """Do something on rank 0; what it raises, all ranks raise. Collective."""
-    everywhere(action if rank() == 0 else lambda: None)
-
-
-def on_other_ranks(action: Callable[[], object]) -> None:
-    """Do something on all ranks but 0; what one raises, all ranks raise. Collective."""
-    everywhere(action if rank() != 0 else lambda: None)
+    with shared_errors():
+        if rank() == 0:
+            action()
 
 
 def from_rank_0(number: int) -> int:
     """A number of rank 0, on all ranks. Collective."""
     payload = torch.tensor([number], dtype=torch.int64)
-    received: Tensor = broadcast_(group_state(), payload, 0)
-    return int(received[0])
+    return int(broadcast_(group_state(), payload, 0)[0])
 
 
 # ---------------------------------------------------------------------------- how a trainer joins
@@ -257,8 +225,7 @@ def initialize(
         ServerError: A server cannot be reached, or refuses the token.
         RuntimeError: This process is connected already.
     """
-    if use_graphbolt:
-        raise NotImplementedError("use_graphbolt=True is not offered; leave it out")
+    refuse_graphbolt(use_graphbolt)
     if HOST not in os.environ:
         return
     if has_job():
@@ -285,10 +252,15 @@ def initialize(
     set_job(Job(Path(ip_config).name, cluster))
 
 
+def refuse_graphbolt(use_graphbolt: bool) -> None:
+    """Raise NotImplementedError if DGL's other sampling is asked for."""
+    if use_graphbolt:
+        raise NotImplementedError("use_graphbolt=True is not offered; leave it out")
+
+
 def _check_restored(cluster: Cluster) -> None:
     """Warn if the hosts' rows are of different checkpoints."""
-    asked = [(number, WireMessage("restored")) for number in range(cluster.num_hosts)]
-    restored = [answer.fields for answer in cluster.ask(asked)]
+    restored = [answer.fields for answer in cluster.ask_all(WireMessage("restored"))]
     if len({str(fields.get("digest")) for fields in restored}) > 1:
         steps = [
             f"host {n}: step {fields.get('step', 'none')}" for n, fields in enumerate(restored)

@@ -56,6 +56,7 @@ import torch
 from torch import Tensor
 
 from .._base.kernels import empty
+from ..comm.address import notice_dead_host
 from ..errors import MessageError
 
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
@@ -65,20 +66,9 @@ MAX_HEADER = 1 << 24  # some 60,000 tables are listed in one
 MAX_TENSORS = 4096
 MAX_EXTENTS = 16
 _ALIGNMENT = 64
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split()
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -282,11 +272,7 @@ class MessageStream:
         self.is_in_step = True
 
     def prove(self, token: str, client: str, deadline: float) -> None:
-        """Begin as the client.
-
-        Args:
-            client: Id of this client, 16 hexadecimal digits.
-        """
+        """Begin as the client, whose id is 16 hexadecimal digits."""
         hello = _HELLO.pack(PROTOCOL, bytes.fromhex(client), secrets.token_bytes(32))
         self._send_bytes(memoryview(hello), deadline)
         greeting = self._receive_bytes(_GREETING.size, deadline=deadline)
@@ -450,15 +436,7 @@ def end_socket(connected: socket.socket) -> None:
 def prepare(connected: socket.socket, timeout: float) -> None:
     """Set the options of a socket; a host that is gone is noticed within about a minute."""
     connected.settimeout(timeout)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _DEAD_SECONDS // 2),
-        ("TCP_KEEPINTVL", _DEAD_SECONDS // 6),
-        ("TCP_KEEPCNT", 3),
-    ):
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    notice_dead_host(connected, _DEAD_SECONDS // 2, _DEAD_SECONDS // 6, 3)
 
 
 def _proof(token: str, side: bytes, said: bytes) -> bytes:

@@ -14,6 +14,7 @@ from ..comm import world_size
 from ..partition import RangePartitionBook
 from ._dist_tensor import DistTensor
 from ._host_graph import edge_policy, node_policy
+from ._ip_config import even_share
 from ._job import current_job
 
 
@@ -25,9 +26,8 @@ class HeteroDataName(str):
     """
 
     _is_node: bool
-    _entity_type: Any
+    _entity_type: str | CanonicalEType
     _data_name: str
-    _policy: str
 
     def __new__(cls, is_node: bool, entity_type: Any, data_name: str) -> HeteroDataName:
         if not is_node and not (isinstance(entity_type, tuple) and len(entity_type) == 3):
@@ -37,13 +37,12 @@ class HeteroDataName(str):
         policy = node_policy(entity_type) if is_node else edge_policy(entity_type)
         new = super().__new__(cls, f"{policy}~{data_name}")
         new._is_node, new._entity_type, new._data_name = is_node, entity_type, data_name
-        new._policy = policy
         return new
 
     @property
     def policy_str(self) -> str:
         """How the rows are spread, as `PartitionPolicy` names it."""
-        return self._policy
+        return self.removesuffix(f"~{self._data_name}")
 
     def is_node(self) -> bool:
         """Whether rows are those of nodes."""
@@ -55,8 +54,7 @@ class HeteroDataName(str):
 
     def get_type(self) -> str | CanonicalEType:
         """Node type, or relation."""
-        entity_type: str | CanonicalEType = self._entity_type
-        return entity_type
+        return self._entity_type
 
     def get_name(self) -> str:
         """Name of the tensor."""
@@ -89,8 +87,7 @@ class PartitionPolicy:
     @property
     def type_name(self) -> str | CanonicalEType:
         """Node type, or relation."""
-        type_name: str | CanonicalEType = self._type
-        return type_name
+        return self._type
 
     @property
     def part_id(self) -> int:
@@ -104,24 +101,20 @@ class PartitionPolicy:
     def to_partid(self, id_tensor: Tensor) -> Tensor:
         """Part of each row."""
         book = self.partition_book
-        return (
-            book.nid2partid(id_tensor, self._type)
-            if self.is_node
-            else book.eid2partid(id_tensor, self._type)
-        )
+        part_of = book.nid2partid if self.is_node else book.eid2partid
+        return part_of(id_tensor, self._type)
 
     def to_local(self, id_tensor: Tensor) -> Tensor:
         """Rows among those of this process's part."""
-        book, part = self.partition_book, self.part_id
-        if self.is_node:
-            return book.nid2localnid(id_tensor, part, self._type)
-        return book.eid2localeid(id_tensor, part, self._type)
+        book = self.partition_book
+        local_of = book.nid2localnid if self.is_node else book.eid2localeid
+        return local_of(id_tensor, self.part_id, self._type)
 
     def get_part_size(self) -> int:
         """Rows of this process's part."""
-        book, part = self.partition_book, self.part_id
-        of_part = book.partid2nids if self.is_node else book.partid2eids
-        return len(of_part(part, self._type))
+        book = self.partition_book
+        ids_of = book.partid2nids if self.is_node else book.partid2eids
+        return len(ids_of(self.part_id, self._type))
 
     def get_size(self) -> int:
         """Rows of all parts."""
@@ -178,7 +171,7 @@ def node_split(
         ValueError: The mask has another length, or the rank is none.
     """
     policy = nodes.part_policy if isinstance(nodes, DistTensor) else node_policy(ntype)
-    return _split(nodes, policy, partition_book, rank, force_even, node_trainer_ids)
+    return _split(nodes, policy, rank, force_even, node_trainer_ids)
 
 
 def edge_split(
@@ -197,43 +190,35 @@ def edge_split(
     """
     if isinstance(edges, DistTensor):
         policy = edges.part_policy
-    else:
-        book = _book(partition_book)
-        triple = book.canonical_etypes[0] if etype == "_E" else book.to_canonical_etype(etype)
-        policy = edge_policy(triple)
-    return _split(edges, policy, partition_book, rank, force_even, edge_trainer_ids)
-
-
-def _book(partition_book: RangePartitionBook | None) -> RangePartitionBook:
-    if partition_book is None:
+    elif partition_book is None:
         raise ValueError("partition_book must be given with a tensor; g.get_partition_book()")
-    return partition_book
+    elif etype == "_E":
+        policy = edge_policy(partition_book.canonical_etypes[0])
+    else:
+        policy = edge_policy(partition_book.to_canonical_etype(etype))
+    return _split(edges, policy, rank, force_even, edge_trainer_ids)
 
 
 def _split(
     mask: DistTensor | Tensor,
     policy: str,
-    book: RangePartitionBook | None,
     rank: int | None,
     force_even: bool,
     trainer_ids: DistTensor | Tensor | None,
 ) -> Tensor:
-    number, num_trainers = comm_rank() if rank is None else rank, world_size()
-    if not 0 <= number < max(num_trainers, number + 1 if rank is not None else 1):
+    number = comm_rank() if rank is None else rank
+    if number < 0:
         raise ValueError(f"rank must be a trainer's number (got {rank})")
     job = current_job()
     num_rows = job.starts(policy)[-1]
     if len(mask) != num_rows:
         raise ValueError(f"a mask of {policy!r} must have {num_rows} entries (got {len(mask)})")
-    if trainer_ids is not None:
-        chosen = _chosen(mask, 0, num_rows)
-        return chosen[trainer_ids[chosen].view(-1) == number]
-    if not force_even:
-        start, stop = job.share(policy)
-        return _chosen(mask, start, stop)
+    if trainer_ids is None and not force_even:
+        return _chosen(mask, *job.share(policy))
     chosen = _chosen(mask, 0, num_rows)
-    count = chosen.numel()
-    return chosen[number * count // num_trainers : (number + 1) * count // num_trainers].clone()
+    if trainer_ids is not None:
+        return chosen[trainer_ids[chosen].view(-1) == number]
+    return chosen[slice(*even_share(number, world_size(), chosen.numel()))].clone()
 
 
 def _chosen(mask: DistTensor | Tensor, start: int, stop: int) -> Tensor:

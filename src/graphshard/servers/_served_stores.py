@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from ..ops import group_by_range, ungroup
 from ..sampling import DrawOptions, FeatureRequest, NeighborRequest, SampledNeighbors
 from ..sampling.graph_store import EdgeDir, EdgeLists, checked_weights, ends
 from ._cluster import Cluster, RowsRequest
+from ._dist_tensor import DistTensor
 from ._host_graph import (
     DRAWN_BY,
     GraphIds,
@@ -47,7 +49,8 @@ from ._host_graph import (
 )
 from ._message_stream import WireMessage
 
-FindEnds = Callable[[CanonicalEType, Tensor], tuple[Tensor, Tensor]]
+Draw: TypeAlias = tuple[NeighborRequest, str | None, Tensor | None, list[Tensor]]
+"""A request, its table of weights, where its nodes stood by host, and their rows on each host."""
 
 
 @dataclass
@@ -61,7 +64,8 @@ class GatheredEdges:
         indptr: ``[m + 1]``, where the edges of each begin.
         eids: ``[num_edges]``, global ids, in the order that draws speak of.
         neighbors: ``[num_edges]``, the node at the far end of each.
-        weights: ``[num_edges]``, where draws are weighted.
+        weight_table: Where their weights are, if draws are weighted.
+        weights: ``[num_edges]``, if draws are weighted.
         labor_ids: ``[num_edges]``, original ids of the neighbours, where LABOR draws.
     """
 
@@ -73,6 +77,7 @@ class GatheredEdges:
     indptr: Tensor
     eids: Tensor
     neighbors: Tensor
+    weight_table: str | None = None
     weights: Tensor | None = None
     labor_ids: Tensor | None = None
 
@@ -99,161 +104,6 @@ class GatheredEdges:
         return torch.arange(len(self.nodes)).repeat_interleave(self.indptr.diff())
 
 
-def gather_edges(
-    cluster: Cluster,
-    ids: GraphIds,
-    find_ends: FindEnds,
-    requests: Sequence[tuple[CanonicalEType, Tensor]],
-    options: DrawOptions,
-    weights: Sequence[str | None],
-) -> list[GatheredEdges]:
-    """All edges at some nodes.
-
-    Args:
-        find_ends: From a relation and edge ids to sources and destinations.
-        requests: Relation, and ids of nodes that are in range.
-        weights: For each request the table of weights, where draws are weighted.
-    """
-    edge_dir = options.edge_dir
-    gathered = _where_edges_begin(cluster, ids, requests, edge_dir)
-    if edge_dir == "in":
-        _read_in_edges(cluster, ids, gathered, weights)
-    else:
-        _find_out_edges(cluster, ids, gathered)
-        _read_out_edges(cluster, gathered, find_ends, weights)
-    for edges in gathered:
-        if edges.weights is not None:
-            edges.weights = checked_weights(edges.weights, options, edges.etype, edges.eids)
-    if options.labor:
-        far = [
-            RowsRequest([id_table(node_policy(ends(g.etype, edge_dir)[1]))], g.neighbors)
-            for g in gathered
-        ]
-        for edges, original in zip(gathered, cluster.read(far), strict=True):
-            edges.labor_ids = original
-    return gathered
-
-
-def _where_edges_begin(
-    cluster: Cluster,
-    ids: GraphIds,
-    requests: Sequence[tuple[CanonicalEType, Tensor]],
-    edge_dir: EdgeDir,
-) -> list[GatheredEdges]:
-    """For each request its nodes and how many edges they have; ``eids`` are positions there.
-
-    A position counts the edges of a host from 0: those whose destination, or source, it has.
-    """
-    reads, nodes = [], []
-    for etype, given in requests:
-        near = ends(etype, edge_dir)[0]
-        distinct, rows = torch.unique(given.to(torch.int64), return_inverse=True)
-        nodes.append((distinct, rows))
-        at = distinct + _hosts_of(ids, node_policy(near), distinct)  # a row more on each host
-        table = [pointer_table(etype, edge_dir)]
-        reads += [RowsRequest(table, at), RowsRequest(table, at + 1)]
-        reads.append(RowsRequest([id_table(node_policy(near))], distinct))
-    answers = iter(cluster.read(reads))
-    gathered = []
-    for (etype, _), (distinct, rows) in zip(requests, nodes, strict=True):
-        begin, end, original = (next(answers).to(torch.int64) for _ in range(3))
-        indptr = torch.zeros(len(distinct) + 1, dtype=torch.int64)
-        torch.cumsum(end - begin, 0, out=indptr[1:])
-        positions = row_positions(begin, end - begin)
-        gathered.append(
-            GatheredEdges(etype, edge_dir, distinct, rows, original, indptr, positions, NO_IDS)
-        )
-    return gathered
-
-
-def _hosts_of(ids: GraphIds, policy: str, rows: Tensor) -> Tensor:
-    return torch.searchsorted(torch.tensor(ids.starts(policy)[1:]), rows, right=True)
-
-
-def _find_out_edges(cluster: Cluster, ids: GraphIds, gathered: Sequence[GatheredEdges]) -> None:
-    """Turn positions of out-edges into edge ids."""
-    reads: list[RowsRequest] = []
-    chosen: list[list[Tensor]] = []
-    for edges in gathered:
-        host = _hosts_of_edges(ids, edges)
-        places = [(host == number).nonzero().view(-1) for number in range(cluster.num_hosts)]
-        chosen.append(places)
-        for number, at in enumerate(places):
-            if at.numel():
-                reads.append(RowsRequest([out_edge_table(edges.etype, number)], edges.eids[at]))
-    answers = iter(cluster.read(reads))
-    for edges, places in zip(gathered, chosen, strict=True):
-        eids = torch.empty_like(edges.eids)
-        for at in places:
-            if at.numel():
-                eids[at] = next(answers).to(torch.int64)
-        edges.eids = eids
-
-
-def _hosts_of_edges(ids: GraphIds, edges: GatheredEdges) -> Tensor:
-    """The host of each edge: that of the node it was found at."""
-    near = node_policy(ends(edges.etype, edges.edge_dir)[0])
-    return _hosts_of(ids, near, edges.nodes).repeat_interleave(edges.indptr.diff())
-
-
-def _read_in_edges(
-    cluster: Cluster,
-    ids: GraphIds,
-    gathered: Sequence[GatheredEdges],
-    weights: Sequence[str | None],
-) -> None:
-    """Turn positions of in-edges into edge ids, and find their neighbours and weights."""
-    names = set(cluster.names())
-    for edges in gathered:
-        first = torch.tensor(ids.starts(edge_policy(edges.etype)))
-        edges.eids = edges.eids + first[_hosts_of_edges(ids, edges)]
-    unsorted = [edges for edges in gathered if in_edge_table(edges.etype) in names]
-    reads = [RowsRequest([in_edge_table(edges.etype)], edges.eids) for edges in unsorted]
-    for edges, eids in zip(unsorted, cluster.read(reads) if reads else [], strict=True):
-        edges.eids = eids.to(torch.int64)
-    tables = [source_table(edges.etype) for edges in gathered]
-    for edges, sources in _with_columns(cluster, gathered, tables, weights):
-        edges.neighbors = sources.to(torch.int64)
-
-
-def _read_out_edges(
-    cluster: Cluster,
-    gathered: Sequence[GatheredEdges],
-    find_ends: FindEnds,
-    weights: Sequence[str | None],
-) -> None:
-    """Put out-edges into their order, and find their neighbours and weights."""
-    tables = [id_table(edge_policy(edges.etype)) for edges in gathered]
-    for edges, original in _with_columns(cluster, gathered, tables, weights):
-        order = torch.argsort(original)
-        order = order[torch.argsort(edges.row_of_edge[order], stable=True)]
-        edges.eids = edges.eids[order]
-        edges.neighbors = find_ends(edges.etype, edges.eids)[1]
-        if edges.weights is not None:
-            edges.weights = edges.weights[order]
-
-
-def _with_columns(
-    cluster: Cluster,
-    gathered: Sequence[GatheredEdges],
-    tables: Sequence[str],
-    weights: Sequence[str | None],
-) -> Iterator[tuple[GatheredEdges, Tensor]]:
-    """Edges with their rows of a table of each; weights come in the same messages."""
-    reads = []
-    for edges, table, weight in zip(gathered, tables, weights, strict=True):
-        names = [table] if weight is None else [table, weight]
-        reads.append(RowsRequest(names, edges.eids))
-    answers = iter(cluster.read(reads))
-    for edges, weight in zip(gathered, weights, strict=True):
-        rows = next(answers)
-        edges.weights = None if weight is None else next(answers)
-        yield edges, rows
-
-
-# ---------------------------------------------------------------------------- stores
-
-
 class ServedGraphStore:
     """Neighbours of a graph that hosts have in parts. A `graphshard.sampling.GraphStore`.
 
@@ -261,18 +111,15 @@ class ServedGraphStore:
     and for out-edges that the parts do not know, and ServerError if a server is gone.
 
     Args:
-        edge_table: From a relation and the name of a feature to its table; None if there is none.
+        features: Of one kind of rows by name, from its policy.
     """
 
     idtype, device, group = torch.int64, torch.device("cpu"), None
 
     def __init__(
-        self,
-        cluster: Cluster,
-        ids: GraphIds,
-        edge_table: Callable[[CanonicalEType, str], str | None],
+        self, cluster: Cluster, ids: GraphIds, features: Callable[[str], Mapping[str, DistTensor]]
     ) -> None:
-        self._cluster, self._ids, self._edge_table = cluster, ids, edge_table
+        self._cluster, self._ids, self._features = cluster, ids, features
         self.ntypes, self.canonical_etypes = ids.book.ntypes, ids.book.canonical_etypes
         self._local = HostGraph(ids, cluster.here, rows_of_host(cluster))
 
@@ -294,20 +141,21 @@ class ServedGraphStore:
         """Draw for each request; see `GraphStore.sample_neighbors`."""
         weights = self.check_draws([request.etype for request in requests], options)
         for request in requests:
-            self._check_nodes(request, options.edge_dir)
+            self._check_nodes(request.etype, request.nodes, options.edge_dir)
+        absent = {t: e.to("cpu", torch.int64) for t, e in (excluded or {}).items() if e.numel()}
         in_place = all(w is None or self._cluster.info(w).dtype in DRAWN_BY for w in weights)
         if are_on_hosts(options) and in_place:
-            return self._drawn_by_hosts(requests, options, excluded or {}, weights)
+            return self._drawn_by_hosts(requests, options, absent, weights)
         nodes = [(r.etype, r.nodes.cpu() if r.fanout else NO_IDS) for r in requests]
-        gathered = gather_edges(self._cluster, self._ids, self.find_edges, nodes, options, weights)
+        gathered = self._gathered(nodes, options, weights)
         drawn = []
         for request, edges in zip(requests, gathered, strict=True):
             if request.fanout == 0:
                 none = torch.zeros(request.nodes.numel(), dtype=torch.int64)
                 drawn.append(SampledNeighbors(none, NO_IDS, NO_IDS if options.with_eids else None))
                 continue
-            absent = _some((excluded or {}).get(request.etype))
-            drawn.append(SampledNeighbors(*edges.draw(request, options, absent)))
+            of_request = edges.draw(request, options, absent.get(request.etype))
+            drawn.append(SampledNeighbors(*of_request))
         return drawn
 
     def gather(
@@ -316,14 +164,14 @@ class ServedGraphStore:
         """All edges at some nodes, for what no single request can ask."""
         weights = self.check_draws([etype for etype, _ in requests], options)
         for etype, nodes in requests:
-            self._check_nodes(NeighborRequest(etype, nodes, 0, 0), options.edge_dir)
-        return gather_edges(self._cluster, self._ids, self.find_edges, requests, options, weights)
+            self._check_nodes(etype, nodes, options.edge_dir)
+        return self._gathered(requests, options, weights)
 
     def find_edges(self, etype: CanonicalEType, eids: Tensor) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges."""
         starts = self._ids.starts(edge_policy(etype))
         check_range(eids, starts[-1], f"edges of {etype}")
-        host = torch.searchsorted(torch.tensor(starts[1:]), eids, right=True)
+        host = self._ids.hosts_of(edge_policy(etype), eids)
         src, dst = torch.empty_like(eids), torch.empty_like(eids)
         asked = []
         for number in range(self._cluster.num_hosts):
@@ -397,20 +245,22 @@ class ServedGraphStore:
         name = options.weights
         if name is None:
             return [None] * len(etypes)
-        tables = [self._edge_table(etype, name) for etype in etypes]
-        for etype, table in zip(etypes, tables, strict=True):
-            if table is None:
+        tables: list[str | None] = []
+        for etype in etypes:
+            features = self._features(edge_policy(etype))
+            if name not in features:
                 names = self._ids.feature_names(edge_policy(etype))
                 raise ValueError(
                     f"sampling by {name!r} needs an edge feature of that name on relation {etype} "
                     f"(it has {names}); partition the graph with it, or set "
                     f"g.edges[etype].data[{name!r}] to a DistTensor"
                 )
+            tables.append(features[name].name)
         return tables
 
-    def _check_nodes(self, request: NeighborRequest, edge_dir: EdgeDir) -> None:
-        near = ends(request.etype, edge_dir)[0]
-        check_range(request.nodes, self.num_nodes(near), f"nodes of type {near!r}")
+    def _check_nodes(self, etype: CanonicalEType, nodes: Tensor, edge_dir: EdgeDir) -> None:
+        near = ends(etype, edge_dir)[0]
+        check_range(nodes, self.num_nodes(near), f"nodes of type {near!r}")
 
     def _drawn_by_hosts(
         self,
@@ -421,15 +271,11 @@ class ServedGraphStore:
     ) -> list[SampledNeighbors]:
         """Draw each node's neighbours where its in-edges are."""
         etypes = [request.etype for request in requests]
-        grouped = [_by_host(self._ids, request) for request in requests]
+        draws = [(r, w, *_by_host(self._ids, r)) for r, w in zip(requests, weights, strict=True)]
         asked = {
-            host: self._cluster.hosts[host].begin(
-                self._message(
-                    requests, [rows[host] for _, rows in grouped], options, excluded, weights, host
-                )
-            )
-            for host in range(self._cluster.num_hosts)
-            if not self._is_here(host, etypes) and any(r[host].numel() for _, r in grouped)
+            host: answering.begin(self._message(host, draws, options, excluded))
+            for host, answering in enumerate(self._cluster.hosts)
+            if not self._is_here(host, etypes) and any(rows[host].numel() for *_, rows in draws)
         }
         drawn: list[list[Sequence[Tensor]]] = [[] for _ in requests]  # by request, by host
         width = 3 if options.with_eids else 2
@@ -441,17 +287,14 @@ class ServedGraphStore:
                 for number, by_host in enumerate(drawn):
                     by_host.append(columns[number * width : (number + 1) * width])
                 continue
-            for number, (request, (_, rows)) in enumerate(zip(requests, grouped, strict=True)):
+            for (request, weight, _, rows), by_host in zip(draws, drawn, strict=True):
                 of_host = [NO_IDS] * width
                 if rows[host].numel():
-                    absent = _some(excluded.get(request.etype))
-                    of_host = self._local.draw(
-                        request, rows[host], options, absent, weights[number]
-                    )
-                drawn[number].append(of_host)
-        return [
-            self._joined(order, by_host) for (order, _), by_host in zip(grouped, drawn, strict=True)
-        ]
+                    absent = excluded.get(request.etype)
+                    of_host = self._local.draw(request, rows[host], options, absent, weight)
+                by_host.append(of_host)
+        orders = [order for _, _, order, _ in draws]
+        return [self._joined(*of_request) for of_request in zip(orders, drawn, strict=True)]
 
     def _is_here(self, host: int, etypes: Sequence[CanonicalEType]) -> bool:
         """Whether this process can read a host's in-edges itself."""
@@ -461,26 +304,19 @@ class ServedGraphStore:
 
     def _message(
         self,
-        requests: Sequence[NeighborRequest],
-        rows: Sequence[Tensor],
+        host: int,
+        draws: Sequence[Draw],
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor],
-        weights: Sequence[str | None],
-        host: int,
     ) -> WireMessage:
-        tensors = []
-        for request, nodes in zip(requests, rows, strict=True):
-            absent = _some(excluded.get(request.etype))
-            if absent is None:
-                absent = NO_IDS
-            else:
-                starts = self._ids.starts(edge_policy(request.etype))
-                absent = absent[(absent >= starts[host]) & (absent < starts[host + 1])]
-            tensors += [nodes, absent]
-        listed = [
-            [list(r.etype), int(r.fanout), r.key, weight]
-            for r, weight in zip(requests, weights, strict=True)
-        ]
+        tensors, listed = [], []
+        for request, weight, _, rows in draws:
+            absent = excluded.get(request.etype, NO_IDS)
+            if absent.numel():
+                start, stop = self._ids.range_of(edge_policy(request.etype), host)
+                absent = absent[(absent >= start) & (absent < stop)]
+            tensors += [rows[host], absent]
+            listed.append([list(request.etype), int(request.fanout), request.key, weight])
         return WireMessage("draw", {"requests": listed, "options": asdict(options)}, tensors)
 
     def _joined(
@@ -496,12 +332,130 @@ class ServedGraphStore:
             counts, lists = arranged[0][0], [column for _, column in arranged]
         return SampledNeighbors(counts, *lists)
 
+    # ------------------------------------------------------------------ all edges at some nodes
+
+    def _gathered(
+        self,
+        requests: Sequence[tuple[CanonicalEType, Tensor]],
+        options: DrawOptions,
+        weights: Sequence[str | None],
+    ) -> list[GatheredEdges]:
+        """All edges at some nodes.
+
+        Args:
+            requests: Relation, and ids of nodes that are in range.
+            weights: For each request the table of weights, where draws are weighted.
+        """
+        edge_dir = options.edge_dir
+        gathered = self._where_edges_begin(requests, edge_dir)
+        for edges, table in zip(gathered, weights, strict=True):
+            edges.weight_table = table
+        if edge_dir == "in":
+            self._read_in_edges(gathered)
+        else:
+            self._find_out_edges(gathered)
+            self._read_out_edges(gathered)
+        for edges in gathered:
+            if edges.weights is not None:
+                edges.weights = checked_weights(edges.weights, options, edges.etype, edges.eids)
+        if options.labor:
+            far = [
+                RowsRequest([id_table(node_policy(ends(g.etype, edge_dir)[1]))], g.neighbors)
+                for g in gathered
+            ]
+            for edges, original in zip(gathered, self._cluster.read(far), strict=True):
+                edges.labor_ids = original
+        return gathered
+
+    def _where_edges_begin(
+        self, requests: Sequence[tuple[CanonicalEType, Tensor]], edge_dir: EdgeDir
+    ) -> list[GatheredEdges]:
+        """For each request its nodes and how many edges they have; ``eids`` are positions there.
+
+        A position counts the edges of a host from 0: those whose destination, or source, it has.
+        """
+        reads, nodes = [], []
+        for etype, given in requests:
+            near = node_policy(ends(etype, edge_dir)[0])
+            distinct, rows = torch.unique(given.to(torch.int64), return_inverse=True)
+            nodes.append((distinct, rows))
+            at = distinct + self._ids.hosts_of(near, distinct)  # a row more on each host
+            table = [pointer_table(etype, edge_dir)]
+            reads += [RowsRequest(table, at), RowsRequest(table, at + 1)]
+            reads.append(RowsRequest([id_table(near)], distinct))
+        answers = iter(self._cluster.read(reads))
+        gathered = []
+        for (etype, _), (distinct, rows) in zip(requests, nodes, strict=True):
+            begin, end, original = (next(answers).to(torch.int64) for _ in range(3))
+            indptr = torch.zeros(len(distinct) + 1, dtype=torch.int64)
+            torch.cumsum(end - begin, 0, out=indptr[1:])
+            positions = row_positions(begin, end - begin)
+            gathered.append(
+                GatheredEdges(etype, edge_dir, distinct, rows, original, indptr, positions, NO_IDS)
+            )
+        return gathered
+
+    def _hosts_of_edges(self, edges: GatheredEdges) -> Tensor:
+        """The host of each edge: that of the node it was found at."""
+        near = node_policy(ends(edges.etype, edges.edge_dir)[0])
+        return self._ids.hosts_of(near, edges.nodes).repeat_interleave(edges.indptr.diff())
+
+    def _find_out_edges(self, gathered: Sequence[GatheredEdges]) -> None:
+        """Turn positions of out-edges into edge ids."""
+        reads: list[RowsRequest] = []
+        places: list[tuple[GatheredEdges, Tensor]] = []
+        for edges in gathered:
+            host = self._hosts_of_edges(edges)
+            for number in range(self._cluster.num_hosts):
+                at = (host == number).nonzero().view(-1)
+                if at.numel():
+                    places.append((edges, at))
+                    table = out_edge_table(edges.etype, number)
+                    reads.append(RowsRequest([table], edges.eids[at]))
+        for (edges, at), eids in zip(places, self._cluster.read(reads), strict=True):
+            edges.eids[at] = eids.to(torch.int64)
+
+    def _read_in_edges(self, gathered: Sequence[GatheredEdges]) -> None:
+        """Turn positions of in-edges into edge ids, and find their neighbours and weights."""
+        names = set(self._cluster.names())
+        for edges in gathered:
+            first = torch.tensor(self._ids.starts(edge_policy(edges.etype)))
+            edges.eids = edges.eids + first[self._hosts_of_edges(edges)]
+        unsorted = [edges for edges in gathered if in_edge_table(edges.etype) in names]
+        reads = [RowsRequest([in_edge_table(edges.etype)], edges.eids) for edges in unsorted]
+        for edges, eids in zip(unsorted, self._cluster.read(reads) if reads else [], strict=True):
+            edges.eids = eids.to(torch.int64)
+        tables = [source_table(edges.etype) for edges in gathered]
+        for edges, sources in self._with_columns(gathered, tables):
+            edges.neighbors = sources.to(torch.int64)
+
+    def _read_out_edges(self, gathered: Sequence[GatheredEdges]) -> None:
+        """Put out-edges into their order, and find their neighbours and weights."""
+        tables = [id_table(edge_policy(edges.etype)) for edges in gathered]
+        for edges, original in self._with_columns(gathered, tables):
+            order = torch.argsort(original)
+            order = order[torch.argsort(edges.row_of_edge[order], stable=True)]
+            edges.eids = edges.eids[order]
+            edges.neighbors = self.find_edges(edges.etype, edges.eids)[1]
+            if edges.weights is not None:
+                edges.weights = edges.weights[order]
+
+    def _with_columns(
+        self, gathered: Sequence[GatheredEdges], tables: Sequence[str]
+    ) -> Iterator[tuple[GatheredEdges, Tensor]]:
+        """Edges with their rows of a table of each; weights come in the same messages."""
+        reads = []
+        for edges, table in zip(gathered, tables, strict=True):
+            names = [table] if edges.weight_table is None else [table, edges.weight_table]
+            reads.append(RowsRequest(names, edges.eids))
+        answers = iter(self._cluster.read(reads))
+        for edges in gathered:
+            rows = next(answers)
+            edges.weights = None if edges.weight_table is None else next(answers)
+            yield edges, rows
+
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
-
-
-def _some(ids: Tensor | None) -> Tensor | None:
-    return None if ids is None or ids.numel() == 0 else ids.to("cpu", torch.int64)
 
 
 def rows_of_host(cluster: Cluster) -> Callable[[str], Tensor | None]:

@@ -138,7 +138,7 @@ class SparseOptimizer(ABC):
                     f"params must be DistEmbedding (got {type(embedding).__name__}); parameters of "
                     "modules go to a torch.optim optimizer"
                 )
-        check_at_least("lr", lr, 0.0)
+        _check_not_negative("lr", lr)
         self.lr, self._params = lr, list(params)
         self._steps = [self._step_table(embedding) for embedding in self._params]
         self._num_steps = self._read_steps()
@@ -151,15 +151,10 @@ class SparseOptimizer(ABC):
         keep_freed_memory()
 
     def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:
-        key = f"{embedding.weight.tensor_name or embedding.name.rsplit('~', 1)[1]}.{name}"
-        return DistTensor(
-            embedding.weight.shape,
-            torch.float32,
-            key,
-            self._initial(name),
-            embedding.part_policy,
-            embedding.weight.is_persistent,
-        )
+        weight, first = embedding.weight, self._initial(name)
+        key = f"{weight.tensor_name or weight.name.rsplit('~', 1)[1]}.{name}"
+        policy, persistent = weight.part_policy, weight.is_persistent
+        return DistTensor(weight.shape, torch.float32, key, first, policy, persistent)
 
     def _step_table(self, embedding: DistEmbedding) -> DistTensor:
         """How often an embedding was updated: one number of the cluster."""
@@ -201,12 +196,12 @@ class SparseOptimizer(ABC):
         for name in self.settings:
             values, own = state.get(name), mine[name]
             if not isinstance(own, tuple):
-                check_at_least(name, values, 0.0)  # type: ignore[arg-type]
+                _check_not_negative(name, values)
             elif not isinstance(values, tuple | list) or len(values) != len(own):
                 raise ValueError(f"{name} must be {len(own)} numbers (got {values!r:.200})")
             else:
                 for value in values:
-                    check_at_least(name, value, 0.0)
+                    _check_not_negative(name, value)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the settings of a state, and the numbers of steps that the cluster has.
@@ -251,7 +246,9 @@ class SparseOptimizer(ABC):
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            gradients = self._exchange(number).gather(embedding)
+            if number not in self._exchanges:
+                self._exchanges[number] = GradientExchange(embedding.part_policy)
+            gradients = self._exchanges[number].gather(embedding)
             embedding.reset()
             if gradients is None:
                 continue
@@ -283,11 +280,6 @@ class SparseOptimizer(ABC):
             steps, name = self._num_steps[number], self._steps[number].name
             update = current_job().cluster.update
             update([name], torch.tensor([0]), lambda tables, *_: tables[0].fill_(steps))
-
-    def _exchange(self, number: int) -> GradientExchange:
-        if number not in self._exchanges:
-            self._exchanges[number] = GradientExchange(self._params[number].part_policy)
-        return self._exchanges[number]
 
 
 class SparseSGD(SparseOptimizer):
@@ -321,9 +313,9 @@ class SparseAdagrad(SparseOptimizer):
         lr_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
     ) -> None:
-        check_at_least("eps", eps, 0.0)
-        check_at_least("lr_decay", lr_decay, 0.0)
-        check_at_least("initial_accumulator_value", initial_accumulator_value, 0.0)
+        _check_not_negative("eps", eps)
+        _check_not_negative("lr_decay", lr_decay)
+        _check_not_negative("initial_accumulator_value", initial_accumulator_value)
         self.eps, self.lr_decay = eps, lr_decay
         self._first = initial_accumulator_value
         super().__init__(params, lr)
@@ -358,7 +350,7 @@ class SparseAdam(SparseOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        check_at_least("eps", eps, 0.0)
+        _check_not_negative("eps", eps)
         if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1) (got {betas})")
         self.betas, self.eps = (betas[0], betas[1]), eps
@@ -370,7 +362,6 @@ class SparseAdam(SparseOptimizer):
         return UpdateRule("adam", self.lr * correction, self.eps, self.betas)
 
 
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Raise ValueError unless a number is finite and not below ``least``."""
-    if not isinstance(value, int | float) or not least <= value < float("inf"):
-        raise ValueError(f"{name} must be a number of at least {least:g} (got {value!r})")
+def _check_not_negative(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0 (got {value!r})")

@@ -21,6 +21,7 @@ from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
 from ..sampling.graph_store import ends
 from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
+from ._job import refuse_graphbolt
 from ._served_stores import NO_IDS, GatheredEdges, check_range
 
 if TYPE_CHECKING:
@@ -59,27 +60,19 @@ def sample_neighbors(
         TypeError: ``fanout`` is no number, or ids are none.
         ValueError: As for `DistGraph.sample_neighbors`.
     """
-    _refuse_graphbolt(use_graphbolt)
+    refuse_graphbolt(use_graphbolt)
     if isinstance(fanout, Mapping):
         raise TypeError(
             "fanout must be one number for all relations of a node together (got a dictionary); "
             "use sample_etype_neighbors for numbers by relation"
         )
     if len(g.canonical_etypes) == 1:
-        return sample_etype_neighbors(
-            g,
-            nodes,
-            fanout,
-            edge_dir,
-            prob,
-            exclude_edges=exclude_edges,
-            replace=replace,
-            seed=seed,
-        )
+        given: dict[str, Any] = {"exclude_edges": exclude_edges, "replace": replace, "seed": seed}
+        return sample_etype_neighbors(g, nodes, fanout, edge_dir, prob, **given)
     options = _options(edge_dir, prob, replace)
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
-    excluded = edges_by_relation(g, exclude_edges) or {}
+    excluded = edges_by_relation(g, exclude_edges)
     drawn: dict[CanonicalEType, EdgesWithIds] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
@@ -89,7 +82,7 @@ def sample_neighbors(
                 etypes[0], near, fanout, draw_seed.key(0, g.ntypes.index(ntype))
             )
             drawn |= _drawn_of_all(g, request, options, gathered, excluded)
-    return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
+    return graph_of_edges(g, drawn, relabel_nodes=False, store_ids=True)
 
 
 def sample_etype_neighbors(
@@ -111,7 +104,7 @@ def sample_etype_neighbors(
         etype_sorted: Accepted for DGL's scripts.
         use_graphbolt: Must be false.
     """
-    _refuse_graphbolt(use_graphbolt)
+    refuse_graphbolt(use_graphbolt)
     options = _options(edge_dir, prob, replace)
     fanouts = _fanouts(g, fanout, replace)
     near = nodes_by_type(g, nodes)
@@ -122,7 +115,7 @@ def sample_etype_neighbors(
         if (at := ends(etype, options.edge_dir)[0]) in near
     ]
     drawn = _drawn(g, requests, options, edges_by_relation(g, exclude_edges))
-    return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
+    return graph_of_edges(g, drawn, relabel_nodes=False, store_ids=True)
 
 
 def in_subgraph(g: DistGraph, nodes: NodeIds) -> Graph:
@@ -148,47 +141,33 @@ def in_subgraph_of(g: DistGraph, nodes: NodeIds, relabel_nodes: bool, store_ids:
         for etype in g.canonical_etypes
         if etype[2] in near
     ]
-    return _graph_of(g, _drawn(g, requests, DrawOptions()), relabel_nodes, store_ids)
-
-
-def edge_subgraph_of(g: DistGraph, edges: EdgeIds, relabel_nodes: bool, store_ids: bool) -> Graph:
-    """What `DistGraph.edge_subgraph` says."""
-    by_relation = edges_by_relation(g, edges) or {}
-    columns = {t: (*g.graph_store.find_edges(t, eids), eids) for t, eids in by_relation.items()}
-    return _graph_of(g, columns, relabel_nodes, store_ids)
+    return graph_of_edges(g, _drawn(g, requests, DrawOptions()), relabel_nodes, store_ids)
 
 
 def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -> Graph | None:
-    """What `DistGraph.local_partition` says.
-
-    Args:
-        rows: Its rows of a table, by name; None where this process cannot read them.
-    """
+    """What `DistGraph.local_partition` says; ``rows`` are as for `HostGraph`."""
     here, book = HostGraph(ids, host, rows), ids.book
-    inner, halo = {}, {}
-    for ntype in book.ntypes:
-        starts = ids.starts(node_policy(ntype))
-        inner[ntype] = torch.arange(starts[host], starts[host + 1])
-    sources: dict[str, list[Tensor]] = {ntype: [] for ntype in book.ntypes}
+    inner = {ntype: torch.arange(*ids.range_of(node_policy(ntype), host)) for ntype in book.ntypes}
+    sources: dict[str, list[Tensor]] = {ntype: [NO_IDS] for ntype in book.ntypes}
     for etype in book.canonical_etypes:
         lists = here.edge_lists(etype)
         if lists is None:
             return None
         sources[etype[0]].append(lists.neighbors.to(torch.int64))
+    halo = {}
     for ntype, of_type in sources.items():
-        starts = ids.starts(node_policy(ntype))
-        distinct = torch.unique(torch.cat([NO_IDS, *of_type]))
-        halo[ntype] = distinct[(distinct < starts[host]) | (distinct >= starts[host + 1])]
-    local, num_nodes = {}, 0  # the local id of the first node of each type; inner ones come first
-    for is_inner, by_type in ((True, inner), (False, halo)):
-        for ntype, nodes in by_type.items():
-            local[ntype, is_inner] = num_nodes
-            num_nodes += len(nodes)
+        start, stop = ids.range_of(node_policy(ntype), host)
+        distinct = torch.unique(torch.cat(of_type))
+        halo[ntype] = distinct[(distinct < start) | (distinct >= stop)]
+    columns = [(t, nodes, True) for t, nodes in inner.items()]
+    columns += [(t, nodes, False) for t, nodes in halo.items()]
+    *firsts, num_nodes = accumulate((len(nodes) for _, nodes, _ in columns), initial=0)
+    local = {(t, is_inner): at for (t, _, is_inner), at in zip(columns, firsts, strict=True)}
     src, dst, edge_ids, edge_types = [], [], [], []
     for number, etype in enumerate(book.canonical_etypes):
         lists = here.edge_lists(etype)
         assert lists is not None
-        first, begin = ids.starts(edge_policy(etype))[host], ids.starts(node_policy(etype[0]))[host]
+        begin = ids.range_of(node_policy(etype[0]), host)[0]
         nodes = lists.neighbors.to(torch.int64)
         near = torch.arange(len(inner[etype[2]])).repeat_interleave(lists.indptr.diff().long())
         if lists.eids is not None:
@@ -198,13 +177,10 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         outside = torch.searchsorted(halo[etype[0]], nodes) + local[etype[0], False]
         src.append(torch.where(is_here, nodes - begin + local[etype[0], True], outside))
         dst.append(near + local[etype[2], True])
-        eids = torch.arange(first, first + len(nodes))
+        eids = torch.arange(*ids.range_of(edge_policy(etype), host))
         edge_ids.append(book.map_to_homo_eid(eids, etype))
         edge_types.append(torch.full_like(eids, number, dtype=torch.int32))
     part: Graph = graph((torch.cat(src), torch.cat(dst)), num_nodes=num_nodes)
-    columns = [
-        (t, nodes[t], is_inner) for is_inner, nodes in ((1, inner), (0, halo)) for t in nodes
-    ]
     data = part.ndata
     data["_ID"] = torch.cat([book.map_to_homo_nid(nodes, t) for t, nodes, _ in columns])
     data["_TYPE"] = torch.cat(
@@ -230,19 +206,25 @@ def nodes_by_type(g: DistGraph, nodes: NodeIds) -> dict[str, Tensor]:
                 "dictionary from type to ids"
             )
         nodes = {g.ntypes[0]: nodes}
-    for ntype in nodes:
-        if ntype not in g.ntypes:
-            raise ValueError(f"no node type {ntype!r}; the graph has {g.ntypes}")
     return {
-        t: as_integers(ids, f"nodes of type {t!r}").to("cpu", torch.int64)
+        checked_ntype(g, t): as_integers(ids, f"nodes of type {t!r}").to("cpu", torch.int64)
         for t, ids in nodes.items()
     }
 
 
-def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalEType, Tensor] | None:
-    """Edge ids, which may be given by relation, as int64; None stays None."""
+def checked_ntype(g: DistGraph, ntype: str) -> str:
+    """A node type, which must be one of the graph's."""
+    if ntype not in g.ntypes:
+        raise ValueError(f"no node type {ntype!r}; the graph has {g.ntypes}")
+    return ntype
+
+
+def edges_by_relation(
+    g: DistGraph, edges: EdgeIds | Mapping[EType | None, Ids] | None
+) -> dict[CanonicalEType, Tensor]:
+    """Edge ids, which may be given by relation, as int64; None is no edges."""
     if edges is None:
-        return None
+        return {}
     given: Mapping[Any, Ids] = edges if isinstance(edges, Mapping) else {None: edges}
     by_relation = {}
     for name, eids in given.items():
@@ -251,11 +233,6 @@ def edges_by_relation(g: DistGraph, edges: EdgeIds | None) -> dict[CanonicalETyp
         by_relation[etype] = as_integers(eids, what).to("cpu", torch.int64)
         check_range(by_relation[etype], g.num_edges(etype), what)
     return by_relation
-
-
-def _refuse_graphbolt(use_graphbolt: bool) -> None:
-    if use_graphbolt:
-        raise NotImplementedError("use_graphbolt=True is not offered; leave it out")
 
 
 def _options(edge_dir: str, prob: str | None, replace: bool) -> DrawOptions:
@@ -353,7 +330,7 @@ def _drawn_of_all(
     return drawn
 
 
-def _graph_of(
+def graph_of_edges(
     g: DistGraph,
     edges: Mapping[CanonicalEType, EdgesWithIds],
     relabel_nodes: bool,

@@ -73,7 +73,8 @@ class TrainerLinks:
         self.state = state
         self._links: dict[int, _Link] = {}
         token = secrets.token_hex()
-        with socket.create_server((_own_address(server), 0), family=_family(server)) as listener:
+        family, address = _own_address(server)
+        with socket.create_server((address, 0), family=family) as listener:
             host, port = listener.getsockname()[:2]
             texts = gather_texts(state, f"{host} {port} {token}")
             number, _ = start_collective(state, "connections of trainers", lambda: None)
@@ -301,14 +302,10 @@ class _Link:
         self._incoming.extend(piece for piece in pieces if len(piece))
 
 
-def _own_address(server: str) -> str:
-    """The address of this host on the way to a server. Nothing is sent to find it."""
+def _own_address(server: str) -> tuple[int, str]:
+    """Family and address of this host on the way to a server. Nothing is sent to find it."""
     host, _, port = server.rpartition(":")
-    with socket.socket(_family(server), socket.SOCK_DGRAM) as probe:
-        probe.connect((host.strip("[]"), int(port)))
-        return str(probe.getsockname()[0])
-
-
-def _family(server: str) -> int:
-    host, _, port = server.rpartition(":")
-    return socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][0]
+    family, *_, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)
+        return family, str(probe.getsockname()[0])

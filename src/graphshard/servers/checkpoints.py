@@ -51,8 +51,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
-import json
 import math
 import os
 import re
@@ -64,6 +62,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -72,12 +71,12 @@ from torch import Tensor
 
 from .._base.files import check_regular, check_text, read_json_regular, sync_folder, write_json
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import reduce_ints, text_of_rank_0
+from ..comm.collectives import reduce_ints, shared_errors, text_of_rank_0
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.checked_files import FileRecord, RowSource, TensorFile, digest_of, write_tensors
+from ..partition.format import digest_of_content as digest_without
 from ._host_graph import node_policy
 from ._host_tables import TableInfo
-from ._job import everywhere
 from ._job import on_rank_0 as on_rank_0
 
 FORMAT, FORMAT_VERSION = "graphshard-checkpoint", 3
@@ -260,11 +259,8 @@ ManifestCheck: TypeAlias = Callable[[Path, Manifest], object]
 that is of another job."""
 
 
-def digest_of_content(content: Mapping[str, Any], key: str = _DIGEST_KEY) -> str:
-    """Digest of a JSON object, without the digest that it carries under a key."""
-    rest = {name: value for name, value in content.items() if name != key}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+digest_of_content = partial(digest_without, key=_DIGEST_KEY)
+"""Digest of a manifest, without the one that it carries."""
 
 
 def records_of(paths: Iterable[Path]) -> dict[str, FileRecord]:
@@ -439,11 +435,9 @@ def json_object(content: Mapping[str, Any], key: str) -> dict[str, Any]:
 def hold_folder(
     folder: Path, names: CheckpointNames, check: Callable[[], object]
 ) -> RunLock | None:
-    """Make and hold a folder of checkpoints, for one job to write to; rank 0 has the lock.
+    """Make and hold a folder of checkpoints, for one job to write to. Collective.
 
-    Collective.
-
-    What killed jobs left half written is removed.
+    Rank 0 has the lock. What killed jobs left half written is removed.
 
     Args:
         folder: It need not be there.
@@ -452,23 +446,21 @@ def hold_folder(
     Raises:
         CheckpointError: Another job holds it, or a rank does not see it; on all ranks.
     """
-    held: list[RunLock] = []
-
-    def prepare() -> None:
-        check_text(str(folder), "checkpoint_dir")
-        folder.mkdir(parents=True, exist_ok=True)
-        held.append(RunLock(folder))
-        check()
-        names.remove_partial(folder)
-
+    lock: RunLock | None = None
     try:
-        on_rank_0(prepare)
+        with shared_errors():
+            if rank() == 0:
+                check_text(str(folder), "checkpoint_dir")
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = RunLock(folder)
+                check()
+                names.remove_partial(folder)
         check_shared(folder)
     except BaseException:
-        for lock in held:
+        if lock is not None:
             lock.release()
         raise
-    return held[0] if held else None
+    return lock
 
 
 def write_checkpoint(
@@ -490,28 +482,24 @@ def write_checkpoint(
     """
     final = folder / names.name(manifest.number)
     partial = final.with_name(final.name + PARTIAL)
-
-    def make() -> None:
-        remove(partial)
-        partial.mkdir()
-
-    def write() -> None:
-        write_tensors(partial / rank_file(rank()), own)
-        if rank() == 0:
-            write_tensors(partial / SHARED, shared)
-
-    def finish() -> None:
-        files = records_of(partial / n for n in (SHARED, *map(rank_file, range(world_size()))))
-        write_manifest(partial, names, replace(manifest, files=files))
-        sync_folder(partial)
-        remove(final)  # found damaged when the job was started again
-        os.rename(partial, final)
-        sync_folder(folder)
-
+    file_names = (SHARED, *map(rank_file, range(world_size())))
     try:
-        on_rank_0(make)
-        everywhere(write)
-        on_rank_0(finish)
+        with shared_errors():
+            if rank() == 0:
+                remove(partial)
+                partial.mkdir()
+        with shared_errors():
+            write_tensors(partial / rank_file(rank()), own)
+            if rank() == 0:
+                write_tensors(partial / SHARED, shared)
+        with shared_errors():
+            if rank() == 0:
+                files = records_of(partial / name for name in file_names)
+                write_manifest(partial, names, replace(manifest, files=files))
+                sync_folder(partial)
+                remove(final)  # found damaged when the job was started again
+                os.rename(partial, final)
+                sync_folder(folder)
     except Exception:  # a rank that failed may be gone, not say why
         if rank() == 0:  # a disk that is full needs the room
             shutil.rmtree(partial, ignore_errors=True)
@@ -521,25 +509,22 @@ def write_checkpoint(
 
 def check_shared(folder: Path) -> None:
     """Raise unless all ranks see what rank 0 writes to a folder. Collective."""
-    name = text_of_rank_0(f"{_SEEN}{secrets.token_hex(8)}")
-
-    def check() -> None:
-        deadline = time.monotonic() + VISIBLE_SECONDS
-        while not (folder / name).is_file():
-            if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"rank 0 wrote to the folder {folder}, but this rank does not see it there; "
-                    "checkpoint_dir must be on storage that all ranks share"
-                )
-            time.sleep(0.05)
-
+    file = folder / text_of_rank_0(f"{_SEEN}{secrets.token_hex(8)}")
     try:
-        on_rank_0((folder / name).touch)
-        everywhere(check)
+        on_rank_0(file.touch)
+        with shared_errors():
+            deadline = time.monotonic() + VISIBLE_SECONDS
+            while not file.is_file():
+                if time.monotonic() > deadline:
+                    raise CheckpointError(
+                        f"rank 0 wrote to the folder {folder}, but this rank does not see it "
+                        "there; checkpoint_dir must be on storage that all ranks share"
+                    )
+                time.sleep(0.05)
     finally:
         if rank() == 0:
             with contextlib.suppress(OSError):
-                (folder / name).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
@@ -588,12 +573,10 @@ def open_newest(
     Raises:
         CheckpointError: There are some, and none is whole; or what ``check`` says. On all ranks.
     """
-
-    def find() -> str:
+    with shared_errors():
         listed = names.find(folder) if rank() == 0 else []
-        return "\n".join(name for name in listed if number in (None, names.number(name)))
-
-    candidates, damage = text_of_rank_0(everywhere(find)).splitlines(), ""
+        listed = [name for name in listed if number in (None, names.number(name))]
+    candidates, damage = text_of_rank_0("\n".join(listed)).splitlines(), ""
     for name in candidates:
         opened, damage = _try(folder / name, names, check)
         if opened is not None:
@@ -609,19 +592,16 @@ def open_newest(
 
 def _try(path: Path, names: CheckpointNames, check: ManifestCheck) -> tuple[Opened | None, str]:
     """The checkpoint, or what of it is damaged, the same on all ranks. Collective."""
-
-    def read() -> tuple[Opened | None, str]:
+    opened: Opened | None = None
+    damage = ""
+    with shared_errors():
         try:
             manifest = read_manifest(path, names, check)
-            opened = Opened(
-                path, manifest, read_rank_files(path, manifest), read_states(path, manifest)
-            )
+            files, states = read_rank_files(path, manifest), read_states(path, manifest)
             check_digests(path, manifest, rank(), world_size())
-            return opened, ""
+            opened = Opened(path, manifest, files, states)
         except DamagedError as error:
-            return None, str(error)
-
-    opened, damage = everywhere(read)
+            damage = str(error)
     num_ranks = world_size()
     first_failed = -reduce_ints([-(rank() if opened is None else num_ranks)], "max")[0]
     if first_failed < num_ranks:
@@ -633,12 +613,7 @@ def _try(path: Path, names: CheckpointNames, check: ManifestCheck) -> tuple[Open
 
 
 def check_digests(folder: Path, manifest: Manifest, first: int, step: int) -> None:
-    """Read every byte of some files, and compare their digests.
-
-    Args:
-        first: The first file, by name.
-        step: Every so many of them.
-    """
+    """Read every byte of each ``step``-th file from ``first`` on, by name; compare digests."""
     for name in sorted(manifest.files)[first::step]:
         try:
             digest = digest_of(folder / name)
@@ -748,25 +723,16 @@ def policies_in_files(policies: Iterable[str], destinations: Mapping[str, str]) 
 
 
 class SavedRows:
-    """Rows of one policy in the files of a checkpoint, by original id.
+    """Rows of one policy in the files of a checkpoint, by original id."""
 
-    Args:
-        has_ids: Whether rows have original ids; else they are in order.
-    """
-
-    def __init__(
-        self, files: Sequence[Mapping[str, Tensor]], policy: str, has_ids: bool = True
-    ) -> None:
-        self._files, self._policy, self._has_ids = files, policy, has_ids
+    def __init__(self, files: Sequence[Mapping[str, Tensor]], policy: str) -> None:
+        self._files, self._policy = files, policy
 
     def find(self, original: Tensor) -> Tensor:
-        """Positions of rows among those of all files, from their original ids; int64 ``[n]``.
+        """int64 ``[n]``: positions of rows among those of all files, from their original ids.
 
-        Raises:
-            CheckpointError: Some are not there.
+        CheckpointError if some are not there.
         """
-        if not self._has_ids:
-            return original
         ascending, order = torch.sort(original)
         places = torch.full_like(original, -1)
         first = 0
@@ -862,11 +828,7 @@ def _plain(value: Any) -> Any:
 
 
 def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that was packed; tensors are copies.
-
-    Raises:
-        ValueError: It is nothing that `pack` makes.
-    """
+    """The value that was packed, with copies of tensors; ValueError if `pack` makes no such."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if isinstance(packed, _PLAIN):

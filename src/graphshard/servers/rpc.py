@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import secrets
@@ -49,6 +48,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
+from ..comm.group import close_in_children
 from ..errors import MessageError, ServerError
 from ._message_stream import MessageStream, StreamAcceptor, TokenError, WireMessage, prepare
 
@@ -120,11 +120,7 @@ class PresentClients:
             return sorted(client.label for client in self._clients.values())
 
     def here(self, client: str, label: Any, stream: object) -> WireMessage:
-        """A client says that it is there, on a stream that nothing else is said on.
-
-        Raises:
-            MessageError: It does not say who it is.
-        """
+        """A client says that it is there, on a stream of its own; MessageError if not who."""
         is_label = isinstance(label, str) and 0 < len(label) <= _MAX_LABEL and label.isprintable()
         if not client or not is_label:
             raise MessageError("a client that announces itself has an id and a label")
@@ -347,8 +343,7 @@ def _error_message(error: Exception) -> WireMessage:
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind in EXPECTED]
     if isinstance(error, MessageError | GoneClientError):
         kinds = [type(error).__name__]
-    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
-    text = str(text)
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     if not kinds:
         text = f"{type(error).__name__}: {text}"
     return WireMessage("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
@@ -406,7 +401,7 @@ class MessageClient:
         if not _open:
             atexit.unregister(_end_all)
             atexit.register(_end_all)
-        _close_in_children()
+        close_in_children(_close_inherited)  # else they keep this process's tensors, too
         _open.add(self)
 
     def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
@@ -637,11 +632,7 @@ class _Server:
 
 
 def connect_by(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to the first address of a host that answers, by a time of `time.monotonic`.
-
-    Raises:
-        OSError: None does.
-    """
+    """A connection to the first address of a host that answers in time; OSError if none does."""
     unreachable = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
@@ -729,7 +720,8 @@ class _CallStream:
             if not call.answer.set_running_or_notify_cancel():
                 continue
             call.stream = self
-            self._set_current(call)
+            with self._lock:
+                self._current = call
             answer: WireMessage | BaseException
             deadline = time.monotonic() + call.timeout + _RETRY_SECONDS  # who waits is told first
             try:
@@ -737,16 +729,13 @@ class _CallStream:
                 answer = self._stream.receive(deadline)
             except BaseException as error:  # for those who wait
                 answer = error
-            self._set_current(None)
+            with self._lock:
+                self._current = None
             if isinstance(answer, BaseException):
                 call.answer.set_exception(answer)
             else:
                 call.answer.set_result(answer)
             del call, answer
-
-    def _set_current(self, call: _PendingCall | None) -> None:
-        with self._lock:
-            self._current = call
 
     def cancel(self, call: _PendingCall | None = None) -> None:
         """Give up the exchange that runs for a call; None for any."""
@@ -796,15 +785,6 @@ def _reason(error: BaseException | None) -> str:
     """What went wrong, in a few words."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text)[:300]
-
-
-@functools.cache
-def _close_in_children() -> None:
-    """From now on forked children close what they inherit of connections; once per process.
-
-    Else a child would keep them open after its parent's death, and with them the parent's tensors.
-    """
-    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _close_inherited() -> None:

@@ -17,7 +17,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,13 +27,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..comm import agree, barrier, come_together, rank, world_size
-from ..comm.collectives import text_of_rank_0
+from ..comm.collectives import shared_errors, text_of_rank_0
 from ..errors import CheckpointError
 from ..partition.checked_files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
 from ._host_graph import GraphIds, id_table, pointer_table_of
 from ._host_tables import HostTables, TableInfo
-from ._job import Job, current_job, everywhere
+from ._job import Job, current_job
 from ._message_stream import WireMessage
 from ._sparse_optimizers import SparseOptimizer
 from .checkpoints import (
@@ -129,21 +130,18 @@ def save_checkpoint(
     """
     job, folder = job_with_graph(), Path(checkpoint_dir)
     tensors: dict[str, Tensor] = {}
-
-    def check() -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    rule = "all trainers save a checkpoint together; call it on every rank"
+    come_together("save_checkpoint", rule)
+    with shared_errors():
         if type(step) is not int or not 0 <= step < 10**12:
             raise ValueError(f"step must be a whole number, 0 or more (got {step!r:.80})")
         if type(keep) is not int or keep < 1:
             raise ValueError(f"keep must be a whole number, at least 1 (got {keep!r:.80})")
         _check_named(sparse_optimizers)
-        if rank() != 0:
-            return {}
-        states = {"model": state_of(model), "optimizer": state_of(optimizer), "extra": extra}
-        return {name: pack(value, tensors, name) for name, value in states.items()}
-
-    rule = "all trainers save a checkpoint together; call it on every rank"
-    come_together("save_checkpoint", rule)
-    state = everywhere(check)
+        if rank() == 0:
+            states = {"model": state_of(model), "optimizer": state_of(optimizer), "extra": extra}
+            state = {name: pack(value, tensors, name) for name, value in states.items()}
     settings = [optimizer.state_dict() for optimizer in sparse_optimizers]
     agree(json.dumps([step, keep, settings], sort_keys=True), "what is saved")
     job.cluster.settle()
@@ -215,24 +213,17 @@ class LiveTable:
 
 def live_tables(job: Job) -> dict[str, LiveTable]:
     """All tables of the cluster, by name."""
-    cluster = job.cluster
-    cluster.refresh()
-    answers = cluster.ask([(number, WireMessage("tables")) for number in range(cluster.num_hosts)])
-    infos: dict[str, TableInfo] = {}
-    written: set[str] = set()
-    hosts: dict[str, set[int]] = {}
-    for number, answer in enumerate(answers):
+    listed: dict[str, dict[int, dict[str, Any]]] = {}  # by name, by host
+    for number, answer in enumerate(job.cluster.refresh()):
         for fields in answer.fields["tables"]:
-            info = TableInfo.from_json(fields)
-            infos[info.name] = info
-            hosts.setdefault(info.name, set()).add(number)
-            if not fields["is_loaded"]:
-                written.add(info.name)
+            listed.setdefault(fields["name"], {})[number] = fields
     tables = {}
-    for name, info in sorted(infos.items()):
+    for name, by_host in sorted(listed.items()):
         is_own = not (name.startswith("graph~") or is_anonymous(name))
-        lacking = tuple(n for n in range(cluster.num_hosts) if n not in hosts[name])
-        tables[name] = LiveTable(info, is_own and name in written, lacking)
+        is_loaded = all(fields["is_loaded"] for fields in by_host.values())
+        lacking = tuple(n for n in range(job.cluster.num_hosts) if n not in by_host)
+        info = TableInfo.from_json([*by_host.values()][-1])
+        tables[name] = LiveTable(info, is_own and not is_loaded, lacking)
     return tables
 
 
@@ -245,7 +236,7 @@ def _tables_to_save(job: Job, optimizers: Sequence[SparseOptimizer]) -> dict[str
     required = {name for name in job.cluster.held() if not is_anonymous(name)}
     required |= {tensor.name for optimizer in optimizers for tensor in optimizer.tensors()}
 
-    def find() -> str:
+    with shared_errors():
         live = live_tables(job)
         lost = sorted(required - live.keys())
         if lost:
@@ -262,14 +253,8 @@ def _tables_to_save(job: Job, optimizers: Sequence[SparseOptimizer]) -> dict[str
                     f"hosts {list(table.lacking)} have no rows of {table.info.name!r}: their "
                     "servers were started again; call load_checkpoint first"
                 )
-        infos = [table.info for table in tables]
-        listed = [
-            TableInfo(i.name, i.dtype, i.row_shape, (0, i.starts[-1]), i.policy, i.persistent)
-            for i in infos
-        ]
-        return json.dumps([info.as_json() for info in listed])
-
-    listed = json.loads(text_of_rank_0(everywhere(find)))
+        infos = [replace(t.info, starts=(0, t.info.starts[-1])) for t in tables]
+    listed = json.loads(text_of_rank_0(json.dumps([info.as_json() for info in infos])))
     return {fields["name"]: TableInfo.from_json(fields) for fields in listed}
 
 
@@ -285,21 +270,17 @@ def _newest_with_tables(folder: Path) -> list[str]:
 def _check_newest(folder: Path, step: int) -> None:
     """Raise unless a checkpoint comes after those that are there; damaged ones are removed."""
     for name in STEPS.find(folder):
-        if (STEPS.number(name) or 0) >= step and not _removed_as_damaged(folder / name):
-            raise CheckpointError(
-                f"step must be above that of the checkpoints in {folder} (got {step}, there is "
-                f"{name}); save to another folder, or remove those that are later"
-            )
-
-
-def _removed_as_damaged(folder: Path) -> bool:
-    """Whether a checkpoint was damaged, and is gone."""
-    try:
-        check_digests(folder, read_manifest(folder, STEPS), 0, 1)
-        return False
-    except DamagedError:
-        remove(folder)
-        return True
+        if (STEPS.number(name) or 0) < step:
+            continue
+        try:
+            check_digests(folder / name, read_manifest(folder / name, STEPS), 0, 1)
+        except DamagedError:
+            remove(folder / name)
+            continue
+        raise CheckpointError(
+            f"step must be above that of the checkpoints in {folder} (got {step}, there is "
+            f"{name}); save to another folder, or remove those that are later"
+        )
 
 
 def _rows_of_rank(job: Job, tables: Mapping[str, TableInfo]) -> dict[str, Tensor | RowSource]:
@@ -311,23 +292,15 @@ def _rows_of_rank(job: Job, tables: Mapping[str, TableInfo]) -> dict[str, Tensor
     shares = {policy: job.share(policy) for policy in policies}
     sources: dict[str, Tensor | RowSource] = {}
 
-    def add(key: str, info: TableInfo, name: str) -> None:
-        sources[key] = RowStream(
-            info.dtype, info.row_shape, *shares[info.policy], lambda a, b: read(name, a, b)
-        )
-
-    def add_structure(policy: str) -> None:
-        starts = job.starts(policy)
-        sources[f"structure/{policy}"] = RowStream(
-            torch.int64, (), *shares[policy], lambda a, b: structure.of(policy, starts, a, b)
-        )
-
-    for name, info in tables.items():
-        add(f"row/{name}", info, name)
+    infos = {f"row/{name}": info for name, info in tables.items()}
+    infos |= {f"id/{policy}": job.cluster.info(id_table(policy)) for policy in with_ids}
+    for key, info in infos.items():
+        rows = partial(read, info.name)
+        sources[key] = RowStream(info.dtype, info.row_shape, *shares[info.policy], rows)
     for policy in with_ids:
-        add(f"id/{policy}", job.cluster.info(id_table(policy)), id_table(policy))
         if policy.startswith("node~"):
-            add_structure(policy)
+            numbers = partial(structure.of, policy, job.starts(policy))
+            sources[f"structure/{policy}"] = RowStream(torch.int64, (), *shares[policy], numbers)
     return sources
 
 
@@ -395,33 +368,32 @@ def load_checkpoint(
     opened = _open(folder, step)
     path, manifest, states = opened.path, opened.manifest, opened.states
     settings = manifest.values["sparse_optimizers"]
-    live = everywhere(lambda: live_tables(job))
-
-    def check() -> list[TableInfo]:
+    with shared_errors():
+        live = live_tables(job)
+    with shared_errors():
         check_graph(manifest, {p: parts.num_ids for p, parts in job.policies.items()}, path)
         _check_optimizers(sparse_optimizers, settings, manifest.tables, path)
         chosen = _check_tables(opened, live, strict)
         check_state(model, states["model"], "model")
         check_state(optimizer, states["optimizer"], "optimizer")
-        return chosen
-
-    chosen = everywhere(check)
     policies = sorted({info.policy for info in chosen} | set(manifest.policies))
     shares = {policy: job.share(policy) for policy in policies}
     read = cluster_reader(job.cluster)
     structure = Structure(job.cluster.names(), job.destinations, read)
-    places = everywhere(lambda: find_rows(opened.files, shares, job.starts, read, structure))
+    with shared_errors():
+        places = find_rows(opened.files, shares, job.starts, read, structure)
     _make(job, chosen, live)
-    everywhere(lambda: _write(job, chosen, shares, places))
-    everywhere(lambda: _tell_servers(job, manifest))
-
-    def load_states() -> None:
+    with shared_errors():  # this trainer's share of all rows
+        for info in chosen:
+            for begin, end, rows in _pieces_of(info, shares[info.policy], places[info.policy]):
+                job.cluster.write(info.name, torch.arange(begin, end), rows)
+    with shared_errors():
+        _tell_servers(job, manifest)
+    with shared_errors():
         load_state(model, states["model"])
         load_state(optimizer, states["optimizer"])
         for each, saved in zip(sparse_optimizers, settings, strict=False):
             each.load_state_dict(saved)
-
-    everywhere(load_states)
     names = tuple(info.name for info in chosen)
     return ClusterCheckpoint(path, manifest.number, states["extra"], names)
 
@@ -523,17 +495,14 @@ def find_rows(
 ) -> dict[str, tuple[SavedRows, Tensor]]:
     """By policy its rows in the files, and where those of a share ``(start, stop)`` are there.
 
-    Raises:
-        CheckpointError: The checkpoint is of another graph.
+    CheckpointError if the checkpoint is of another graph.
     """
     rows: dict[str, tuple[SavedRows, Tensor]] = {}
     for policy, share in shares.items():
-        has_ids = policy.startswith(("node~", "edge~"))
-        saved = SavedRows(files, policy, has_ids)
-        if not has_ids:
-            rows[policy] = saved, torch.arange(*share)
-            continue
-        positions = saved.find(read(id_table(policy), *share))
+        saved = SavedRows(files, policy)
+        positions = torch.arange(*share)  # rows without ids are in order
+        if policy.startswith(("node~", "edge~")):
+            positions = saved.find(read(id_table(policy), *share))
         rows[policy] = saved, positions
         for begin, end in pieces(*share, torch.int64, ()) if policy.startswith("node~") else ():
             here = structure.of(policy, starts_of(policy), begin, end)
@@ -558,33 +527,19 @@ def _pieces_of(
 def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) -> None:
     """Make what hosts lack; nothing stays if there is no room for all. Collective."""
     made: list[tuple[int, str]] = []
-
-    def make() -> None:
-        for info in chosen if rank() == 0 else ():
-            table, starts = live.get(info.name), job.starts(info.policy)
-            lacking = range(job.cluster.num_hosts) if table is None else table.lacking
-            new = TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True)
-            made.extend((number, info.name) for number in lacking)
-            job.cluster.ask([(n, WireMessage("create", new.as_json())) for n in lacking])
-
     try:
-        everywhere(make)
-        everywhere(job.cluster.refresh)
+        with shared_errors():
+            for info in chosen if rank() == 0 else ():
+                table, starts = live.get(info.name), job.starts(info.policy)
+                lacking = range(job.cluster.num_hosts) if table is None else table.lacking
+                new = replace(info, starts=starts, persistent=True)
+                made.extend((number, info.name) for number in lacking)
+                job.cluster.ask([(n, WireMessage("create", new.as_json())) for n in lacking])
+        with shared_errors():
+            job.cluster.refresh()
     except Exception:
         job.cluster.ask([(n, WireMessage("delete", {"name": name})) for n, name in made])
         raise
-
-
-def _write(
-    job: Job,
-    chosen: Sequence[TableInfo],
-    shares: Mapping[str, tuple[int, int]],
-    places: Mapping[str, tuple[SavedRows, Tensor]],
-) -> None:
-    """Put this trainer's share of all rows into the cluster."""
-    for info in chosen:
-        for begin, end, rows in _pieces_of(info, shares[info.policy], places[info.policy]):
-            job.cluster.write(info.name, torch.arange(begin, end), rows)
 
 
 def _tell_servers(job: Job, manifest: Manifest) -> None:
@@ -667,7 +622,7 @@ def _restore(
     places = find_rows(files, shares, starts_of, read, structure)
     for info in chosen:
         starts, share = starts_of(info.policy), shares[info.policy]
-        tables.create(TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True))
+        tables.create(replace(info, starts=starts, persistent=True))
         tables.mark_written(info.name)
         own = tables.rows(info.name)
         for begin, end, rows in _pieces_of(info, share, places[info.policy]):
@@ -711,11 +666,7 @@ def cluster_reader(cluster: Cluster) -> Reader:
 
 
 class Structure:
-    """What tells a node of one graph from that of another: its in-degrees.
-
-    Args:
-        destinations: Policy of the edges of each relation to that of the nodes they enter.
-    """
+    """What tells a node of one graph from that of another: its in-degrees."""
 
     def __init__(
         self, tables: Iterable[str], destinations: Mapping[str, str], read: Reader
@@ -778,14 +729,11 @@ def check_state(target: Stateful, state: Any, name: str) -> None:
         return
     _check_same(name, set(own), set(state))
     for key, value in own.items():
-        other = state[key]
-        if isinstance(value, Tensor) != isinstance(other, Tensor) or (
-            isinstance(value, Tensor) and value.shape != other.shape
-        ):
-            mine, theirs = (
-                tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__
-                for entry in (value, other)
-            )
+        mine, theirs = (
+            tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__
+            for entry in (value, state[key])
+        )
+        if mine != theirs and (isinstance(mine, tuple) or isinstance(theirs, tuple)):
             raise ValueError(f"{key!r} of {name} is {mine}, and that of its state {theirs}")
 
 
