@@ -18,6 +18,7 @@ import os
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,17 @@ class CitationGraphDataset(OneGraphDataset):
         planetoid = [[f"ind.{title}.{part}" for part in _PARTS] for title in titles]
         saved = [] if self._force_reload or not self._reverse_edge else [[self._saved_name]]
         folder = find_folder(self.raw_dir, titles, [*planetoid, *saved, _ARRAYS])
-        if folder is None and self._title == "cora" and not self._own_folder:
+        if folder is not None:
+            g = self._read(folder, titles)
+        elif self._title == "cora" and not self._own_folder:
             g = _from_arrays("cora", self._reverse_edge)
-        elif folder is None:
+        else:
             raise FileNotFoundError(
                 f"{self._title} is not downloaded: put the Planetoid files "
                 f"ind.{self._title}.{{{','.join(_PARTS)}}}, DGL's {self._saved_name}, or a folder "
                 f"of arrays ({', '.join(_ARRAYS)}, feat.npz) into "
                 f"{Path(self.raw_dir) / self._title}"
             )
-        else:
-            g = self._read(folder, titles)
         self._g = by_destination(g) if self._reorder else g
         self._num_classes = int(g.ndata["label"].max()) + 1 if g.num_nodes() else 0
         self._say(
@@ -118,10 +119,7 @@ class CitationGraphDataset(OneGraphDataset):
         """Number of fields."""
         return self._num_classes
 
-    @property
-    def num_labels(self) -> int:
-        """As ``num_classes``."""
-        return self._num_classes
+    num_labels = num_classes
 
     @property
     def reverse_edge(self) -> bool:
@@ -218,11 +216,9 @@ def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> G
         raise ValueError(f"graph names nodes up to {g.num_nodes() - 1}, not {num_nodes - 1}")
     num_train = len(parts["y"])
     ids = torch.arange(num_nodes)
-    is_test = torch.zeros(num_nodes, dtype=torch.bool)
-    is_test[torch.from_numpy(test)] = True
     g.ndata["train_mask"] = ids < num_train
     g.ndata["val_mask"] = (ids >= num_train) & (ids < num_train + _NUM_VALID)
-    g.ndata["test_mask"] = is_test
+    g.ndata["test_mask"] = torch.isin(ids, torch.from_numpy(test))
     g.ndata["label"] = torch.from_numpy(one_hot.argmax(1))
     g.ndata["feat"] = torch.from_numpy(dense)
     return g
@@ -269,19 +265,20 @@ class PlanetoidFormatError(ValueError):
     """A file is no Planetoid file, or is damaged."""
 
 
+@dataclass(eq=False)
 class NameInFile:
     """What a name in the file stands for."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    kind: str
 
 
+@dataclass(eq=False)
 class _Blank:
     """An array, a dtype or a matrix, before and after its state is known."""
 
-    def __init__(self, kind: str, code: str = "") -> None:
-        self.kind, self.code = kind, code
-        self.value: Any = None
+    kind: str
+    code: str = ""
+    value: Any = None
 
 
 def read_planetoid(path: str | Path) -> Any:
@@ -334,7 +331,19 @@ class _PlanetoidMachine(PickleMachine):
         return super().called(function, arguments)
 
     def stated(self, value: Any, state: Any) -> None:
-        _set_state(value, state)
+        if not isinstance(value, _Blank):
+            raise ValueError("a state of what has none")
+        if value.kind == "dtype":
+            order = _text(state[1])
+            if order not in ("<", ">", "|", "="):
+                raise ValueError("an unknown order of bytes")
+            value.code = order + value.code.lstrip("<>|=")
+        elif value.kind == "csr":
+            if not isinstance(state, dict):
+                raise ValueError("a matrix without its arrays")
+            value.value = state
+        else:
+            value.value = _array_of(state)
 
     def _encode(self, text: Any, encoding: Any) -> bytes:
         """Bytes as Python 3 writes them; together never more than the file has."""
@@ -344,28 +353,16 @@ class _PlanetoidMachine(PickleMachine):
         return str(text).encode("latin1")
 
 
-def _set_state(blank: Any, state: Any) -> None:
-    if not isinstance(blank, _Blank):
-        raise ValueError("a state of what has none")
-    if blank.kind == "dtype":
-        order = _text(state[1])
-        if order not in ("<", ">", "|", "="):
-            raise ValueError("an unknown order of bytes")
-        blank.code = order + blank.code.lstrip("<>|=")
-    elif blank.kind == "csr":
-        if not isinstance(state, dict):
-            raise ValueError("a matrix without its arrays")
-        blank.value = state
-    else:
-        _, shape, dtype, by_column, raw = state
-        if not isinstance(dtype, _Blank) or dtype.kind != "dtype" or not isinstance(raw, bytes):
-            raise ValueError("an array of objects")
-        kind = np.dtype(dtype.code)
-        if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError("an array of an unknown shape")
-        if math.prod(shape) * kind.itemsize != len(raw):
-            raise ValueError(f"an array of shape {shape} in {len(raw)} bytes")
-        blank.value = np.frombuffer(raw, kind).reshape(shape, order="F" if by_column else "C")
+def _array_of(state: Any) -> np.ndarray:
+    _, shape, dtype, by_column, raw = state
+    if not isinstance(dtype, _Blank) or dtype.kind != "dtype" or not isinstance(raw, bytes):
+        raise ValueError("an array of objects")
+    kind = np.dtype(dtype.code)
+    if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("an array of an unknown shape")
+    if math.prod(shape) * kind.itemsize != len(raw):
+        raise ValueError(f"an array of shape {shape} in {len(raw)} bytes")
+    return np.frombuffer(raw, kind).reshape(shape, order="F" if by_column else "C")
 
 
 def _finished(value: Any) -> Any:

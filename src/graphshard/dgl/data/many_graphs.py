@@ -41,7 +41,7 @@ class TUDataset(LocalDataset):
     """
 
     _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
-    num_labels: int | None
+    num_labels: int | None = None
     graph_labels: Any
 
     def __init__(
@@ -60,13 +60,10 @@ class TUDataset(LocalDataset):
         path = self._file_path("graph_labels")
         if os.path.exists(path):
             classes, labels = np.unique(loadtxt(path, ","), return_inverse=True)
-            self.num_labels = len(classes)
-            self.graph_labels = torch.from_numpy(labels.reshape(-1, 1))
+            self.num_labels, labels = len(classes), labels.reshape(-1, 1)
         else:
-            self.num_labels = None
-            self.graph_labels = torch.from_numpy(
-                loadtxt(self._file_path("graph_attributes"), ",", np.float64)
-            )
+            labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
+        self.graph_labels = torch.from_numpy(labels)
         for file, (fields, name) in {
             "node_labels": (whole.ndata, "node_labels"),
             "node_attributes": (whole.ndata, "node_attr"),
@@ -75,18 +72,14 @@ class TUDataset(LocalDataset):
         }.items():
             if os.path.exists(self._file_path(file)):
                 values = loadtxt(self._file_path(file), ",")
-                fields[name] = torch.from_numpy(
-                    values - values.min() if "label" in file else values
-                )
+                first = values.min() if "label" in file else 0
+                fields[name] = torch.from_numpy(values - first)
         self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
         self._say(f"{self.name}: {len(self.graph_lists)} graphs")
 
     def _whole_graph(self) -> Graph:
         """All graphs as one; remembers which nodes are whose."""
-        names = [f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"]
-        self._folder = self._folder_with(names, [f"{self.name}/{file}" for file in names])
-        if not (self._folder / names[0]).is_file():
-            self._folder = self._folder / self.name
+        self._folder = self._folder_with([f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"])
         edges, owner = (
             torch.from_numpy(loadtxt(self._file_path(kind), ",", np.int64))
             for kind in ("A", "graph_indicator")
@@ -142,7 +135,6 @@ class LegacyTUDataset(TUDataset):
             self.num_labels = int(labels.max()) + 1
         else:
             labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
-            self.num_labels = None
         labels = labels.reshape(-1) if labels.shape[1] == 1 else labels
         attributes, of_nodes = (
             self._file_path(kind) for kind in ("node_attributes", "node_labels")
@@ -366,10 +358,7 @@ class QM9Dataset(LocalDataset):
         """Number of numbers to predict."""
         return int(self.label.shape[1])
 
-    @property
-    def num_tasks(self) -> int:
-        """As ``num_labels``."""
-        return self.num_labels
+    num_tasks = num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         atoms = slice(self.N_cumsum[idx], self.N_cumsum[idx + 1])

@@ -54,13 +54,13 @@ class Entity(NamedTuple):
 class RDFGraphDataset(OneGraphDataset):
     """Base of the four: a typed graph with labels on the nodes of ``predict_category``.
 
-    Read is what DGL has saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt``
-    (N-Triples, or ``*.n3`` that have a whole triple in each line) with ``trainingSet.tsv`` and
-    ``testSet.tsv``.
+    They have ``label``, ``train_mask`` and ``test_mask``. Read is what DGL has saved,
+    ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt`` (N-Triples, or ``*.n3`` that
+    have a whole triple in each line) with ``trainingSet.tsv`` and ``testSet.tsv``.
     """
 
+    predict_category: str
     _title: str
-    _category: str
     _columns = 0, 2  # of lines of the splits, which name an entity and its class
 
     def __init__(
@@ -72,7 +72,7 @@ class RDFGraphDataset(OneGraphDataset):
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
-        self._insert_reverse, self._predict_category = insert_reverse, self._category
+        self._insert_reverse = insert_reverse
         super().__init__(self._title, None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
@@ -85,14 +85,11 @@ class RDFGraphDataset(OneGraphDataset):
                 f"{self.name} is not downloaded: put its triples (*.nt), {' and '.join(_SPLITS)}, "
                 f"or DGL's {saved}, into {Path(self.raw_dir) / self.name}"
             )
-        if usual and (folder / saved).is_file():
-            self._g = load_graphs(str(folder / saved))[0][0]
-            data = self._g.nodes[self._predict_category].data
-            if "label" not in data:
-                data["label"] = data["labels"]
-        else:
-            self._g = self._built(folder)
-            data = self._g.nodes[self._predict_category].data
+        is_saved = usual and (folder / saved).is_file()
+        self._g = load_graphs(str(folder / saved))[0][0] if is_saved else self._built(folder)
+        data = self._g.nodes[self.predict_category].data
+        if "label" not in data:
+            data["label"] = data["labels"]
         self._num_classes = int(data["label"].max()) + 1 if len(data["label"]) else 0
         self._say(
             f"{self.name}: {self._g.num_nodes()} nodes of {len(self._g.ntypes)} types, "
@@ -100,17 +97,12 @@ class RDFGraphDataset(OneGraphDataset):
         )
 
     @property
-    def predict_category(self) -> str:
-        """The node type with labels."""
-        return self._predict_category
-
-    @property
     def num_classes(self) -> int:
         """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:
-        """The graph, with ``label``, ``train_mask`` and ``test_mask`` of ``predict_category``."""
+        """The graph, whatever ``idx`` is."""
         return self._transformed(self._g)
 
     def parse_entity(self, term: Term) -> Entity | None:
@@ -155,8 +147,8 @@ class RDFGraphDataset(OneGraphDataset):
                 sides = edges.setdefault(etype, ([], []))
                 sides[0].append(src)
                 sides[1].append(dst)
-        if self._predict_category not in counts:
-            raise GraphValueError(f"{folder} has no entity of type {self._predict_category!r}")
+        if self.predict_category not in counts:
+            raise GraphValueError(f"{folder} has no entity of type {self.predict_category!r}")
         g: Graph = heterograph(
             {etype: (torch.tensor(s), torch.tensor(d)) for etype, (s, d) in edges.items()}, counts
         )
@@ -164,9 +156,9 @@ class RDFGraphDataset(OneGraphDataset):
         return g
 
     def _set_labels(self, g: Graph, folder: Path, numbers: dict[str, tuple[str, int]]) -> None:
-        num_nodes = g.num_nodes(self._predict_category)
+        num_nodes = g.num_nodes(self.predict_category)
         labels, classes = np.full(num_nodes, -1, dtype=np.int64), dict[str, int]()
-        data = g.nodes[self._predict_category].data
+        data = g.nodes[self.predict_category].data
         for file, name in zip(_SPLITS, ("train_mask", "test_mask"), strict=True):
             mask = torch.zeros(num_nodes, dtype=torch.bool)
             for line in read_text_regular(folder / file).splitlines()[1:]:
@@ -177,7 +169,7 @@ class RDFGraphDataset(OneGraphDataset):
                 entity = self.parse_entity(Term("iri", columns[entity_at]))
                 key = "" if entity is None else f"{entity.cls}/{entity.id}"
                 ntype, node = numbers.get(key, (None, -1))
-                if ntype != self._predict_category:
+                if ntype != self.predict_category:
                     self._say(f"{columns[entity_at]} has no edges and is left out")
                     continue
                 mask[node] = True
@@ -192,7 +184,7 @@ class AIFBDataset(RDFGraphDataset):
     _entities, _relations = "http://www.aifb.uni-karlsruhe.de/", "http://swrc.ontoware.org/"
     _left_out = (f"{_relations}ontology#employs", f"{_relations}ontology#affiliation")
 
-    _title, _category = "aifb-hetero", "Personen"
+    _title, predict_category = "aifb-hetero", "Personen"
 
     def parse_entity(self, term: Term) -> Entity | None:
         """Literals, and what the institute's server names by type."""
@@ -215,7 +207,7 @@ class MUTAGDataset(RDFGraphDataset):
 
     _prefix = "http://dl-learner.org/carcinogenesis#"
 
-    _title, _category = "mutag-hetero", "d"
+    _title, predict_category = "mutag-hetero", "d"
 
     def parse_entity(self, term: Term) -> Entity | None:
         """Literals, compounds, bonds, and things whose type their edges tell."""
@@ -253,7 +245,7 @@ class BGSDataset(RDFGraphDataset):
 
     _prefix = "http://data.bgs.ac.uk/"
 
-    _title, _category, _columns = "bgs-hetero", "Lexicon_NamedRockUnit", (1, 2)
+    _title, predict_category, _columns = "bgs-hetero", "Lexicon_NamedRockUnit", (1, 2)
 
     def parse_entity(self, term: Term) -> Entity | None:
         """What the survey names by concept, besides the status of terms."""
@@ -278,7 +270,7 @@ class AMDataset(RDFGraphDataset):
 
     _prefix = "http://purl.org/collections/nl/am/"
 
-    _title, _category = "am-hetero", "proxy"
+    _title, predict_category = "am-hetero", "proxy"
     _left_out = (f"{_prefix}objectCategory", f"{_prefix}material")
 
     def parse_entity(self, term: Term) -> Entity | None:
