@@ -79,8 +79,7 @@ def task_warnings(
         shared: Two splits to the number of labelled nodes that are in both.
     """
     lines = []
-    absent = [number for number, is_there in enumerate(occurs) if not is_there]
-    if absent:
+    if absent := [number for number, is_there in enumerate(occurs) if not is_there]:
         few = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
         lines.append(
             f"{name} has {len(occurs)} classes, of which {len(absent)} have no node ({few}), "
@@ -176,8 +175,8 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
 
 
 def _read(content: Mapping[str, Any]) -> TaskInfo:
-    target, names = required(content, "target"), listing(required(content, "class_names"), "names")
-    options = required(content, "options")
+    target, options = required(content, "target"), required(content, "options")
+    names = listing(required(content, "class_names"), "names")
     return TaskInfo(
         name=text(required(content, "name"), "name"),
         target=None if target is None else text(target, "target"),
@@ -264,4 +263,4 @@ def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Ten
     if len(graph.ntypes) == 1:
         return classes
     zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
-    return {**zeros, dataset.target: classes}
+    return zeros | {dataset.target: classes}

@@ -59,11 +59,20 @@ class TUDataset(LocalDataset):
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
-            classes, labels = np.unique(loadtxt(path, ","), return_inverse=True)
-            self.num_labels, labels = len(classes), labels.reshape(-1, 1)
+            labels = self._classes(path)
         else:
             labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
         self.graph_labels = torch.from_numpy(labels)
+        self._set_fields(whole)
+        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
+        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
+
+    def _classes(self, path: str) -> np.ndarray:
+        classes, labels = np.unique(loadtxt(path, ","), return_inverse=True)
+        self.num_labels = len(classes)
+        return labels.reshape(-1, 1)
+
+    def _set_fields(self, whole: Graph) -> None:
         for file, (fields, name) in {
             "node_labels": (whole.ndata, "node_labels"),
             "node_attributes": (whole.ndata, "node_attr"),
@@ -74,8 +83,6 @@ class TUDataset(LocalDataset):
                 values = loadtxt(self._file_path(file), ",")
                 first = values.min() if "label" in file else 0
                 fields[name] = torch.from_numpy(values - first)
-        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
-        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
 
     def _whole_graph(self) -> Graph:
         """All graphs as one; remembers which nodes are whose."""
@@ -85,7 +92,7 @@ class TUDataset(LocalDataset):
             for kind in ("A", "graph_indicator")
         )
         edges, owner = edges - edges.min(), owner.flatten() - owner.min()
-        self._nodes = owner.argsort(stable=True).split(owner.bincount().tolist())
+        self._nodes: Sequence[Tensor] = owner.argsort(stable=True).split(owner.bincount().tolist())
         self.max_num_node = max((len(nodes) for nodes in self._nodes), default=0)
         return graph((edges[:, 0], edges[:, 1]), num_nodes=len(owner))
 
@@ -126,19 +133,16 @@ class LegacyTUDataset(TUDataset):
         self.hidden_size, self.max_allow_node = hidden_size, max_allow_node
         super().__init__(name, raw_dir, force_reload, verbose, transform)
 
-    def process(self) -> None:
-        whole = self._whole_graph()
-        path = self._file_path("graph_labels")
-        if os.path.exists(path):
-            labels = loadtxt(path, ",", np.int64)
-            labels = labels - labels.min()
-            self.num_labels = int(labels.max()) + 1
-        else:
-            labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
-        labels = labels.reshape(-1) if labels.shape[1] == 1 else labels
-        attributes, of_nodes = (
-            self._file_path(kind) for kind in ("node_attributes", "node_labels")
-        )
+    def _classes(self, path: str) -> np.ndarray:
+        labels = loadtxt(path, ",", np.int64)
+        labels = labels - labels.min()
+        self.num_labels = int(labels.max()) + 1
+        return labels
+
+    def _set_fields(self, whole: Graph) -> None:
+        labels = self.graph_labels
+        self.graph_labels = labels.reshape(-1) if labels.shape[1] == 1 else labels
+        attributes, of_nodes = map(self._file_path, ("node_attributes", "node_labels"))
         if os.path.exists(attributes):
             self.data_mode = "node_attr"
             rows = torch.from_numpy(loadtxt(attributes, ",", np.float64)).float()
@@ -151,14 +155,11 @@ class LegacyTUDataset(TUDataset):
             rows = torch.ones(whole.num_nodes(), self.hidden_size)
             self._say(f"Use Constant one as Feature with hidden size {self.hidden_size}")
         whole.ndata["feat"] = rows
-        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
-        self.graph_labels = torch.from_numpy(labels)
         if self.max_allow_node:
             few = [i for i, nodes in enumerate(self._nodes) if len(nodes) <= self.max_allow_node]
-            self.graph_lists = [self.graph_lists[i] for i in few]
+            self._nodes = [self._nodes[i] for i in few]
             self.graph_labels = self.graph_labels[few]
             self.max_num_node = self.max_allow_node
-        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
 
 
 class GINDataset(LocalDataset):
@@ -189,8 +190,7 @@ class GINDataset(LocalDataset):
 
     def process(self) -> None:
         files = [f"{way}{self.name}.txt" for way in (f"dataset/{self.name}/", f"{self.name}/", "")]
-        sets, names = [[file] for file in files], ["GINDataset", self.name]
-        folder = self._folder_with(*sets, folder_names=names)
+        folder = self._folder_with(*([f] for f in files), folder_names=["GINDataset", self.name])
         path = next(folder / file for file in files if (folder / file).is_file())
         lines = iter(read_text_regular(path).splitlines())
         labels: list[int] = []
@@ -228,8 +228,7 @@ class GINDataset(LocalDataset):
             labels.append(self.nlabel_dict.setdefault(int(row[0]), len(self.nlabel_dict)))
             if row[stop:]:
                 attributes.append([float(word) for word in row[stop:]])
-        ends = torch.tensor([src, dst], dtype=torch.int64)
-        g = graph((ends[0], ends[1]), num_nodes=len(rows))
+        g = graph((src, dst), num_nodes=len(rows))
         if attributes:
             g.ndata["attr"] = torch.tensor(attributes)
         g.ndata["label"] = torch.tensor(labels, dtype=torch.int64)
@@ -403,10 +402,8 @@ class QM9EdgeDataset(LocalDataset):
         self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
         arrays = _arrays(self._path, names)
-        self.n_node, self.n_edge = arrays["n_node"], arrays["n_edge"]
-        self.node_attr, self.node_pos = arrays["node_attr"], arrays["node_pos"]
-        self.edge_attr, self.src, self.dst = arrays["edge_attr"], arrays["src"], arrays["dst"]
-        self.targets = arrays["targets"]
+        self.n_node, self.n_edge, self.node_attr, self.node_pos = (arrays[n] for n in names[:4])
+        self.edge_attr, self.src, self.dst, self.targets = (arrays[n] for n in names[4:])
         self.n_cumsum = np.concatenate([[0], np.cumsum(self.n_node)])
         self.ne_cumsum = np.concatenate([[0], np.cumsum(self.n_edge)])
 
@@ -439,8 +436,7 @@ class QM9EdgeDataset(LocalDataset):
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     stored = read_npz(path, names.__contains__)
-    absent = [name for name in names if name not in stored]
-    if absent:
+    if absent := [name for name in names if name not in stored]:
         raise GraphValueError(f"{path} has no arrays {', '.join(absent)}")
     return stored
 
@@ -498,9 +494,8 @@ class SSTDataset(LocalDataset):
             word, *numbers = line.split(" ")
             if word.lower() in self.vocab:
                 vectors[word.lower()] = np.array([float(number) for number in numbers])
-        rows = [
-            vectors.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab
-        ]
+        drawn = np.random.uniform(-0.05, 0.05, (len(self.vocab), 300))
+        rows = [vectors.get(w.lower(), row) for w, row in zip(self.vocab, drawn, strict=True)]
         return torch.from_numpy(np.stack(rows))
 
     def _tree(self, line: str) -> Graph:

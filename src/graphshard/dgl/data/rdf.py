@@ -140,9 +140,8 @@ class RDFGraphDataset(OneGraphDataset):
                     numbers[name] = ntype, counts.get(ntype, 0)
                     counts[ntype] = numbers[name][1] + 1
                 ends.append(numbers[name])
-            for reverse in (False, True) if self._insert_reverse else (False,):
-                (src_type, src), (dst_type, dst) = ends[::-1] if reverse else ends
-                label = f"rev-{relation}" if reverse else relation
+            ways = [(relation, ends), (f"rev-{relation}", ends[::-1])]
+            for label, ((src_type, src), (dst_type, dst)) in ways[: 1 + bool(self._insert_reverse)]:
                 etype = src_type, _type_name(_RENAMED.get(label, label)), dst_type
                 sides = edges.setdefault(etype, ([], []))
                 sides[0].append(src)
@@ -320,15 +319,13 @@ def read_triples(path: Path) -> Iterator[tuple[Term, Term, Term]]:
 
 
 def _term(iri: str | None, blank: str | None = None, literal: str | None = None) -> Term:
-    if iri is not None:
-        return Term("iri", _unescaped(iri))
-    return Term("blank", blank[2:]) if blank is not None else Term("literal", _unescaped(literal))
+    if blank is not None:
+        return Term("blank", blank[2:])
+    return Term("literal", _unescaped(literal)) if iri is None else Term("iri", _unescaped(iri))
 
 
 def _unescaped(text: str | None) -> str:
     assert text is not None
-    if "\\" not in text:
-        return text
     return _ESCAPE.sub(
         lambda m: chr(int(m[1] or m[2], 16)) if m[3] is None else _ESCAPED.get(m[3], m[3]), text
     )

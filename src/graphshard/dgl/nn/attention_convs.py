@@ -44,10 +44,7 @@ class AGNNConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         beta = torch.tensor([float(init_beta)])
-        if learn_beta:
-            self.beta = nn.Parameter(beta)
-        else:
-            self.register_buffer("beta", beta)
+        self.beta = nn.Parameter(beta) if learn_beta else nn.Buffer(beta)
 
     def forward(self, graph: MessagePassingGraph, feat: Features) -> Tensor:
         """Apply the layer; see the class for shapes."""
@@ -95,11 +92,7 @@ class DotGatConv(AttentionConv):
     """
 
     def __init__(
-        self,
-        in_feats: Widths,
-        out_feats: int,
-        num_heads: int,
-        allow_zero_in_degree: bool = False,
+        self, in_feats: Widths, out_feats: int, num_heads: int, allow_zero_in_degree: bool = False
     ) -> None:
         super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree)
         self._add_projections()

@@ -184,10 +184,7 @@ class GINEConv(nn.Module):
         super().__init__()
         self.apply_func = apply_func
         eps = torch.tensor([float(init_eps)])
-        if learn_eps:
-            self.eps = nn.Parameter(eps)
-        else:
-            self.register_buffer("eps", eps)
+        self.eps = nn.Parameter(eps) if learn_eps else nn.Buffer(eps)
 
     def message(self, edges: EdgeBatch) -> dict[str, Tensor]:
         """The message of some edges; a subclass may have another."""
@@ -319,8 +316,7 @@ class NNConv(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if isinstance(self.res_fc, nn.Linear):
-            gain = nn.init.calculate_gain("relu")
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
+            nn.init.xavier_normal_(self.res_fc.weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(self, graph: MessagePassingGraph, feat: Features, efeat: Tensor) -> Tensor:
         """Apply the layer; see the class for shapes."""

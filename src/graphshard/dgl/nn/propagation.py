@@ -55,8 +55,7 @@ class EdgeWeightNorm(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)} (got {norm!r})")
-        self._norm = norm
-        self._eps = eps
+        self._norm, self._eps = norm, eps
 
     def forward(self, graph: MessagePassingGraph, edge_weight: Tensor) -> Tensor:
         """Normalised weights; see the class for shapes."""
@@ -122,8 +121,7 @@ class APPNPConv(nn.Module):
 
     def __init__(self, k: int, alpha: float, edge_drop: float = 0.0) -> None:
         super().__init__()
-        self._k = k
-        self._alpha = alpha
+        self._k, self._alpha = k, alpha
         self.edge_drop = nn.Dropout(edge_drop)
 
     def forward(
@@ -133,17 +131,16 @@ class APPNPConv(nn.Module):
         drop = self.edge_drop
         drops = not is_plain(drop, nn.Dropout) or (drop.training and drop.p > 0)
         with graph.local_scope():
-            weight = None
-            scale_out = scale_in = None
+            weight = scale_out = scale_in = None
             if edge_weight is not None:
                 weight = EdgeWeightNorm("both")(graph, edge_weight)
-                weight = prepare_edge_weight(graph, weight, feat.dim())
             else:
                 scale_out = degree_scale(graph.out_degrees(), -0.5, feat)
                 scale_in = degree_scale(graph.in_degrees(), -0.5, feat)
                 if drops:
-                    ones = torch.ones(graph.num_edges(), dtype=feat.dtype, device=feat.device)
-                    weight = prepare_edge_weight(graph, ones, feat.dim())
+                    weight = torch.ones(graph.num_edges(), dtype=feat.dtype, device=feat.device)
+            if weight is not None:
+                weight = prepare_edge_weight(graph, weight, feat.dim())
             start = feat
             for _ in range(self._k):
                 graph.srcdata["h"] = feat if scale_out is None else feat * scale_out
@@ -196,10 +193,8 @@ class SGConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         self.fc = nn.Linear(in_feats, out_feats, bias=bias)
-        self._cached = cached
+        self._k, self.norm, self._cached = k, norm, cached
         self._cached_h: Tensor | None = None
-        self._k = k
-        self.norm = norm
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
