@@ -111,7 +111,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     _check_file_names(folder, list(edge_files))
     edges = {etype: _read_edges(path) for etype, path in edge_files.items()}
     typed = DEFAULT_CANONICAL_ETYPE not in edges
-    label_type, labels = _read_labels(folder, edges, typed)
+    label_type, labels = _read_labels(folder, typed)
 
     counts = _read_counts(folder) if typed else {}
     ntypes = sorted({t for etype in edges for t in etype[::2]} | set(counts) | set(labels))
@@ -123,7 +123,6 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     num_nodes = {
         ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges) for ntype in ntypes
     }
-    _check_labels(folder, labels)
     if label_type is None and len(ntypes) != 1:
         raise ValueError(f"{folder} must have label__TYPE.npy for one of its types {ntypes}")
     target = ntypes[0] if label_type is None else label_type
@@ -278,12 +277,10 @@ def _read_edges(path: Path) -> np.ndarray:
     return edges
 
 
-def _read_labels(
-    folder: Path, edges: dict[CanonicalEType, np.ndarray], typed: bool
-) -> tuple[str | None, dict[str, np.ndarray]]:
+def _read_labels(folder: Path, typed: bool) -> tuple[str | None, dict[str, np.ndarray]]:
     if not typed:
         path = folder / "label.npy"
-        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: read_array(path, 1, "i")} if is_there(path) else {})
+        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: _read_label(path)} if is_there(path) else {})
     paths = sorted(folder.glob("label__*.npy"))
     if len(paths) > 1:
         raise ValueError(
@@ -293,17 +290,18 @@ def _read_labels(
     if not paths:
         return None, {}
     ntype = paths[0].stem.partition("__")[2]
-    return ntype, {ntype: read_array(paths[0], 1, "i")}
+    return ntype, {ntype: _read_label(paths[0])}
 
 
-def _check_labels(folder: Path, labels: dict[str, np.ndarray]) -> None:
-    for label in labels.values():
-        most = max(len(label), _FREE_CLASSES)
-        if label.size and label.max() >= most:
-            raise ValueError(
-                f"{folder}: a label must be below {most} (got {label.max()}); number the classes "
-                "without gaps"
-            )
+def _read_label(path: Path) -> np.ndarray:
+    label = read_array(path, 1, "i")
+    most = max(len(label), _FREE_CLASSES)
+    if label.size and label.max() >= most:
+        raise ValueError(
+            f"{path.parent}: a label must be below {most} (got {label.max()}); number the classes "
+            "without gaps"
+        )
+    return label
 
 
 def _read_counts(folder: Path) -> dict[str, int]:
@@ -428,8 +426,7 @@ def _mask_of_split(path: Path, num_nodes: int, split: int) -> np.ndarray:
         raise ValueError(f"{path} must be [num_splits, {num_nodes}] (got {list(masks.shape)})")
     if not 0 <= split < len(masks):
         raise ValueError(f"split must be in [0, {len(masks)}) for {path.parent} (got {split})")
-    mask: np.ndarray = masks[split]
-    return mask
+    return masks[split]
 
 
 def _lines(path: Path) -> list[str]:

@@ -214,7 +214,7 @@ def load_dataset(
     folder = _folder_of(name_or_path)
     arrays = read_folder(folder, split, features)
     _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
-    dtypes = {t: dtype or _feature_dtype(folder, m) for t, m in arrays.features.items()}
+    dtypes = {t: dtype or feature_dtype(folder, m) for t, m in arrays.features.items()}
     _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
 
     relation_names: Sequence[str] = ()
@@ -280,13 +280,6 @@ def _check_options(
             f"add_inverse and as_typed are for graphs with relations, and {folder.name} has none; "
             "use to_bidirected=True for both directions"
         )
-
-
-def _feature_dtype(folder: Path, matrix: np.ndarray | SparseRows) -> torch.dtype:
-    try:
-        return feature_dtype(matrix)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
 
 
 def _check_feature_size(

@@ -262,7 +262,7 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def feature_dtype(features: np.ndarray | SparseRows) -> torch.dtype:
+def feature_dtype(folder: Path, features: np.ndarray | SparseRows) -> torch.dtype:
     """The narrowest dtype from float32 up that holds every number of a file as it is.
 
     That is NumPy's rule: integers of up to 16 bits fit float32, longer ones take float64; real
@@ -274,14 +274,12 @@ def feature_dtype(features: np.ndarray | SparseRows) -> torch.dtype:
     data = features if isinstance(features, np.ndarray) else features.data
     if data.dtype.kind == "f":
         return torch.from_numpy(data[:0]).dtype
-    if (
-        data.dtype.itemsize == 8
-        and data.size
-        and max(abs(int(data.min())), int(data.max())) > 2**53
-    ):
+    is_wide = data.dtype.itemsize == 8 and data.size
+    if is_wide and max(abs(int(data.min())), int(data.max())) > 2**53:
         raise ValueError(
-            f"features are real numbers, and integers beyond 2^53 become others among them (got "
-            f"{data.min()} to {data.max()}); pass dtype to have them rounded, or keep ids elsewhere"
+            f"{folder}: features are real numbers, and integers beyond 2^53 become others among "
+            f"them (got {data.min()} to {data.max()}); pass dtype to have them rounded, or keep "
+            "ids elsewhere"
         )
     wide = np.promote_types(data.dtype, np.float32)
     return torch.float32 if wide == np.float32 else torch.float64

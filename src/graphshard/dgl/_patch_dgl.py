@@ -73,8 +73,7 @@ def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | Non
             graph.edata["a"] = edge_feat
         graph.update_all(layer.message, layer.reduce_func)
         out = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1))
-    normalized: Tensor = layer.dropout(layer.batchnorm(out / graph.num_nodes_global() ** 0.5))
-    return normalized
+    return layer.dropout(layer.batchnorm(out / graph.num_nodes_global() ** 0.5))
 
 
 def broadcast_to_own_nodes(graph: Any, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:

@@ -147,8 +147,7 @@ def exchange_single_tensor(
 def _told(state: GroupState, counts: list[int]) -> list[int]:
     """The number that each rank has for this one, of a number for each rank."""
     ones = [1] * state.world_size
-    received: list[int] = flat_all_to_all(state, torch.tensor(counts), ones, ones).tolist()
-    return received
+    return flat_all_to_all(state, torch.tensor(counts), ones, ones).tolist()
 
 
 def _mistake(

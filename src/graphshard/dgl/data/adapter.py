@@ -52,6 +52,7 @@ class _Adapter(DGLDataset):
 
     def _write_info(self, **info: Any) -> None:
         self._info_file.parent.mkdir(parents=True, exist_ok=True)
+        self._info_file.unlink(missing_ok=True)
         write_json(self._info_file, {"split_ratio": self._ratio, **info})
 
     def _read_info(self) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class CitationGraphDataset(OneGraphDataset):
             raise GraphValueError(f"name must be one of {list(_FOLDERS)} (got {name!r})")
         self._reverse_edge, self._reorder = reverse_edge, reorder
         self._own_folder = raw_dir is not None
+        self._saved_name = f"{_FOLDERS[self._title]}_dgl_graph.bin"
         super().__init__(_FOLDERS[self._title], None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
@@ -109,10 +110,6 @@ class CitationGraphDataset(OneGraphDataset):
         if (folder / self._saved_name).is_file() and not self._force_reload:
             return saved_graph(folder / self._saved_name)
         return _from_arrays(folder, self._reverse_edge)
-
-    @property
-    def _saved_name(self) -> str:
-        return f"{self.name}_dgl_graph.bin"
 
     @property
     def num_classes(self) -> int:

@@ -394,7 +394,7 @@ class QM9EdgeDataset(LocalDataset):
         transform: _Transform = None,
     ) -> None:
         self.label_keys = None if label_keys is None else [self.map_dict[k] for k in label_keys]
-        self.num_labels = len(self.keys if label_keys is None else label_keys)
+        self.num_labels = self.num_tasks = len(self.keys if label_keys is None else label_keys)
         url = get_dgl_url("dataset/qm9_edge.npz")
         super().__init__("qm9Edge", url, raw_dir, (), force_reload, verbose, transform)
 
@@ -411,11 +411,6 @@ class QM9EdgeDataset(LocalDataset):
     def npz_path(self) -> str:
         """The file."""
         return str(self._path)
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of numbers to predict."""
-        return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         atoms = slice(self.n_cumsum[idx], self.n_cumsum[idx + 1])

@@ -43,10 +43,7 @@ class DglNodePropPredDataset:
     def __init__(self, name: str, root: str | os.PathLike[str] = "dataset") -> None:
         self._data = from_ogb(name, root)
         self.name, self.num_classes = name, self._data.num_classes
-
-    @property
-    def _is_typed(self) -> bool:
-        return len(self._data.graph.ntypes) > 1
+        self._is_typed = len(self._data.graph.ntypes) > 1
 
     def __len__(self) -> int:
         return 1

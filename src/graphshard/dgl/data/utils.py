@@ -72,6 +72,7 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
     if tensors:
         save_file(tensors, os.fspath(path), metadata={_MARK: text})
     else:
+        Path(path).unlink(missing_ok=True)
         write_json(Path(path), plain)
 
 

@@ -68,8 +68,7 @@ class SubgraphSampler(Sampler):
         named = self.prefetch_ndata, self.prefetch_edata
         check_named(lambda t: g.nodes[t].data, g.ntypes, named[0], "prefetch_ndata")
         check_named(lambda t: g.edges[t].data, g.canonical_etypes, named[1], "prefetch_edata")
-        subgraph: Graph = node_subgraph(without_features(g), nodes)
-        return subgraph
+        return node_subgraph(without_features(g), nodes)
 
     def with_features(self, g: Graph, subgraph: Graph) -> Graph:
         """A subgraph that has ids, with the features of the graph, where batches shall be."""
@@ -242,7 +241,7 @@ class SAINTSampler(SubgraphSampler):
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         generator = torch.Generator().manual_seed(draw_seed.key(_SAINT_KEY, 0))
         if self.mode == "node":
-            nodes = self._drawn(g, _node_weights, generator)
+            nodes = self._drawn(g, lambda g: g.out_degrees().clamp(min=1), generator)
         elif self.mode == "edge":
             edges = self._drawn(g, _edge_weights, generator).unique()
             src, dst = g.find_edges(edges.to(g.idtype))
@@ -282,10 +281,6 @@ def _check_one_relation(g: Graph, sampler: str) -> None:
             f"{sampler} takes a graph of one relation (got {g.canonical_etypes}); make one with "
             "to_homogeneous"
         )
-
-
-def _node_weights(g: Graph) -> Tensor:
-    return g.out_degrees().clamp(min=1)
 
 
 def _edge_weights(g: Graph) -> Tensor:

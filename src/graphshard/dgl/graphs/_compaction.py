@@ -142,5 +142,4 @@ def neighbor_matching(
 
 def to_simple_graph(g: Graph) -> Graph:
     """`to_simple` with its defaults, under an older name of DGL's."""
-    simple: Graph = to_simple(g)
-    return simple
+    return to_simple(g)

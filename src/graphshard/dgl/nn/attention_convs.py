@@ -66,8 +66,7 @@ class AGNNConv(ZeroInDegreeCheck):
             graph.apply_edges(fn.u_dot_v("unit_src", "unit_dst", "cos"))
             graph.edata["p"] = edge_softmax(graph, graph.edata.pop("cos") * self.beta)
             graph.update_all(fn.u_mul_e("h", "p", "m"), fn.sum("m", "out"))
-            result: Tensor = graph.dstdata["out"]
-            return result
+            return graph.dstdata["out"]
 
 
 class DotGatConv(AttentionConv):

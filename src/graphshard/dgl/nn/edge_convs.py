@@ -71,8 +71,7 @@ class EdgeConv(ZeroInDegreeCheck):
                 g.apply_edges(fn.u_add_v("x", "own", "e"))
                 g.edata["e"] = self.bn(g.edata["e"])
                 g.update_all(fn.copy_e("e", "m"), fn.max("m", "largest"))
-                result: Tensor = g.dstdata["largest"]
-                return result
+                return g.dstdata["largest"]
             g.update_all(fn.copy_u("x", "m"), fn.max("m", "largest"))
             result = own + g.dstdata["largest"]
             if self._allow_zero_in_degree and g.any_zero_in_degree():
@@ -196,7 +195,7 @@ class GINEConv(nn.Module):
             source, destination = split_features(graph, node_feat)
             graph.srcdata["hn"], graph.edata["he"] = source, edge_feat
             graph.update_all(self.message, fn.sum("m", "neigh"))
-            result: Tensor = (1 + self.eps) * destination + graph.dstdata["neigh"]
+            result = (1 + self.eps) * destination + graph.dstdata["neigh"]
             return result if self.apply_func is None else self.apply_func(result)
 
 

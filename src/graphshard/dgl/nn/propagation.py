@@ -78,8 +78,7 @@ class EdgeWeightNorm(nn.Module):
             graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
             graph.dstdata["scale"] = 1.0 / (graph.dstdata["in"] + self._eps)
             graph.apply_edges(fn.e_mul_v("w", "scale", "out"))
-            result: Tensor = graph.edata["out"]
-            return result
+            return graph.edata["out"]
 
     def extra_repr(self) -> str:
         return f"norm={self._norm!r}, eps={self._eps}"
@@ -217,8 +216,7 @@ class SGConv(ZeroInDegreeCheck):
                 propagated = self.norm(propagated)
             if self._cached:
                 self._cached_h = propagated
-        result: Tensor = self.fc(propagated)
-        return result
+        return self.fc(propagated)
 
     def extra_repr(self) -> str:
         return f"k={self._k}, cached={self._cached}"

@@ -170,8 +170,7 @@ class ToSimple(BaseTransform):
     aggregator: str = "arbitrary"
 
     def __call__(self, g: Graph) -> Graph:
-        new: Graph = to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
-        return new
+        return to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
 
 
 @dataclass(repr=False, eq=False)
