@@ -391,3 +391,16 @@ def test_numbers_of_edges_are_whole() -> None:
     none = sampling.sample_neighbors(typed(), {"user": [0, 1]}, 0)
     assert none.num_edges() == 0
     assert none.num_nodes("game") == 3
+
+
+def test_edges_are_excluded_by_id_or_by_relation() -> None:
+    g = graph(([0, 1, 2], [3, 3, 3]))
+    for excluded in ([0, 2], torch.tensor([2, 0]), {"_E": [0, 2]}, {("_N", "_E", "_N"): [2, 0]}):
+        frontier = sampling.sample_neighbors(g, [3], -1, exclude_edges=excluded)
+        assert frontier.edges()[0].tolist() == [1]
+    with pytest.raises(TypeError, match="exclude_edges must be a dictionary from relation"):
+        sampling.sample_neighbors(typed(), {"user": [0]}, -1, exclude_edges=[0])
+    with pytest.raises(DGLError, match=r"an id must be in \[0, 3\)"):
+        sampling.sample_neighbors(g, [3], -1, exclude_edges=[3])
+    with pytest.raises(DGLError, match=r"an id must be in \[0, 4\)"):
+        sampling.sample_neighbors(g, [4], -1)

@@ -78,7 +78,7 @@ def from_ogb(
         raise ValueError(f"name must be a node data set of OGB such as 'ogbn-arxiv' (got {name!r})")
     folder = Path(root) / name.replace("-", "_")
     if not (folder / "raw").is_dir():
-        _download(name, root)
+        _download(name, folder)
     try:
         return _read(name, folder, idtype)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -108,12 +108,11 @@ def _read(name: str, folder: Path, idtype: torch.dtype) -> NodeDataset:
     )
 
 
-def _download(name: str, root: str | os.PathLike[str]) -> None:
-    where = Path(root) / name.replace("-", "_")
-    ogb = require("ogb.nodeproppred", "graphshard[ogb]", f"{name}, which is not in {where},")
-    ogb.NodePropPredDataset(name=name, root=str(root))
-    if not (where / "raw").is_dir():
-        raise ValueError(f"ogb was asked to download {name} but left no {where / 'raw'}")
+def _download(name: str, folder: Path) -> None:
+    ogb = require("ogb.nodeproppred", "graphshard[ogb]", f"{name}, which is not in {folder},")
+    ogb.NodePropPredDataset(name=name, root=str(folder.parent))
+    if not (folder / "raw").is_dir():
+        raise ValueError(f"ogb was asked to download {name} but left no {folder / 'raw'}")
 
 
 def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
@@ -204,10 +203,9 @@ def _table(path: Path, real: type[np.floating[Any]] = np.float32) -> np.ndarray:
 
     if not is_there(path):
         raise ValueError(f"{path} is missing from this OGB data set; download it again")
-    options = csv.ReadOptions(autogenerate_column_names=True)
     try:
         check_regular(path)
-        table = csv.read_csv(path, read_options=options)
+        table = csv.read_csv(path, csv.ReadOptions(autogenerate_column_names=True))
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     columns = [column.to_numpy() for column in table.columns]

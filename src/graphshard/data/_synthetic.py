@@ -145,19 +145,16 @@ def random_typed_graph(
         7
     """
     target = min(num_nodes, default=None) if target is None else target
-    named = {t for s, _, d in num_edges for t in (s, d)} | ({target} if target else set())
-    if not named <= set(num_nodes):
-        raise ValueError(
-            f"every node type must have a count in num_nodes (missing: "
-            f"{sorted(named - set(num_nodes))})"
-        )
+    named = {t for etype in num_edges for t in etype[::2]} | ({target} if target else set())
+    if missing := sorted(named - set(num_nodes)):
+        raise ValueError(f"every node type must have a count in num_nodes (missing: {missing})")
     widths = feat_dim if isinstance(feat_dim, Mapping) else dict.fromkeys(num_nodes, feat_dim)
     rng = np.random.default_rng(seed)
     edges = {}
     for etype in sorted(num_edges):
-        counts = (num_nodes[etype[0]], num_nodes[etype[2]], num_edges[etype])
-        _check_counts(num_src=counts[0], num_dst=counts[1], num_edges=counts[2])
-        edges[etype] = _uniform_edges(rng, *counts, idtype)
+        num_src, num_dst = num_nodes[etype[0]], num_nodes[etype[2]]
+        _check_counts(num_src=num_src, num_dst=num_dst, num_edges=num_edges[etype])
+        edges[etype] = _uniform_edges(rng, num_src, num_dst, num_edges[etype], idtype)
     g = heterograph(edges, num_nodes_dict=dict(num_nodes), idtype=idtype)
     for ntype in sorted(num_nodes):
         classes = num_classes if ntype == target else 0

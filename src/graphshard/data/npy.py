@@ -224,8 +224,7 @@ def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
     if not is_there(path):
         return None
     archive = read_npz(path, _CSR.__contains__)
-    missing = [name for name in _CSR if name not in archive]
-    if missing:
+    if missing := [name for name in _CSR if name not in archive]:
         raise ValueError(
             f"{path} must hold the arrays {list(_CSR)} of a CSR matrix (missing: {missing}); "
             "scipy.sparse.save_npz writes them"

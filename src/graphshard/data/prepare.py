@@ -77,8 +77,7 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
     if path.suffix in _DGL_GRAPHS:
         return _read_dgl_graph(path, preparation)
     folder = _folder(name)
-    is_normalized = Path(folder).name in NORMALIZED_WITH_LOOPS
-    relations = has_relations(folder)
+    is_normalized, relations = Path(folder).name in NORMALIZED_WITH_LOOPS, has_relations(folder)
     self_loops = _default(preparation.self_loops, is_normalized and not relations)
     if relations and (self_loops or preparation.bidirected):
         raise ValueError(
@@ -102,11 +101,9 @@ def has_relations(name: str) -> bool:
 
 def _folder(name: str) -> str:
     """A folder, or the name of a data set that comes with the package."""
-    collection = os.environ.get(DATASETS_VARIABLE)
-    if collection and os.sep not in name and not Path(name).is_dir():
-        inside = os.path.join(collection, name)
-        return inside if os.path.isdir(inside) else name
-    return name
+    inside = os.path.join(os.environ.get(DATASETS_VARIABLE, ""), name)
+    is_inside = os.sep not in name and not os.path.isdir(name) and os.path.isdir(inside)
+    return inside if is_inside else name
 
 
 def _read_table(path: Path, preparation: Preparation) -> NodeDataset:

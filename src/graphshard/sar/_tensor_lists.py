@@ -138,8 +138,7 @@ def exchange_single_tensor(
         if not 0 <= index < state.world_size:
             error = ValueError(f"{name} must be in [0, {state.world_size}) (got {index})")
     share_error(error, group)
-    nothing = send_tensor.new_empty(0)
-    sent, received = ([nothing] * state.world_size for _ in range(2))
+    sent, received = ([send_tensor.new_empty(0)] * state.world_size for _ in range(2))
     sent[send_idx], received[recv_idx] = send_tensor, recv_tensor
     all_to_all(received, sent, group=group)
 

@@ -93,11 +93,8 @@ class AsNodePredDataset(_OneGraphAdapter):
         **kwargs: Any,
     ) -> None:
         self.dataset, self.split_ratio, self.target_ntype = dataset, split_ratio, target_ntype
-        super().__init__(
-            dataset.name + "-as-nodepred",
-            hash_key=(split_ratio, target_ntype, dataset.name, "nodepred"),
-            **kwargs,
-        )
+        key = (split_ratio, target_ntype, dataset.name, "nodepred")
+        super().__init__(dataset.name + "-as-nodepred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the graph, and the sets or draw them."""
@@ -169,11 +166,8 @@ class AsLinkPredDataset(_OneGraphAdapter):
         self.g = dataset[0]
         self.num_nodes = self.g.num_nodes()
         self.dataset, self.split_ratio, self.neg_ratio = dataset, split_ratio, neg_ratio
-        super().__init__(
-            dataset.name + "-as-linkpred",
-            hash_key=(neg_ratio, split_ratio, dataset.name, "linkpred"),
-            **kwargs,
-        )
+        key = (neg_ratio, split_ratio, dataset.name, "linkpred")
+        super().__init__(dataset.name + "-as-linkpred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the sets of edges, or draw them."""
@@ -261,11 +255,8 @@ class AsGraphPredDataset(_Adapter):
         self, dataset: Any, split_ratio: Sequence[float] | None = None, **kwargs: Any
     ) -> None:
         self.dataset, self.split_ratio = dataset, split_ratio
-        super().__init__(
-            dataset.name + "-as-graphpred",
-            hash_key=(split_ratio, dataset.name, "graphpred"),
-            **kwargs,
-        )
+        key = (split_ratio, dataset.name, "graphpred")
+        super().__init__(dataset.name + "-as-graphpred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the sets of graphs, or draw them."""

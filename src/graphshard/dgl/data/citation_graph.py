@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..._base.files import open_regular, read_text_regular
 from ..._base.pickled import PickleMachine
@@ -208,7 +207,7 @@ def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> G
     one_hot[:num_given] = parts["ally"]
     one_hot[test] = parts["ty"]
     src, dst = _edges(parts["graph"], reverse_edge)
-    g = graph((src, dst), num_nodes=max([num_nodes, *(src + 1), *(dst + 1)]))
+    g = graph((src, dst), num_nodes=max([num_nodes - 1, *src, *dst]) + 1)
     if g.num_nodes() != num_nodes:
         raise ValueError(f"graph names nodes up to {g.num_nodes() - 1}, not {num_nodes - 1}")
     num_train = len(parts["y"])
@@ -221,7 +220,7 @@ def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> G
     return g
 
 
-def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor, Tensor]:
+def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[list[int], list[int]]:
     """Edges once each, in the order in which NetworkX, and so DGL, has them."""
     adjacency: dict[int, dict[int, None]] = {node: {} for node in neighbors}
     for node, others in neighbors.items():
@@ -235,7 +234,7 @@ def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor,
                 src.append(node)
                 dst.append(other)
         seen.add(node)
-    return torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64)
+    return src, dst
 
 
 _MAX_BYTES = 2**31

@@ -61,7 +61,7 @@ class MiniGCDataset(DGLDataset):
         self.num_graphs, self.min_num_v, self.max_num_v = num_graphs, min_num_v, max_num_v
         self.seed, self.save_graph = seed, save_graph
         self.graphs: list[Graph] = []
-        self.labels: Tensor = torch.empty(0, dtype=torch.int64)
+
         key = (num_graphs, min_num_v, max_num_v, seed)
         super().__init__("minigc", None, None, None, key, force_reload, verbose, transform)
 
@@ -388,9 +388,8 @@ class SBMMixtureDataset(DGLDataset):
             )
         self._n_graphs, self._n_nodes, self._n_communities = n_graphs, n_nodes, n_communities
         self._k, self._avg_deg, self._pq, self._rng = k, avg_deg, pq, rng
-        super().__init__(
-            "sbmmixture", hash_key=(n_graphs, n_nodes, n_communities, k, avg_deg, pq, rng)
-        )
+        key = (n_graphs, n_nodes, n_communities, k, avg_deg, pq, rng)
+        super().__init__("sbmmixture", hash_key=key)
 
     def process(self) -> None:
         pairs = self._pq

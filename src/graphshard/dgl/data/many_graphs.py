@@ -290,18 +290,18 @@ class PPIDataset(LocalDataset):
         files = [f"{self.mode}_{end}" for end in ends]
         folder = self._folder_with(files)
         stored = read_json_regular(folder / files[0])
-        stored["edges"] = stored.get("links", stored.get("edges"))
-        whole = json_graph.node_link_graph({**stored, "links": stored["edges"]})
+        edges = stored.get("links", stored.get("edges"))
+        whole = json_graph.node_link_graph(stored | {"links": edges, "edges": edges})
         self.graph = from_networkx(networkx.DiGraph(whole))
         self._feats, self._labels, owner = (
             np.load(folder / file, allow_pickle=False) for file in files[1:]
         )
         self.graphs = []
         for number in range(*_PPI_GRAPHS[self.mode]):
-            nodes = torch.from_numpy(np.where(owner == number)[0])
-            g = node_subgraph(self.graph, nodes)
-            g.ndata["feat"] = torch.from_numpy(self._feats[nodes.numpy()]).float()
-            g.ndata["label"] = torch.from_numpy(self._labels[nodes.numpy()]).float()
+            is_own = owner == number
+            g = node_subgraph(self.graph, torch.from_numpy(is_own.nonzero()[0]))
+            g.ndata["feat"] = torch.from_numpy(self._feats[is_own]).float()
+            g.ndata["label"] = torch.from_numpy(self._labels[is_own]).float()
             self.graphs.append(g)
 
     def __getitem__(self, item: int) -> Any:

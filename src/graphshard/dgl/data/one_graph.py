@@ -250,9 +250,8 @@ class GraphSAINTDataset(RawOrSavedDataset):
         g = from_scipy(scipy.sparse.load_npz(files[0]))
         g.ndata["feat"] = torch.from_numpy(np.load(files[1], allow_pickle=False)).float()
         classes, roles = (read_json_regular(file) for file in files[2:])
-        first = next(iter(classes.values()), 0)
-        shape = (g.num_nodes(), *((len(first),) if isinstance(first, list) else ()))
-        labels = torch.full(shape, -1, dtype=torch.int64)
+        row_shape = torch.as_tensor(next(iter(classes.values()), 0)).shape
+        labels = torch.full((g.num_nodes(), *row_shape), -1, dtype=torch.int64)
         for node, label in classes.items():
             labels[int(node)] = torch.as_tensor(label)
         g.ndata["label"] = labels

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..._base.files import open_regular, read_text_regular
@@ -155,9 +154,8 @@ class RDFGraphDataset(OneGraphDataset):
         return g
 
     def _set_labels(self, g: Graph, folder: Path, numbers: dict[str, tuple[str, int]]) -> None:
-        num_nodes = g.num_nodes(self.predict_category)
-        labels, classes = np.full(num_nodes, -1, dtype=np.int64), dict[str, int]()
-        data = g.nodes[self.predict_category].data
+        num_nodes, data = g.num_nodes(self.predict_category), g.nodes[self.predict_category].data
+        labels, classes = torch.full((num_nodes,), -1), dict[str, int]()
         for file, name in zip(_SPLITS, ("train_mask", "test_mask"), strict=True):
             mask = torch.zeros(num_nodes, dtype=torch.bool)
             for line in read_text_regular(folder / file).splitlines()[1:]:
@@ -174,7 +172,7 @@ class RDFGraphDataset(OneGraphDataset):
                 mask[node] = True
                 labels[node] = classes.setdefault(columns[class_at], len(classes))
             data[name] = mask
-        data["labels"] = data["label"] = torch.from_numpy(labels)
+        data["labels"] = data["label"] = labels
 
 
 class AIFBDataset(RDFGraphDataset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -40,13 +40,13 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     """
     given = _alike(graphs, "batch", "graphs of a batch")
     some, schema = given[0], given[0]._schema
-    sizes = [[[frame.num_rows for frame in side] for side in frames_of(g)] for g in given]
+    columns = [[frames_of(g)[side] for g in given] for side in range(3)]
     starts = [  # per side and type, where each graph begins
         [
-            list(accumulate((size[side][i] for size in sizes), initial=0))
-            for i in range(len(sizes[0][side]))
+            list(accumulate((frame.num_rows for frame in frames), initial=0))
+            for frames in zip(*side, strict=True)
         ]
-        for side in range(2)
+        for side in columns[:2]
     ]
     relations = []
     for index in range(len(schema.canonical_etypes)):
@@ -56,7 +56,6 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         dst = torch.cat([pair[1] + start for pair, start in zip(pairs, first_dst, strict=False)])
         relations.append(Adjacency(src, dst, first_src[-1], first_dst[-1], check=False))
     new = object.__new__(Graph)
-    columns = [[frames_of(g)[side] for g in given] for side in range(3)]
     sources = _joined_frames(columns[0], ndata)
     destinations = _joined_frames(columns[1], ndata) if schema.split else sources
     edges = _joined_frames(columns[2], edata)
@@ -148,8 +147,8 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
             f"node_split and edge_split must have one number per graph for every type (got "
             f"{sorted(lengths)} numbers)"
         )
-    bounds = _bounds(nodes), _bounds(edges)
-    return [_part(g, *bounds, index) for index in range(lengths.pop())]
+    spans = _spans(nodes), _spans(edges)
+    return [_part(g, *spans, index) for index in range(lengths.pop())]
 
 
 def _splits(
@@ -181,33 +180,33 @@ def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
     """One graph of a batch."""
     if not 0 <= gid < g.batch_size:
         raise GraphValueError(f"gid must be in [0, {g.batch_size}) (got {gid})")
-    nodes = _bounds({ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes})
-    edges = _bounds({etype: g.batch_num_edges(etype).tolist() for etype in g.canonical_etypes})
+    nodes = _spans({ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes})
+    edges = _spans({etype: g.batch_num_edges(etype).tolist() for etype in g.canonical_etypes})
     new = _part(g, nodes, edges, gid)
     if store_ids:
         for ntype in g.ntypes:
-            new.nodes[ntype].data[NID] = new.nodes(ntype) + nodes[ntype][gid]
+            new.nodes[ntype].data[NID] = new.nodes(ntype) + nodes[ntype][gid][0]
         for etype in g.canonical_etypes:
-            new.edges[etype].data[EID] = new.edges("eid", etype=etype) + edges[etype][gid]
+            new.edges[etype].data[EID] = new.edges("eid", etype=etype) + edges[etype][gid][0]
     return new
 
 
-def _bounds(sizes: Mapping[Any, list[int]]) -> dict[Any, list[int]]:
-    """Where each graph of a batch begins, and the last one ends, for each type."""
-    return {name: list(accumulate(of_type, initial=0)) for name, of_type in sizes.items()}
+_Spans: TypeAlias = dict[Any, list[tuple[int, int]]]
+"""Type to where each graph of a batch begins, and how many rows it has."""
 
 
-def _part(
-    g: Graph, node_bounds: dict[str, list[int]], edge_bounds: dict[Any, list[int]], index: int
-) -> Graph:
-    nodes = {ntype: slice(*bounds[index : index + 2]) for ntype, bounds in node_bounds.items()}
-    edges = {etype: slice(*bounds[index : index + 2]) for etype, bounds in edge_bounds.items()}
-    counts = {ntype: own.stop - own.start for ntype, own in nodes.items()}
+def _spans(sizes: Mapping[Any, list[int]]) -> _Spans:
+    return {t: list(zip(accumulate(n, initial=0), n, strict=False)) for t, n in sizes.items()}
+
+
+def _part(g: Graph, node_spans: _Spans, edge_spans: _Spans, index: int) -> Graph:
+    nodes, edges = ({t: of[index] for t, of in spans.items()} for spans in (node_spans, edge_spans))
+    counts = {ntype: count for ntype, (_, count) in nodes.items()}
     relations = {}
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         ends = []
         for ntype, side in zip((etype[0], etype[2]), adj.coo(), strict=True):
-            own_ends = side[edges[etype]] - nodes[ntype].start
+            own_ends = side.narrow(0, *edges[etype]) - nodes[ntype][0]
             low, high = map(int, own_ends.aminmax()) if len(own_ends) else (0, -1)
             if low < 0 or high >= counts[ntype]:
                 raise GraphValueError(
@@ -221,10 +220,10 @@ def _part(
     new = Graph(counts, relations)
     for ntype, own in nodes.items():
         for name, value in g.nodes[ntype].data.items():
-            new.nodes[ntype].data[name] = value[own]
+            new.nodes[ntype].data[name] = value.narrow(0, *own)
     for etype, own in edges.items():
         for name, value in g.edges[etype].data.items():
-            new.edges[etype].data[name] = value[own]
+            new.edges[etype].data[name] = value.narrow(0, *own)
     return new
 
 
@@ -244,11 +243,9 @@ def merge(graphs: Sequence[Graph]) -> Graph:
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
     new = Graph(counts, relations)
     for ntype in some.ntypes:
-        fields = new.nodes[ntype].data
         for g in given:
             for name, value in g.nodes[ntype].data.items():
                 new.nodes[g.nodes(ntype), ntype].data[name] = value
-                assert fields[name].shape[0] == counts[ntype]
     for index, etype in enumerate(some.canonical_etypes):
         frame = Frame(0, some.device, f"edges of relation {etype}", "edge")
         for g in given:

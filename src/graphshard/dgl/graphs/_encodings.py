@@ -172,18 +172,13 @@ def shortest_dist(g: Graph, root: int | None = None, return_paths: bool = False)
     if not return_paths:
         return answer
     longest = int(lengths.max()) if lengths.numel() else 0
-    cells, sources, ends = [], [], []
-    for row in range(len(roots)):
-        for node in range(g.num_nodes()):
-            here = node
-            for step in range(int(lengths[row, node]) - 1, -1, -1):
-                previous = int(before[row, here])
-                cells.append((row, node, step))
-                sources.append(previous)
-                ends.append(here)
-                here = previous
     paths = torch.full((len(roots), g.num_nodes(), longest), -1, dtype=torch.int64)
-    if cells:
-        index = torch.tensor(cells).unbind(1)
-        paths[index] = torch.as_tensor(g.edge_ids(sources, ends)).cpu().long()
+    row, node = (lengths > 0).nonzero(as_tuple=True)
+    step, here = lengths[row, node] - 1, node
+    while len(row):  # all paths at once, from their last edges on
+        previous = torch.from_numpy(before)[row, here].long()
+        edges = g.edge_ids(previous.tolist(), here.tolist())
+        paths[row, node, step] = edges.cpu().long()
+        goes_on = step > 0
+        row, node, step, here = (x[goes_on] for x in (row, node, step - 1, previous))
     return answer, (paths if root is None else paths[0]).to(g.device)

@@ -57,8 +57,8 @@ def khop_graph(g: Graph, k: int, copy_ndata: bool = True) -> Graph:
     """The graph with an edge for every walk of ``k`` edges."""
     walks = _walks(g, k, "khop_graph").tocoo()
     times = walks.data.astype(np.int64)
-    ends = [torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col)]
-    new = graph(tuple(ends), num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
+    ends = tuple(torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col))
+    new = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
     if copy_ndata:
         new.ndata.update(g.ndata)
     return new

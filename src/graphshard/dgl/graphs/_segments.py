@@ -124,6 +124,4 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
     order = torch.sort(index, stable=True).indices
     sizes = torch.bincount(index, minlength=b.shape[0])
     product = segment_mm(a.index_select(0, order), b, sizes)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.shape[0], device=order.device)
-    return product.index_select(0, inverse)
+    return product.new_empty(product.shape).index_copy(0, order, product)

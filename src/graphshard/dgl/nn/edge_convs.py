@@ -54,8 +54,7 @@ class EdgeConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         self.batch_norm = batch_norm
-        self.theta = nn.Linear(in_feat, out_feat)
-        self.phi = nn.Linear(in_feat, out_feat)
+        self.theta, self.phi = nn.Linear(in_feat, out_feat), nn.Linear(in_feat, out_feat)
         if batch_norm:
             self.bn = nn.BatchNorm1d(out_feat)
 
@@ -246,10 +245,9 @@ class GMMConv(ZeroInDegreeCheck):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as DGL does."""
-        gain = nn.init.calculate_gain("relu")
-        nn.init.xavier_normal_(self.fc.weight, gain=gain)
-        if isinstance(self.res_fc, nn.Linear):
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
+        for layer in (self.fc, self.res_fc):
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_normal_(layer.weight, gain=nn.init.calculate_gain("relu"))
         nn.init.normal_(self.mu, 0, 0.1)
         nn.init.ones_(self.inv_sigma)
         if self.bias is not None:

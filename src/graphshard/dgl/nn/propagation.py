@@ -94,12 +94,10 @@ def normalize_both(graph: MessagePassingGraph, edge_weight: Tensor, eps: float) 
     """
     dtype = torch.promote_types(edge_weight.dtype, torch.float32)
     logits = edge_weight.to(dtype).log()
-    from_source = edge_softmax(graph, logits, norm_by="src")
-    into_destination = edge_softmax(graph, logits, norm_by="dst")
+    shares = [edge_softmax(graph, logits, norm_by=end) for end in ("src", "dst")]
     if eps:
-        from_source = from_source / (1 + eps * from_source / edge_weight)
-        into_destination = into_destination / (1 + eps * into_destination / edge_weight)
-    return (from_source.sqrt() * into_destination.sqrt()).to(edge_weight.dtype)
+        shares = [share / (1 + eps * share / edge_weight) for share in shares]
+    return (shares[0].sqrt() * shares[1].sqrt()).to(edge_weight.dtype)
 
 
 class APPNPConv(nn.Module):

@@ -404,27 +404,21 @@ class RandomWalkNeighborSampler:
         )
         visited = paths[:, self.metapath_hops :: self.metapath_hops].reshape(-1)
         num_visits = self.num_random_walks * self.num_traversals
-        src, dst, counts = self._most_visited(visited, seeds, num_visits)
-        neighbors: Graph = heterograph(
-            {(self.ntype, "_E", self.ntype): (src, dst)}, {self.ntype: self.G.num_nodes(self.ntype)}
-        )
-        neighbors.edata[self.weight_column] = counts
-        return neighbors
-
-    def _most_visited(
-        self, visited: Tensor, seeds: Tensor, num_visits: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of equally many visits the smaller id goes first."""
         seed_rows = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
-        is_there = visited >= 0
-        num_nodes = self.G.num_nodes(self.ntype)
+        is_there, num_nodes = visited >= 0, self.G.num_nodes(self.ntype)
         codes, counts = torch.unique(
             seed_rows[is_there] * num_nodes + visited[is_there].long(), return_counts=True
         )
         row, node = codes // max(num_nodes, 1), codes % max(num_nodes, 1)
         sizes = torch.bincount(row, minlength=len(seeds))
+        # of equally many visits the smaller id goes first
         order = first_of_rows(row, counts, sizes, max(self.num_neighbors, 0), descending=True)
-        return node[order].to(seeds.dtype), seeds[row[order]], counts[order]
+        src, dst = node[order].to(seeds.dtype), seeds[row[order]]
+        neighbors: Graph = heterograph(
+            {(self.ntype, "_E", self.ntype): (src, dst)}, {self.ntype: num_nodes}
+        )
+        neighbors.edata[self.weight_column] = counts[order]
+        return neighbors
 
 
 class PinSAGESampler(RandomWalkNeighborSampler):
