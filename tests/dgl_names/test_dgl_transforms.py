@@ -220,3 +220,134 @@ def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
         (2, 4),
         (2, 5),
     }
+
+
+def weighted(library: Any) -> Any:
+    """Five nodes, one without in-edges, a self loop, and two parallel edges."""
+    g = library.graph(([0, 1, 2, 3, 4, 2, 2, 3, 3], [2, 3, 4, 3, 3, 1, 4, 1, 4]))
+    g.ndata["feat"] = rand(5, 3).float() - 0.5
+    g.ndata["h"] = torch.arange(15.0).reshape(5, 3) / 10 - 0.2
+    g.edata["w"] = rand(9).float() + 0.1
+    return g
+
+
+BOTH = (False, True)
+TRANSFORMS: dict[str, Call] = {
+    **{
+        f"AddSelfLoop {twice} {new} {names} {fill}": lambda lib, g, a=(twice, new, names, fill): (
+            lib.AddSelfLoop(*a)(g)
+        )
+        for twice in BOTH
+        for new in BOTH
+        for names in (None, ["w"])
+        for fill in (2.0, "sum")
+    },
+    **{
+        f"AddReverse {copied} {new}": lambda lib, g, a=(copied, new): lib.AddReverse(*a)(g)
+        for copied in BOTH
+        for new in BOTH
+    },
+    **{
+        f"SIGN {op} {name}": lambda lib, g, a=(op, name): lib.SIGNDiffusion(
+            3, eweight_name=a[1], diffuse_op=a[0]
+        )(g)
+        for op in ("raw", "rw", "gcn", "ppr")
+        for name in (None, "w")
+    },
+    "SIGN alpha": lambda lib, g: lib.SIGNDiffusion(2, "h", "o", "w", "ppr", 0.7)(g),
+    "GCNNorm": lambda lib, g: lib.GCNNorm()(g),
+    "GCNNorm new": lambda lib, g: lib.GCNNorm("norm")(g),
+    "normalized": lambda lib, g: lib.RowFeatNormalizer(False, ["h", "feat"])(g),
+    "normalized from the least": lambda lib, g: lib.RowFeatNormalizer(True, ["h", "feat"])(g),
+    "RandomWalkPE": lambda lib, g: lib.RandomWalkPE(4, "pe", "w")(g),
+    "RandomWalkPE plain": lambda lib, g: lib.RandomWalkPE(3)(g),
+    "KHopGraph": lambda lib, g: lib.KHopGraph(2)(g),
+    "LineGraph": lambda lib, g: lib.LineGraph(False)(g),
+    "LineGraph back": lambda lib, g: lib.LineGraph()(g),
+    "ToSimple": lambda lib, g: lib.ToSimple("n", "sum")(g),
+    "ToLevi": lambda lib, g: lib.ToLevi()(g),
+    "FeatMask nothing": lambda lib, g: lib.FeatMask(0.0, ["h"], ["w"])(g),
+    "DropEdge nothing": lambda lib, g: lib.DropEdge(0.0)(g),
+    "DropNode nothing": lambda lib, g: lib.DropNode(0.0)(g),
+    "DropEdge all": lambda lib, g: lib.DropEdge(1.0)(g),
+    "AddEdge nothing": lambda lib, g: lib.AddEdge(0.1)(g),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_dgls(name: str) -> None:
+    with dgl_quiet():
+        its = TRANSFORMS[name](dgl, weighted(dgl))
+    mine = TRANSFORMS[name](graphshard.dgl, weighted(graphshard.dgl))
+    assert mine.canonical_etypes == its.canonical_etypes
+    for ntype in its.ntypes:
+        assert mine.num_nodes(ntype) == its.num_nodes(ntype)
+        assert set(mine.nodes[ntype].data) == set(its.nodes[ntype].data)
+        for field, rows in its.nodes[ntype].data.items():
+            torch.testing.assert_close(mine.nodes[ntype].data[field], rows, equal_nan=True)
+    for etype in its.canonical_etypes:
+        rows = []
+        for g in (mine, its):
+            fields = g.edges[etype].data
+            columns = [side.tolist() for side in g.edges(etype=etype)]
+            columns += [fields[field].double().tolist() for field in sorted(fields)]
+            rows.append((sorted(fields), sorted(zip(*columns, strict=True))))
+        assert rows[0][0] == rows[1][0]
+        assert len(rows[0][1]) == len(rows[1][1])
+        for ours, theirs in zip(rows[0][1], rows[1][1], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("degree", [1, 3, 5, 6])
+@pytest.mark.parametrize("name", ["PPR", "HeatKernel", "GDC", "powers"])
+def test_how_many_edges_diffusion_leaves_is_dgls(name: str, degree: int) -> None:
+    calls: dict[str, Call] = {
+        "PPR": lambda lib, g: lib.PPR(avg_degree=degree)(g),
+        "HeatKernel": lambda lib, g: lib.HeatKernel(avg_degree=degree)(g),
+        "GDC": lambda lib, g: lib.GDC([0.5, 0.3, 0.2], avg_degree=degree)(g),
+        "powers": lambda lib, g: lib.GDC([0.5, 0.25], "none", 0.25 * degree)(g),
+    }
+    edges = []
+    for library in (graphshard.dgl, dgl):
+        with dgl_quiet():
+            g = calls[name](library, weighted(library))
+        edges.append(weighted_edges(g, "none" if name == "powers" else "w"))
+    assert edges[0] == pytest.approx(edges[1], abs=1e-5)
+
+
+def test_metapaths_are_added_with_or_without_the_edges_that_there_were() -> None:
+    for keep in (False, True):
+        graphs = []
+        for library in (graphshard.dgl, dgl):
+            g = library.heterograph(
+                {("a", "r", "b"): ([0, 1], [1, 0]), ("b", "s", "a"): ([0], [2])}
+            )
+            g.edges["r"].data["w"] = torch.tensor([1.0, 2.0])
+            paths = {"both": [("a", "r", "b"), ("b", "s", "a")]}
+            graphs.append(library.AddMetaPaths(paths, keep)(g))
+        assert_same_graph(*graphs)
+
+
+def test_random_transforms_draw_with_the_probability_that_is_given() -> None:
+    torch.manual_seed(0)
+    g = graphshard.dgl.rand_graph(2000, 8000)
+    g.ndata["h"], g.edata["w"] = torch.ones(2000, 1000), torch.ones(8000, 1000)
+    for share in (0.1, 0.8):
+        assert graphshard.dgl.DropEdge(share)(g).num_edges() / 8000 == pytest.approx(
+            1 - share, abs=0.03
+        )
+        assert graphshard.dgl.DropNode(share)(g).num_nodes() / 2000 == pytest.approx(
+            1 - share, abs=0.05
+        )
+        masked = graphshard.dgl.FeatMask(share, ["h"], ["w"])(g.clone())
+        for rows in (masked.ndata["h"], masked.edata["w"]):
+            assert float(rows.mean()) == pytest.approx(1 - share, abs=0.06)
+            assert bool((rows == rows[0]).all())
+    assert g.num_edges() == 8000
+    added = graphshard.dgl.AddEdge()(g)
+    assert added.num_edges() == 9600
+    assert bool((added.edata["w"][8000:] == 0).all())
+    shuffled = graphshard.dgl.NodeShuffle()(weighted(graphshard.dgl))
+    before = weighted(graphshard.dgl)
+    order = (shuffled.ndata["h"][:, None] == before.ndata["h"][None]).all(-1).int().argmax(1)
+    assert torch.equal(shuffled.ndata["feat"], before.ndata["feat"][order])

@@ -502,6 +502,130 @@ def test_sets_of_graphs(tmp_path: Path) -> None:
         data.AsGraphPredDataset(Graphs(LIBRARIES[0][1], 3), save_dir=tmp_path)
 
 
+def test_sets_of_nodes_that_a_data_set_has(tmp_path: Path) -> None:
+    split = {
+        "train": torch.tensor([7, 2]), "valid": torch.tensor([0]), "test": torch.tensor([9, 4, 5])
+    }  # fmt: skip
+
+    class Ogb(Graphs):
+        def __getitem__(self, index: int) -> Any:
+            g = self._graphs[index]
+            return g, g.ndata["label"][:, None]
+
+    for number, options in enumerate(({}, {"num_classes": 8})):
+        made = []
+        for side, library in LIBRARIES:
+            source = Ogb(library, get_idx_split=lambda: split, **options)
+            folder = str(tmp_path / f"{side}{number}")
+            made.append(library.data.AsNodePredDataset(source, save_dir=folder))
+        ours, theirs = made
+        again = data.AsNodePredDataset(Ogb(LIBRARIES[0][1]), save_dir=tmp_path / f"ours{number}")
+        same(ours[0], theirs[0])
+        for mine in (ours, again):
+            assert mine.num_classes == theirs.num_classes == options.get("num_classes", 3)
+            assert len(mine) == len(theirs) == 1
+            for name in ("train_idx", "val_idx", "test_idx"):
+                same(getattr(mine, name), getattr(theirs, name))
+
+
+def test_sets_of_nodes_of_one_type(tmp_path: Path) -> None:
+    made = []
+    for side, library in LIBRARIES:
+        g = library.heterograph({("a", "r", "b"): ([0, 1, 2], [3, 4, 11])})
+        g.nodes["b"].data["label"] = torch.arange(12) % 5
+        source = Graphs(library)
+        source._graphs = [g]
+        np.random.seed(1)
+        arguments = source, [0.3, 0.3, 0.3], "b"
+        folder = str(tmp_path / side)
+        made.append(library.data.AsNodePredDataset(*arguments, save_dir=folder))
+        made.append(library.data.AsNodePredDataset(*arguments, save_dir=folder))
+    for mine, its in zip(made[:2], made[2:], strict=True):
+        assert mine.num_classes == its.num_classes == 5
+        for name in ("train_idx", "val_idx", "test_idx"):
+            same(getattr(mine, name), getattr(its, name))
+        assert "train_mask" not in mine[0].nodes["a"].data
+    source._graphs[0].nodes["b"].data.pop("label")
+    with pytest.raises(ValueError, match="must have their classes in the field 'label'"):
+        data.AsNodePredDataset(source, [0.3, 0.3, 0.3], "b", save_dir=tmp_path / "none")
+
+
+@pytest.mark.parametrize("ratio", [[0.5, 0.2, 0.3], [0.4, 0.25, 0.2], [0.2, 0.1, 0.1]])
+@pytest.mark.parametrize("neg_ratio", [(), (1,), (4,)])
+def test_edges_that_there_are_not(
+    ratio: list[float], neg_ratio: tuple[int, ...], tmp_path: Path
+) -> None:
+    made = []
+    for side, library in LIBRARIES:
+        edges = np.random.default_rng(3).integers(0, 15, (2, 90))
+        g = library.graph(tuple(map(torch.from_numpy, edges)), num_nodes=15)
+        g.ndata["feat"] = torch.arange(30.0).reshape(15, 2)
+        source = Graphs(library)
+        source._graphs = [g]
+        np.random.seed(5)
+        arguments = source, ratio, *neg_ratio
+        folder = str(tmp_path / side)
+        made.append(library.data.AsLinkPredDataset(*arguments, save_dir=folder))
+        made.append(library.data.AsLinkPredDataset(*arguments, save_dir=folder))  # as kept
+    ours, theirs = made[:2], made[2:]
+    for mine, its in zip(ours, theirs, strict=True):
+        for name in ("val_edges", "test_edges"):
+            same(getattr(mine, name), getattr(its, name))
+        same(mine.train_graph, its.train_graph)
+        assert mine.num_nodes == its.num_nodes == 15
+        assert mine.feat_size == its.feat_size == 2
+        assert mine.neg_ratio == its.neg_ratio
+        assert len(mine) == len(its) == 1
+        same(mine[0], its[0])
+    for absent in (ours[0].val_edges[1], ours[0].test_edges[1]):
+        assert not bool((absent[0] == absent[1]).any())
+        assert not bool(ours[0].g.has_edges_between(*absent).any())
+
+
+def test_sets_of_graphs_that_a_data_set_has(tmp_path: Path) -> None:
+    split = {name: torch.tensor([i, i + 3]) for i, name in enumerate(("train", "valid", "test"))}
+    options = {"get_idx_split": lambda: split, "num_tasks": 4, "num_classes": 6}
+    for number, (ratio, given) in enumerate(((None, options), ([0.4, 0.3, 0.1], options))):
+        made = []
+        for side, library in LIBRARIES:
+            source = Graphs(library, 9, **given)
+            for g in source._graphs:
+                g.edata["feat"] = torch.zeros(9, 3)
+            folder = str(tmp_path / f"{side}{number}")
+            for _ in range(2):
+                np.random.seed(7)
+                made.append(library.data.AsGraphPredDataset(source, ratio, save_dir=folder))
+        for mine, its in zip(made[:2], made[2:], strict=True):
+            for name in ("train_idx", "val_idx", "test_idx"):
+                same(getattr(mine, name), getattr(its, name))
+            for name in ("num_tasks", "num_classes", "node_feat_size", "edge_feat_size"):
+                assert getattr(mine, name) == getattr(its, name) is not None
+            assert len(mine) == len(its) == 9
+            same(mine[2], its[2])
+    assert (
+        adapted("AsGraphPredDataset", tmp_path, [0.5, 0.25, 0.25], count=8)[0].num_classes is None
+    )
+
+
+def test_what_was_kept_for_another_question_is_not_taken(tmp_path: Path) -> None:
+    def kept(kind: str, **options: Any) -> Path:
+        source = Graphs(LIBRARIES[0][1], 1 if kind != "AsGraphPredDataset" else 8)
+        made = getattr(data, kind)(source, [0.5, 0.3, 0.2], save_dir=tmp_path / kind, **options)
+        return Path(made.save_path) / f"info_{made.hash}.json"
+
+    for kind in ("AsNodePredDataset", "AsLinkPredDataset", "AsGraphPredDataset"):
+        file = kept(kind)
+        info = json.loads(file.read_text())
+        assert info["split_ratio"] == [0.5, 0.3, 0.2]
+        wrong = [{"split_ratio": [0.5, 0.2, 0.3]}]
+        wrong += [{"target_ntype": "b"}] if kind == "AsNodePredDataset" else []
+        for change in wrong:
+            file.write_text(json.dumps({**info, **change}))
+            kept(kind)
+            assert json.loads(file.read_text()) == info  # made anew
+        assert kept(kind, force_reload=True) == file
+
+
 # ------------------------------------------------------------------ files
 
 
@@ -591,7 +715,8 @@ def test_info_may_have_tensors(tmp_path: Path) -> None:
     assert (found["num"], found["names"], found["odd"]) == (3, info["names"], info["odd"])
     assert found["deep"][1]["x"] == 1.5
     assert found["deep"][2] == [2, None]
-    save_info(tmp_path / "plain", {"n": 1})
+    for number in (0, 1):
+        save_info(tmp_path / "plain", {"n": number})
     assert json.loads((tmp_path / "plain").read_text()) == {"n": 1}
     with pytest.raises(TypeError, match="info must be made of"):
         save_info(tmp_path / "no", {"x": object()})

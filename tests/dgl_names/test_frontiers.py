@@ -221,3 +221,186 @@ def test_graphs_that_are_changed_in_place_are_drawn_from_as_they_are() -> None:
     assert g.sample_neighbors([2], -1, prob="w").edges()[0].tolist() == [3]
     g.remove_nodes([0])
     assert g.sample_neighbors([1], -1).edges()[0].tolist() == [0, 2]
+
+
+def test_blocks_have_no_excluded_edges_and_none_of_weight_0() -> None:
+    nodes = {"user": torch.tensor([2, 0]), "game": torch.tensor([1])}
+    knows, plays = list(RELATIONS)[:2]
+    excluded = {knows: torch.tensor([0, 5]), plays: torch.tensor([1])}
+    for prob in (None, "w", "mask"):
+        block = typed().sample_neighbors_fused(nodes, -1, prob=prob, exclude_edges=excluded)
+        frontier = dgl.sampling.sample_neighbors(
+            typed(dgl), nodes, -1, prob=prob, exclude_edges=excluded
+        )  # DGL's fused one fails where relations have no excluded edges
+        for etype in block.canonical_etypes:
+            ours, theirs = (g.edges[etype].data["_ID"].tolist() for g in (block, frontier))
+            assert sorted(ours) == sorted(theirs)
+    block = typed().sample_neighbors_fused({"user": [0]}, 9, replace=True)
+    assert block.num_edges("knows") == 9
+    assert set(typed().sample_neighbors_fused({"user": [0]}, 9).edges["knows"].data) > {"w"}
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_labor_draws_all_edges_that_it_may(edge_dir: str) -> None:
+    nodes, excluded = {"user": [0, 2], "game": [1]}, {"knows": [0, 5], "plays": [1]}
+    found = sampling.sample_labors(typed(), nodes, -1, edge_dir, exclude_edges=excluded)[0]
+    plain = typed().sample_neighbors(nodes, -1, edge_dir, exclude_edges=excluded)
+    assert edges_of(found) == edges_of(plain)
+    assert "x" in found.nodes["user"].data
+    bare = sampling.sample_labors(typed(), nodes, 1, copy_ndata=False, copy_edata=False)[0]
+    assert not bare.nodes["user"].data
+    assert not bare.edges["knows"].data
+    with pytest.raises(NotImplementedError, match=r"LABOR-0 \(got 0 and 0.5\)"):
+        sampling.sample_labors(typed(), nodes, 2, seed2_contribution=0.5)
+
+
+def test_without_a_direction_edges_enter_the_nodes() -> None:
+    for call in (
+        lambda module: module.sampling.sample_neighbors(typed(module), {"user": [0, 3]}, -1),
+        lambda module: module.sampling.select_topk(typed(module), 9, "w", {"user": [0, 3]}),
+    ):
+        assert edges_of(call(graphshard.dgl)) == edges_of(call(dgl))
+    assert edges_of(sampling.sample_labors(typed(), {"user": [0, 3]}, -1)[0]) == edges_of(
+        dgl.sampling.sample_neighbors(typed(dgl), {"user": [0, 3]}, -1)
+    )
+
+
+def test_fewer_edges_are_drawn_than_there_are() -> None:
+    g = typed()
+    for edge_dir, end in (("in", 1), ("out", 0)):
+        frontier = sampling.sample_neighbors(g, {"user": [0, 1, 2, 3], "game": [2]}, 2, edge_dir)
+        for etype in g.canonical_etypes:
+            near = etype[2] if edge_dir == "in" else etype[0]
+            nodes = [2] if near == "game" else [0, 1, 2, 3]
+            drawn, there = (
+                torch.bincount(graph.edges(etype=etype)[end], minlength=4)
+                for graph in (frontier, g)
+            )
+            assert drawn[nodes].tolist() == there[nodes].clamp(max=2).tolist()
+            assert int(drawn.sum()) == int(drawn[nodes].sum())
+    assert sampling.sample_neighbors(g, {"user": [0, 0]}, 1).num_edges("knows") == 2
+
+
+def test_numbers_that_edges_are_chosen_by() -> None:
+    edges = ([0, 1, 2, 3, 4, 0, 1], [5, 5, 5, 5, 5, 4, 4])
+    weights = torch.tensor([-1, 3, 3, -5, 0, -2, -2])
+    g = graph(edges)
+    g.edata["w"] = weights
+    for k, ascending, chosen in (
+        (2, False, [1, 2]),  # of equal weights the smaller id first
+        (1, False, [1]),
+        (1, True, [3]),
+        (3, True, [3, 0, 4]),
+        (5, False, [1, 2, 4, 0, 3]),
+        (6, False, [1, 2, 4, 0, 3]),
+        (0, False, []),
+    ):
+        frontier = sampling.select_topk(g, k, "w", [5], ascending=ascending)
+        assert frontier.edata[EID].tolist() == chosen
+    twice = sampling.select_topk(g, 1, "w", [4, 5, 4])
+    assert twice.edata[EID].tolist() == [5, 1, 5]
+    g.edata["w"] = weights.unsqueeze(1)
+    with pytest.raises(DGLError, match=r"one number per edge \(got shape \(7, 1\)\)"):
+        sampling.select_topk(g, 1, "w")
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_tags_that_weigh_nothing_are_never_drawn(edge_dir: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ends = [torch.randint(0, 12, (80,), generator=generator) for _ in range(2)]
+    tags = torch.randint(0, 3, (12,), generator=generator)
+    for bias in ([1.0, 0.0, 2.0], [0.0, 3.0, 0.0], [1.0, 1.0, 1.0]):
+        drawn = []
+        for module in (graphshard.dgl, dgl):
+            plain = module.graph(tuple(ends), num_nodes=12)
+            by_tag = "sort_csc_by_tag" if edge_dir == "in" else "sort_csr_by_tag"
+            g = getattr(module, by_tag)(plain, tags)
+            frontier = module.sampling.sample_neighbors_biased(
+                g, [1, 4, 7], 50, torch.tensor(bias), edge_dir
+            )
+            drawn.append(sorted(zip(*(side.tolist() for side in frontier.edges()), strict=True)))
+        assert drawn[0] == drawn[1]
+    ours = graphshard.dgl.sort_csc_by_tag(graph(tuple(ends), num_nodes=12), tags)
+    for fanout, replace in ((2, False), (7, True)):
+        frontier = sampling.sample_neighbors_biased(
+            ours, [1, 4], fanout, [1, 1, 1], replace=replace
+        )
+        degrees = ours.in_degrees([1, 4])
+        expected = torch.full((2,), 7) if replace else degrees.clamp(max=2)
+        assert frontier.in_degrees([1, 4]).tolist() == expected.tolist()
+
+
+def test_offsets_of_tags_and_types_are_checked() -> None:
+    g: Graph = graph(([0, 1, 2, 3], [4, 4, 4, 4]))
+    for last in ([0, 3, 3], [0, 5, 4]):  # one edge too few, and a number of edges below 0
+        g.ndata["_TAG_OFFSET"] = torch.tensor([[0, 0, 0]] * 4 + [last])
+        with pytest.raises(DGLError, match="must split the 4 edges"):
+            sampling.sample_neighbors_biased(g, [4], 3, [1.0, 1.0])
+    g.ndata["_TAG_OFFSET"] = torch.zeros(5)
+    with pytest.raises(DGLError, match="bias must have one number"):
+        sampling.sample_neighbors_biased(g, [4], 3, [1.0])
+    with pytest.raises(DGLError, match="takes a graph of one relation"):
+        sampling.sample_neighbors_biased(typed(), {"user": [0]}, 3, [1.0])
+    sample, fanout = sampling.sample_etype_neighbors, torch.tensor([1, 1])
+    for offsets, words in (
+        ([0, 4], "one entry more than fanout's 2"),
+        ([1, 2, 4], "must rise from 0"),
+        ([0, 5, 4], "must rise from 0"),
+        ([0, 2, 3], "must end with the number of edges, 4"),
+    ):
+        with pytest.raises(DGLError, match=words):
+            sample(g, [4], offsets, fanout)
+    with pytest.raises(TypeError, match="fanout must be a tensor"):
+        sample(g, [4], [0, 2, 4], [1, 1])
+    with pytest.raises(DGLError, match="no edge feature 'w' to draw by"):
+        sample(g, [4], [0, 2, 4], fanout, prob="w")
+    with pytest.raises(DGLError, match=r"of \[2, 2\] weights \(got \[3, None\]\)"):
+        sample(g, [4], [0, 2, 4], fanout, prob=[torch.ones(3), None])
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_types_of_a_homogenised_graph_are_drawn_from_apart(edge_dir: str) -> None:
+    g = graph(([0, 1, 2, 3, 0, 1], [4, 4, 4, 4, 4, 4]), num_nodes=5)
+    nodes = [4] if edge_dir == "in" else [0, 1, 2, 3]
+    offsets = [0, 2, 4, 6]
+    whole = sampling.sample_etype_neighbors(
+        g, nodes, offsets, torch.tensor([-1, 0, -1]), edge_dir, output_device="cpu"
+    )
+    assert sorted(whole.edata[EID].tolist()) == [0, 1, 4, 5]
+    g.edata["w"] = torch.tensor([0.0, 1, 1, 0, 0, 1])
+    for prob in ("w", [g.edata["w"][:2], g.edata["w"][2:4], g.edata["w"][4:]]):
+        fanouts = torch.tensor([3, 3, 3])
+        weighted = sampling.sample_etype_neighbors(g, nodes, offsets, fanouts, edge_dir, prob)
+        assert sorted(weighted.edata[EID].tolist()) == [1, 2, 5]
+    prob = [None, torch.empty(0), torch.tensor([0.0, 2.0])]
+    mixed = sampling.sample_etype_neighbors(
+        g, nodes, offsets, torch.tensor([9, 9, 9]), edge_dir, prob
+    )
+    assert sorted(mixed.edata[EID].tolist()) == [0, 1, 2, 3, 5]
+    again = sampling.sample_etype_neighbors(
+        g, nodes, offsets, torch.tensor([4, 0, 0]), edge_dir, None, True
+    )
+    assert len(again.edata[EID]) == (4 if edge_dir == "in" else 8)
+    assert set(again.edata[EID].tolist()) <= {0, 1}
+
+
+def test_numbers_of_edges_are_whole() -> None:
+    for fanout in (True, 1.5, "2", {"knows": -2, "plays": 1, "liked": 1}):
+        with pytest.raises(DGLError, match="must be an integer of at least -1"):
+            sampling.sample_neighbors(typed(), {"user": [0]}, fanout)
+    none = sampling.sample_neighbors(typed(), {"user": [0, 1]}, 0)
+    assert none.num_edges() == 0
+    assert none.num_nodes("game") == 3
+
+
+def test_edges_are_excluded_by_id_or_by_relation() -> None:
+    g = graph(([0, 1, 2], [3, 3, 3]))
+    for excluded in ([0, 2], torch.tensor([2, 0]), {"_E": [0, 2]}, {("_N", "_E", "_N"): [2, 0]}):
+        frontier = sampling.sample_neighbors(g, [3], -1, exclude_edges=excluded)
+        assert frontier.edges()[0].tolist() == [1]
+    with pytest.raises(TypeError, match="exclude_edges must be a dictionary from relation"):
+        sampling.sample_neighbors(typed(), {"user": [0]}, -1, exclude_edges=[0])
+    with pytest.raises(DGLError, match=r"an id must be in \[0, 3\)"):
+        sampling.sample_neighbors(g, [3], -1, exclude_edges=[3])
+    with pytest.raises(DGLError, match=r"an id must be in \[0, 4\)"):
+        sampling.sample_neighbors(g, [4], -1)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,15 +45,10 @@ _NOTES = re.compile(
     r"|.*\.(md|rst|html?|pdf|bib)",
     re.IGNORECASE,
 )
-_OF_PUBLISHERS = {
-    "feat_known.npz",
-    "feat_known_idx.npy",
-    "node_kind.npy",
-    "node_type.npy",
-    "node_types.txt",
-    "self_loop_nodes.npy",
-    "valid_idx_nolabel.npy",
-}
+_OF_PUBLISHERS = set(
+    "feat_known.npz feat_known_idx.npy node_kind.npy node_type.npy node_types.txt "
+    "self_loop_nodes.npy valid_idx_nolabel.npy".split()
+)
 _NAMES_ELSEWHERE = {
     "feat": "x features feature feats node_feat node_feats node_features attr node_attr",
     "label": "y labels target targets node_label node_labels classes class",
@@ -116,21 +111,21 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     _check_file_names(folder, list(edge_files))
     edges = {etype: _read_edges(path) for etype, path in edge_files.items()}
     typed = DEFAULT_CANONICAL_ETYPE not in edges
-    suffix: Callable[[str], str] = (lambda t: f"__{t}") if typed else (lambda t: "")
-    label_type, labels = _read_labels(folder, edges, typed)
+    label_type, labels = _read_labels(folder, typed)
 
     counts = _read_counts(folder) if typed else {}
-    ntypes = sorted({t for s, _, d in edges for t in (s, d)} | set(counts) | set(labels))
+    ntypes = sorted({t for etype in edges for t in etype[::2]} | set(counts) | set(labels))
     matrices: dict[str, np.ndarray | SparseRows] = {}
     for ntype in ntypes if features else []:
-        matrix = read_features(folder, f"feat{suffix(ntype)}")
+        matrix = read_features(folder, f"feat__{ntype}" if typed else "feat")
         if matrix is not None:
             matrices[ntype] = matrix
     num_nodes = {
         ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges) for ntype in ntypes
     }
-    _check_labels(folder, labels)
-    target = label_type if label_type is not None else _only(ntypes, folder)
+    if label_type is None and len(ntypes) != 1:
+        raise ValueError(f"{folder} must have label__TYPE.npy for one of its types {ntypes}")
+    target = ntypes[0] if label_type is None else label_type
     edge_type = None if typed else _read_edge_type(folder, edges[DEFAULT_CANONICAL_ETYPE].shape[1])
     names = _lines(folder / "relations.txt") if edge_type is not None else []
     num_relations = int(edge_type.max()) + 1 if edge_type is not None and edge_type.size else 0
@@ -159,7 +154,7 @@ def _edge_files(folder: Path) -> dict[CanonicalEType, Path]:
         parts = path.stem.split("__")
         if len(parts) != 4:
             raise ValueError(f"{path} must be named edge_index__SRC__NAME__DST.npy")
-        files[(parts[1], parts[2], parts[3])] = path
+        files[parts[1], parts[2], parts[3]] = path
     if not files:
         raise ValueError(
             f"{folder} is no node data set: it has neither edge_index.npy nor "
@@ -174,7 +169,7 @@ def _check_file_names(folder: Path, etypes: list[CanonicalEType]) -> None:
     present = {path.name for path in folder.iterdir() if not path.is_dir()}
     splits = [f"{name}_{kind}.npy" for name in FILE_NAMES.values() for kind in ("idx", "masks")]
     if typed:
-        ntypes = sorted({t for s, _, d in etypes for t in (s, d)} | set(_read_counts(folder)))
+        ntypes = sorted({t for etype in etypes for t in etype[::2]} | set(_read_counts(folder)))
         names = [f"edge_index__{'__'.join(etype)}.npy" for etype in etypes]
         names += [f"feat__{t}{ending}" for t in ntypes for ending in (".npy", ".npz")]
         names += [f"label__{t}.npy" for t in ntypes] + ["node_types.txt"]
@@ -216,12 +211,10 @@ def _nearest(name: str, names: Iterable[str]) -> str:
         if stem in elsewhere.split():
             is_mask = stem.endswith("mask")
             how = ", which holds node ids: numpy.flatnonzero(mask)" if is_mask else ""
-            matches = [name for name in names if name.startswith(here)]
-            return f"did you mean {matches[0] if matches else f'{here}.npy'}{how}?"
+            meant = next((name for name in names if name.startswith(here)), f"{here}.npy")
+            return f"did you mean {meant}{how}?"
     same = [candidate for candidate in names if Path(candidate).stem == stem]
-    if same:
-        return f"did you mean {same[0]}?"
-    return f"did you mean {difflib.get_close_matches(name, names, 1, 0.0)[0]}?"
+    return f"did you mean {(same or difflib.get_close_matches(name, names, 1, 0.0))[0]}?"
 
 
 def _shown_names(folder: Path) -> str:
@@ -232,12 +225,8 @@ def _shown_names(folder: Path) -> str:
 def how_to_read(path: Path) -> str:
     """What reads something that is there and no data set folder, for the end of an error."""
     call = _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
-    if call is None:
-        return ""
-    return (
-        f"; {call} reads it, and graphshard.save_graphs('graph.bin', graph) writes a graph that "
-        "commands take"
-    )
+    how = "and graphshard.save_graphs('graph.bin', graph) writes a graph that commands take"
+    return "" if call is None else f"; {call} reads it, {how}"
 
 
 def _reader_of_folder(folder: Path) -> str | None:
@@ -245,7 +234,7 @@ def _reader_of_folder(folder: Path) -> str | None:
     if (folder / "raw").is_dir() and ((folder / "split").is_dir() or "ogbn" in folder.name):
         name = folder.name.replace("_", "-")
         return f"graphshard.data.from_ogb({name!r}, root={str(folder.parent)!r}).graph"
-    planetoid = [re.fullmatch(r"ind\.(\w+)\.(x|allx|graph)", name) for name in names]
+    planetoid = (re.fullmatch(r"ind\.(\w+)\.(x|allx|graph)", name) for name in names)
     titles = [match[1] for match in planetoid if match is not None]
     if titles:
         return (
@@ -260,25 +249,22 @@ def _reader_of_folder(folder: Path) -> str | None:
 def _reader_of_file(path: Path) -> str | None:
     name = re.sub(r"\.(gz|bz2|xz|zst|lz4)$", "", path.name.lower())
     shown, ending = repr(str(path)), name.rpartition(".")[2]
+    plain = f"graphshard.from_csv({shown}, delimiter=..., column_names=['src', 'dst'])"
     calls = {
         "csv": f"graphshard.from_csv({shown})",
-        "tsv": f"graphshard.from_csv({shown}, delimiter='\\t')",
-        "parquet": f"graphshard.from_parquet({shown})",
+        "tsv tab": f"graphshard.from_csv({shown}, delimiter='\\t')",
+        "txt edges edgelist el": plain,
+        "parquet pq parq": f"graphshard.from_parquet({shown})",
         "mtx": f"graphshard.from_scipy(scipy.io.mmread({shown}))",
         "npz": f"graphshard.from_scipy(scipy.sparse.load_npz({shown}))",
         "npy": "graphshard.data.load_dataset of its folder",
         "gml": f"graphshard.from_networkx(networkx.read_gml({shown}))",
         "graphml": f"graphshard.from_networkx(networkx.read_graphml({shown}))",
         "gexf": f"graphshard.from_networkx(networkx.read_gexf({shown}))",
-        "bin": f"graphshard.load_graphs({shown})",
-        "dgl": f"graphshard.load_graphs({shown})",
+        "bin dgl": f"graphshard.load_graphs({shown})",
         "pt": "graphshard.data.from_pyg of what PyG loads from it",
     }
-    for other, like in (("pq", "parquet"), ("parq", "parquet"), ("tab", "tsv")):
-        calls[other] = calls[like]
-    for other in ("txt", "edges", "edgelist", "el"):
-        calls[other] = f"graphshard.from_csv({shown}, delimiter=..., column_names=['src', 'dst'])"
-    return calls.get(ending)
+    return next((call for endings, call in calls.items() if ending in endings.split()), None)
 
 
 def _read_edges(path: Path) -> np.ndarray:
@@ -291,12 +277,10 @@ def _read_edges(path: Path) -> np.ndarray:
     return edges
 
 
-def _read_labels(
-    folder: Path, edges: dict[CanonicalEType, np.ndarray], typed: bool
-) -> tuple[str | None, dict[str, np.ndarray]]:
+def _read_labels(folder: Path, typed: bool) -> tuple[str | None, dict[str, np.ndarray]]:
     if not typed:
         path = folder / "label.npy"
-        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: read_array(path, 1, "i")} if is_there(path) else {})
+        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: _read_label(path)} if is_there(path) else {})
     paths = sorted(folder.glob("label__*.npy"))
     if len(paths) > 1:
         raise ValueError(
@@ -306,17 +290,18 @@ def _read_labels(
     if not paths:
         return None, {}
     ntype = paths[0].stem.partition("__")[2]
-    return ntype, {ntype: read_array(paths[0], 1, "i")}
+    return ntype, {ntype: _read_label(paths[0])}
 
 
-def _check_labels(folder: Path, labels: dict[str, np.ndarray]) -> None:
-    for label in labels.values():
-        most = max(len(label), _FREE_CLASSES)
-        if label.size and label.max() >= most:
-            raise ValueError(
-                f"{folder}: a label must be below {most} (got {label.max()}); number the classes "
-                "without gaps"
-            )
+def _read_label(path: Path) -> np.ndarray:
+    label = read_array(path, 1, "i")
+    most = max(len(label), _FREE_CLASSES)
+    if label.size and label.max() >= most:
+        raise ValueError(
+            f"{path.parent}: a label must be below {most} (got {label.max()}); number the classes "
+            "without gaps"
+        )
+    return label
 
 
 def _read_counts(folder: Path) -> dict[str, int]:
@@ -340,9 +325,7 @@ def _count_nodes(
     matrices: dict[str, np.ndarray | SparseRows],
     edges: dict[CanonicalEType, np.ndarray],
 ) -> int:
-    said = {}
-    if ntype in counts:
-        said["node_types.txt"] = counts[ntype]
+    said = {"node_types.txt": counts[ntype]} if ntype in counts else {}
     if ntype in labels:
         said["the labels"] = len(labels[ntype])
     if ntype in matrices:
@@ -374,7 +357,6 @@ def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> Non
 
     Args:
         source: File or folder, for the error.
-        ntype: Node type.
         count: Number of nodes that an id or a line of text calls for.
         num_ends: Ends of edges at nodes of this type.
     """
@@ -403,13 +385,10 @@ def _read_edge_type(folder: Path, num_edges: int) -> np.ndarray | None:
     pointer_path = folder / "relation_ptr.npy"
     if is_there(pointer_path):
         pointer = read_array(pointer_path, 1, "i")
-        edges = np.arange(num_edges)
-        sizes_fit = pointer.size > 0 and pointer[0] == 0 and pointer[-1] == num_edges
-        ascending = bool((pointer[1:] >= pointer[:-1]).all())
-        if (
-            not (sizes_fit and ascending)
-            or not (np.searchsorted(pointer, edges, side="right") - 1 == edge_type).all()
-        ):
+        sizes = np.diff(pointer)
+        fits = pointer.size > 0 and pointer[0] == 0 and pointer[-1] == num_edges
+        fits = fits and bool((sizes >= 0).all())
+        if not fits or not np.array_equal(np.repeat(np.arange(len(sizes)), sizes), edge_type):
             raise ValueError(
                 f"{pointer_path} does not fit {path}: edges must be sorted by relation"
             )
@@ -447,14 +426,7 @@ def _mask_of_split(path: Path, num_nodes: int, split: int) -> np.ndarray:
         raise ValueError(f"{path} must be [num_splits, {num_nodes}] (got {list(masks.shape)})")
     if not 0 <= split < len(masks):
         raise ValueError(f"split must be in [0, {len(masks)}) for {path.parent} (got {split})")
-    mask: np.ndarray = masks[split]
-    return mask
-
-
-def _only(ntypes: list[str], folder: Path) -> str:
-    if len(ntypes) != 1:
-        raise ValueError(f"{folder} must have label__TYPE.npy for one of its types {ntypes}")
-    return ntypes[0]
+    return masks[split]
 
 
 def _lines(path: Path) -> list[str]:

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from .._base.files import check_regular, open_regular
-from .._base.typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph.convert import require
 from ._folder import FILE_NAMES, check_node_count
@@ -79,7 +78,7 @@ def from_ogb(
         raise ValueError(f"name must be a node data set of OGB such as 'ogbn-arxiv' (got {name!r})")
     folder = Path(root) / name.replace("-", "_")
     if not (folder / "raw").is_dir():
-        _download(name, root)
+        _download(name, folder)
     try:
         return _read(name, folder, idtype)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -109,12 +108,11 @@ def _read(name: str, folder: Path, idtype: torch.dtype) -> NodeDataset:
     )
 
 
-def _download(name: str, root: str | os.PathLike[str]) -> None:
-    where = Path(root) / name.replace("-", "_")
-    ogb = require("ogb.nodeproppred", "graphshard[ogb]", f"{name}, which is not in {where},")
-    ogb.NodePropPredDataset(name=name, root=str(root))
-    if not (where / "raw").is_dir():
-        raise ValueError(f"ogb was asked to download {name} but left no {where / 'raw'}")
+def _download(name: str, folder: Path) -> None:
+    ogb = require("ogb.nodeproppred", "graphshard[ogb]", f"{name}, which is not in {folder},")
+    ogb.NodePropPredDataset(name=name, root=str(folder.parent))
+    if not (folder / "raw").is_dir():
+        raise ValueError(f"ogb was asked to download {name} but left no {folder / 'raw'}")
 
 
 def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
@@ -153,12 +151,9 @@ def _read_npz(raw: Path, idtype: torch.dtype) -> Graph:
 def _read_typed(raw: Path, idtype: torch.dtype) -> tuple[Graph, str]:
     names, counts = _text_table(raw / "num-node-dict.csv.gz")
     num_nodes = {name: int(count) for name, count in zip(names, counts, strict=True)}
-    edges: dict[CanonicalEType, tuple[Tensor, Tensor]] = {}
-    folders: dict[CanonicalEType, Path] = {}
-    for source, relation, destination in _text_table(raw / "triplet-type-list.csv.gz"):
-        etype = (source, relation, destination)
-        folders[etype] = raw / "relations" / "___".join(etype)
-        edges[etype] = _edges(folders[etype] / "edge.csv.gz", idtype)
+    etypes = [(s, relation, d) for s, relation, d in _text_table(raw / "triplet-type-list.csv.gz")]
+    folders = {etype: raw / "relations" / "___".join(etype) for etype in etypes}
+    edges = {etype: _edges(folders[etype] / "edge.csv.gz", idtype) for etype in etypes}
     for ntype, count in num_nodes.items():
         ends = [pair[i] for e, pair in edges.items() for i in (0, 1) if e[2 * i] == ntype]
         check_node_count(raw, ntype, count, sum(map(len, ends)))
@@ -176,15 +171,17 @@ def _read_typed(raw: Path, idtype: torch.dtype) -> tuple[Graph, str]:
 
 
 def _read_masks(folder: Path, target: str, num_nodes: int) -> dict[str, Tensor]:
-    there = [folder / "split" / name for name in _SPLIT_NAMES]
-    there = [path for path in there if path.is_dir()]
+    there = [path for name in _SPLIT_NAMES if (path := folder / "split" / name).is_dir()]
     if len(there) != 1:
         raise ValueError(f"{folder / 'split'} must hold one of the splits {_SPLIT_NAMES}")
     base = there[0] / target if (there[0] / target).is_dir() else there[0]
     masks = {}
     for split, in_file in FILE_NAMES.items():
+        ids = _table(base / f"{in_file}.csv.gz")[:, 0]
+        if ids.dtype.kind not in "iu":
+            raise ValueError(f"split must hold node ids (got {ids.dtype})")
         masks[split] = torch.zeros(num_nodes, dtype=torch.bool)
-        masks[split][_integers(_table(base / f"{in_file}.csv.gz")[:, 0], "split")] = True
+        masks[split][torch.from_numpy(ids.copy())] = True
     return masks
 
 
@@ -206,10 +203,9 @@ def _table(path: Path, real: type[np.floating[Any]] = np.float32) -> np.ndarray:
 
     if not is_there(path):
         raise ValueError(f"{path} is missing from this OGB data set; download it again")
-    options = csv.ReadOptions(autogenerate_column_names=True)
     try:
         check_regular(path)
-        table = csv.read_csv(path, read_options=options)
+        table = csv.read_csv(path, csv.ReadOptions(autogenerate_column_names=True))
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     columns = [column.to_numpy() for column in table.columns]
@@ -261,12 +257,4 @@ def _labels(label: np.ndarray) -> Tensor:
     if label.ndim == 2 and label.shape[1] > 1:
         return torch.from_numpy(label)
     flat = label.reshape(-1)
-    is_labelled = np.isfinite(flat)
-    classes = np.where(is_labelled, np.where(is_labelled, flat, 0), -1)
-    return torch.from_numpy(classes.astype(np.int64))
-
-
-def _integers(values: np.ndarray, what: str) -> Tensor:
-    if values.dtype.kind not in "iu":
-        raise ValueError(f"{what} must hold node ids (got {values.dtype})")
-    return torch.from_numpy(values.copy())
+    return torch.from_numpy(np.where(np.isfinite(flat), flat, -1).astype(np.int64))

@@ -8,13 +8,12 @@ values) stays behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph.convert import require
 
@@ -40,9 +39,8 @@ def from_pyg(data: Data | HeteroData, idtype: torch.dtype = torch.int64) -> Grap
     """
     if hasattr(data, "edge_types"):
         return _from_hetero(data, idtype)
-    num_nodes = _node_count(data, "data")
-    src, dst = _ends(data, "data")
-    g = graph((src, dst), num_nodes=num_nodes, idtype=idtype, device=src.device)
+    ends = _ends(data, "data")
+    g = graph(ends, num_nodes=_node_count(data, "data"), idtype=idtype, device=ends[0].device)
     for name, value in _columns(data):
         if data.is_node_attr(name):
             g.ndata[_TO_OURS.get(name, name)] = value
@@ -57,7 +55,7 @@ def _from_hetero(data: Any, idtype: torch.dtype) -> Graph:
     }
     edges = {etype: _ends(data[etype], f"edge type {etype}") for etype in data.edge_types}
     for etype in edges:
-        for ntype in (etype[0], etype[2]):
+        for ntype in etype[::2]:
             if ntype not in num_nodes:
                 raise ValueError(
                     f"node type {ntype!r} of {etype} has no number of nodes; set "
@@ -90,32 +88,20 @@ def to_pyg(g: Graph) -> Data | HeteroData:
     """
     pyg = require("torch_geometric.data", "graphshard[pyg]", "to_pyg")
     if g.is_homogeneous:
-        data = pyg.Data(edge_index=_edge_index(g, g.canonical_etypes[0]))
-        _fill(data, g.num_nodes(), g.ndata, g.edata)
-        return data
-    data = pyg.HeteroData()
-    for ntype in g.ntypes:
-        _fill(data[ntype], g.num_nodes(ntype), g.nodes[ntype].data, {})
+        data = pyg.Data()
+        stores: Any = dict.fromkeys((*g.ntypes, *g.canonical_etypes), data)
+    else:
+        data = stores = pyg.HeteroData()
     for etype in g.canonical_etypes:
-        data[etype].edge_index = _edge_index(g, etype)
-        _fill(data[etype], None, {}, g.edges[etype].data)
+        src, dst = g.edges(etype=etype, order="eid")
+        stores[etype].edge_index = torch.stack([src, dst]).long()
+        for name, value in g.edges[etype].data.items():
+            setattr(stores[etype], name, value)
+    for ntype in g.ntypes:
+        stores[ntype].num_nodes = g.num_nodes(ntype)
+        for name, value in g.nodes[ntype].data.items():
+            setattr(stores[ntype], _TO_THEIRS.get(name, name), value)
     return data
-
-
-def _fill(
-    store: Any, num_nodes: int | None, nodes: Mapping[str, Any], edges: Mapping[str, Any]
-) -> None:
-    if num_nodes is not None:
-        store.num_nodes = num_nodes
-    for name, value in nodes.items():
-        setattr(store, _TO_THEIRS.get(name, name), value)
-    for name, value in edges.items():
-        setattr(store, name, value)
-
-
-def _edge_index(g: Graph, etype: CanonicalEType) -> Tensor:
-    src, dst = g.edges(etype=etype, order="eid")
-    return torch.stack([src, dst]).long()
 
 
 def _node_count(store: Any, what: str) -> int:

@@ -48,8 +48,7 @@ def random_graph(
     """
     _check_counts(num_nodes=num_nodes, num_edges=num_edges, feat_dim=feat_dim)
     rng = np.random.default_rng(seed)
-    src, dst = _uniform_edges(rng, num_nodes, num_nodes, num_edges, idtype)
-    g = graph((src, dst), num_nodes=num_nodes)
+    g = graph(_uniform_edges(rng, num_nodes, num_nodes, num_edges, idtype), num_nodes=num_nodes)
     g.ndata.update(_node_fields(rng, num_nodes, feat_dim, num_classes))
     return g
 
@@ -102,9 +101,8 @@ def community_graph(
     rng = np.random.default_rng(seed)
     community = rng.integers(0, num_communities, num_nodes)
     src, dst = _community_edges(rng, community, num_edges, num_communities, inside, hub_exponent)
-    g = graph(
-        (torch.from_numpy(src).to(idtype), torch.from_numpy(dst).to(idtype)), num_nodes=num_nodes
-    )
+    ends = torch.from_numpy(src).to(idtype), torch.from_numpy(dst).to(idtype)
+    g = graph(ends, num_nodes=num_nodes)
     g.ndata["community"] = torch.from_numpy(community)
     if feat_dim:
         centre = 0.3 * rng.standard_normal((num_communities, feat_dim), dtype=np.float32)
@@ -112,8 +110,7 @@ def community_graph(
         g.ndata["feat"] = torch.from_numpy(centre[community] + np.float32(noise) * own)
     if num_classes:
         g.ndata["label"] = torch.from_numpy(community % num_classes)
-        for name, mask in _split_masks(rng, num_nodes).items():
-            g.ndata[name] = mask
+        g.ndata.update(_split_masks(rng, num_nodes))
     return g
 
 
@@ -148,19 +145,16 @@ def random_typed_graph(
         7
     """
     target = min(num_nodes, default=None) if target is None else target
-    named = {t for s, _, d in num_edges for t in (s, d)} | ({target} if target else set())
-    if not named <= set(num_nodes):
-        raise ValueError(
-            f"every node type must have a count in num_nodes (missing: "
-            f"{sorted(named - set(num_nodes))})"
-        )
+    named = {t for etype in num_edges for t in etype[::2]} | ({target} if target else set())
+    if missing := sorted(named - set(num_nodes)):
+        raise ValueError(f"every node type must have a count in num_nodes (missing: {missing})")
     widths = feat_dim if isinstance(feat_dim, Mapping) else dict.fromkeys(num_nodes, feat_dim)
     rng = np.random.default_rng(seed)
     edges = {}
     for etype in sorted(num_edges):
-        counts = (num_nodes[etype[0]], num_nodes[etype[2]], num_edges[etype])
-        _check_counts(num_src=counts[0], num_dst=counts[1], num_edges=counts[2])
-        edges[etype] = _uniform_edges(rng, *counts, idtype)
+        num_src, num_dst = num_nodes[etype[0]], num_nodes[etype[2]]
+        _check_counts(num_src=num_src, num_dst=num_dst, num_edges=num_edges[etype])
+        edges[etype] = _uniform_edges(rng, num_src, num_dst, num_edges[etype], idtype)
     g = heterograph(edges, num_nodes_dict=dict(num_nodes), idtype=idtype)
     for ntype in sorted(num_nodes):
         classes = num_classes if ntype == target else 0

@@ -68,8 +68,7 @@ class NodeDataset:
             raise ValueError(f"num_classes must not be negative (got {self.num_classes})")
         fields = self.graph.nodes[self.target].data
         names = ["label", *MASKS]
-        missing = [name for name in names if name not in fields]
-        if missing:
+        if missing := [name for name in names if name not in fields]:
             raise ValueError(
                 f"nodes of type {self.target!r} must have the fields {names} (missing: {missing});"
                 " NodeDataset.from_graph fills in empty ones"
@@ -111,10 +110,9 @@ class NodeDataset:
         num_nodes = graph.num_nodes(target)
         if "label" not in fields:
             fields["label"] = torch.full((num_nodes,), -1, device=graph.device)
-        for name_of_mask in MASKS:
-            if name_of_mask not in fields:
-                empty = torch.zeros(num_nodes, dtype=torch.bool, device=graph.device)
-                fields[name_of_mask] = empty
+        for mask in MASKS:
+            if mask not in fields:
+                fields[mask] = torch.zeros(num_nodes, dtype=torch.bool, device=graph.device)
         if num_classes is None:
             num_classes = count_classes(fields["label"])
         return cls(name=name, graph=graph, num_classes=num_classes, target=target)
@@ -125,11 +123,7 @@ class NodeDataset:
         return len(self.relation_names) or len(self.graph.canonical_etypes)
 
     def node_ids(self, split: str) -> Tensor:
-        """Ids of the target nodes in a set, ascending.
-
-        Args:
-            split: ``'train'``, ``'val'`` or ``'test'``.
-        """
+        """Ids of the target nodes in a set, ``'train'``, ``'val'`` or ``'test'``, ascending."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {SPLITS} (got {split!r})")
         mask = self.graph.nodes[self.target].data[f"{split}_mask"]
@@ -220,21 +214,20 @@ def load_dataset(
     folder = _folder_of(name_or_path)
     arrays = read_folder(folder, split, features)
     _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
-    dtypes = {t: dtype or _feature_dtype(folder, m) for t, m in arrays.features.items()}
+    dtypes = {t: dtype or feature_dtype(folder, m) for t, m in arrays.features.items()}
     _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
 
     relation_names: Sequence[str] = ()
+    target = arrays.target
     if arrays.edge_type is not None and as_typed:
         g, target = _typed_knowledge_graph(arrays, add_inverse, idtype), ENTITY
     elif arrays.edge_type is not None:
         g, relation_names = _knowledge_graph(arrays, add_inverse, dtype or torch.float32, idtype)
-        target = arrays.target
     elif DEFAULT_CANONICAL_ETYPE in arrays.edges:
-        g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
+        g = _plain_graph(arrays, to_bidirected, add_self_loop, idtype)
     else:
         try:
             g = _typed_graph(arrays.edges, arrays.num_nodes, add_inverse, idtype)
-            target = arrays.target
         except GraphValueError as error:  # a name that is none
             raise ValueError(f"{folder}: {error}") from None
 
@@ -289,13 +282,6 @@ def _check_options(
         )
 
 
-def _feature_dtype(folder: Path, matrix: np.ndarray | SparseRows) -> torch.dtype:
-    try:
-        return feature_dtype(matrix)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
-
-
 def _check_feature_size(
     arrays: FolderArrays, folder: Path, dtypes: dict[str, torch.dtype], max_feature_bytes: int
 ) -> None:
@@ -314,8 +300,8 @@ def _check_feature_size(
 
 
 def _plain_graph(arrays: FolderArrays, both: bool, self_loops: bool, idtype: torch.dtype) -> Graph:
-    src, dst = _tensors(arrays.edges[DEFAULT_CANONICAL_ETYPE], idtype)
-    g = graph((src, dst), num_nodes=arrays.num_nodes[arrays.target])
+    edges = _tensors(arrays.edges[DEFAULT_CANONICAL_ETYPE], idtype)
+    g = graph(edges, num_nodes=arrays.num_nodes[arrays.target])
     if both:
         g = in_both_directions(g)
     return with_self_loops(without_self_loops(g)) if self_loops else g
@@ -359,7 +345,7 @@ def _typed_graph(
 ) -> Graph:
     if add_inverse:
         inverse = {(d, f"rev_{name}", s): pair[::-1] for (s, name, d), pair in relations.items()}
-        relations = {**relations, **inverse}
+        relations = relations | inverse
     data = {etype: _tensors(pair, idtype) for etype, pair in relations.items()}
     return heterograph(data, num_nodes_dict=num_nodes, idtype=idtype)
 

@@ -45,8 +45,7 @@ _ITEM = (
     r"|shape'\s*:\s*\((?P<shape{0}>[0-9,L\s]*)\))"
 )
 _HEADER = re.compile(
-    r"\{\s*" + r"\s*,\s*".join(_ITEM.format(i) for i in range(3)) + r"\s*,?\s*\}\s*",
-    re.ASCII,
+    r"\{\s*" + r"\s*,\s*".join(_ITEM.format(i) for i in range(3)) + r"\s*,?\s*\}\s*", re.ASCII
 )
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32))")
 _SHAPE = re.compile(r"\s*(?:[0-9]{1,18}L?\s*,\s*)*(?:[0-9]{1,18}L?\s*)?", re.ASCII)
@@ -64,11 +63,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Arrays of a ``.npz`` file.
-
-    Args:
-        is_read: Whether to read the array of a name.
-    """
+    """The arrays of a ``.npz`` file of whose names ``is_read`` is true."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = path.stat().st_size
@@ -140,10 +135,8 @@ def _read_array(file: IO[bytes], size: int) -> np.ndarray:
 
 def _parse(header: str) -> tuple[np.dtype, bool, tuple[int, ...]]:
     match = _HEADER.fullmatch(header)
-    values: dict[str, str] = {}
-    for name, value in match.groupdict().items() if match is not None else ():
-        if value is not None:
-            values[name[:-1]] = value
+    groups = {} if match is None else match.groupdict()
+    values = {name[:-1]: value for name, value in groups.items() if value is not None}
     if len(values) != 3:
         raise ValueError(f"its header is not what NumPy writes: {header[:100]!r}")
     if not _DTYPE.fullmatch(values["descr"]) or not _SHAPE.fullmatch(values["shape"]):
@@ -185,10 +178,9 @@ class SparseRows:
 
 
 def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
-    """Read one ``.npy`` file.
+    """Read one ``.npy`` file of ``ndim`` dimensions.
 
     Args:
-        ndim: Number of dimensions it must have.
         kind: ``'i'`` integers (returned as int64), ``'f'`` real numbers, ``'b'`` bool.
     """
     array = read_npy(path)
@@ -232,8 +224,7 @@ def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
     if not is_there(path):
         return None
     archive = read_npz(path, _CSR.__contains__)
-    missing = [name for name in _CSR if name not in archive]
-    if missing:
+    if missing := [name for name in _CSR if name not in archive]:
         raise ValueError(
             f"{path} must hold the arrays {list(_CSR)} of a CSR matrix (missing: {missing}); "
             "scipy.sparse.save_npz writes them"
@@ -270,7 +261,7 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def feature_dtype(features: np.ndarray | SparseRows) -> torch.dtype:
+def feature_dtype(folder: Path, features: np.ndarray | SparseRows) -> torch.dtype:
     """The narrowest dtype from float32 up that holds every number of a file as it is.
 
     That is NumPy's rule: integers of up to 16 bits fit float32, longer ones take float64; real
@@ -282,14 +273,12 @@ def feature_dtype(features: np.ndarray | SparseRows) -> torch.dtype:
     data = features if isinstance(features, np.ndarray) else features.data
     if data.dtype.kind == "f":
         return torch.from_numpy(data[:0]).dtype
-    if (
-        data.dtype.itemsize == 8
-        and data.size
-        and max(abs(int(data.min())), int(data.max())) > 2**53
-    ):
+    is_wide = data.dtype.itemsize == 8 and data.size
+    if is_wide and max(abs(int(data.min())), int(data.max())) > 2**53:
         raise ValueError(
-            f"features are real numbers, and integers beyond 2^53 become others among them (got "
-            f"{data.min()} to {data.max()}); pass dtype to have them rounded, or keep ids elsewhere"
+            f"{folder}: features are real numbers, and integers beyond 2^53 become others among "
+            f"them (got {data.min()} to {data.max()}); pass dtype to have them rounded, or keep "
+            "ids elsewhere"
         )
     wide = np.promote_types(data.dtype, np.float32)
     return torch.float32 if wide == np.float32 else torch.float64

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +54,7 @@ class Preparation:
     ] = None
     bidirected: Annotated[bool, "Add the reverse of every edge."] = False
     inverse: Annotated[
-        bool | None,
-        "Add the inverse of every relation; default: yes where there are relations.",
+        bool | None, "Add the inverse of every relation; default: yes where there are relations."
     ] = None
 
 
@@ -78,25 +77,19 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
     if path.suffix in _DGL_GRAPHS:
         return _read_dgl_graph(path, preparation)
     folder = _folder(name)
-    is_normalized = Path(folder).name in NORMALIZED_WITH_LOOPS
-    relations = has_relations(folder)
-    filled = replace(
-        preparation,
-        row_normalize=_default(preparation.row_normalize, is_normalized),
-        self_loops=_default(preparation.self_loops, is_normalized and not relations),
-        inverse=_default(preparation.inverse, relations),
-    )
-    if relations and (filled.self_loops or filled.bidirected):
+    is_normalized, relations = Path(folder).name in NORMALIZED_WITH_LOOPS, has_relations(folder)
+    self_loops = _default(preparation.self_loops, is_normalized and not relations)
+    if relations and (self_loops or preparation.bidirected):
         raise ValueError(
             f"self_loops and bidirected are for graphs without relations, and {name} has relations;"
             " inverse adds the inverse of every relation"
         )
     return load_dataset(
         folder,
-        row_normalize=bool(filled.row_normalize),
-        to_bidirected=filled.bidirected,
-        add_inverse=bool(filled.inverse),
-        add_self_loop=bool(filled.self_loops),
+        row_normalize=_default(preparation.row_normalize, is_normalized),
+        to_bidirected=preparation.bidirected,
+        add_inverse=_default(preparation.inverse, relations),
+        add_self_loop=self_loops,
     )
 
 
@@ -108,12 +101,9 @@ def has_relations(name: str) -> bool:
 
 def _folder(name: str) -> str:
     """A folder, or the name of a data set that comes with the package."""
-    collection = os.environ.get(DATASETS_VARIABLE)
-    if not Path(name).is_dir() and collection and os.sep not in name:
-        inside = Path(collection) / name
-        if inside.is_dir():
-            return str(inside)
-    return name
+    inside = os.path.join(os.environ.get(DATASETS_VARIABLE, ""), name)
+    is_inside = os.sep not in name and not os.path.isdir(name) and os.path.isdir(inside)
+    return inside if is_inside else name
 
 
 def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
@@ -152,10 +142,8 @@ def _read_dgl_graph(path: Path, preparation: Preparation) -> NodeDataset:
     for ntype in graph.ntypes:
         fields = graph.nodes[ntype].data
         if not any(rows.numel() for rows in fields.values()):
-            ends = [
-                graph.num_edges(e) for e in graph.canonical_etypes for t in e[::2] if t == ntype
-            ]
-            check_node_count(path, ntype, graph.num_nodes(ntype), sum(ends))
+            num_ends = sum(graph.num_edges(e) * e[::2].count(ntype) for e in graph.canonical_etypes)
+            check_node_count(path, ntype, graph.num_nodes(ntype), num_ends)
         for name in MASKS:
             if name in fields and fields[name].dtype == torch.uint8:  # DGL's files know no bool
                 fields[name] = fields[name].to(torch.bool)
@@ -206,11 +194,8 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
             f"{len(graph.canonical_etypes)} relations, and {path}); write a .bin file"
         )
     (etype,) = graph.canonical_etypes
-    names = list(graph.edges[etype].data.keys())
-    if path.suffix == ".csv":
-        to_csv(graph, path, edge_columns=names)
-    else:
-        to_parquet(graph, path, edge_columns=names)
+    write = to_csv if path.suffix == ".csv" else to_parquet
+    write(graph, path, edge_columns=list(graph.edges[etype].data))
 
 
 def _default(value: bool | None, otherwise: bool) -> bool:

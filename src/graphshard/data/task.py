@@ -79,8 +79,7 @@ def task_warnings(
         shared: Two splits to the number of labelled nodes that are in both.
     """
     lines = []
-    absent = [number for number, is_there in enumerate(occurs) if not is_there]
-    if absent:
+    if absent := [number for number, is_there in enumerate(occurs) if not is_there]:
         few = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
         lines.append(
             f"{name} has {len(occurs)} classes, of which {len(absent)} have no node ({few}), "
@@ -123,15 +122,12 @@ def task_path(partition_json: str | os.PathLike[str]) -> Path:
 
 def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     """Write the task of the partition that is there now, in one atomic step."""
-    _write_task(task_path(partition_json), task, read_config(partition_json).build)
-
-
-def _write_task(path: Path, task: TaskInfo, build: str | None) -> None:
+    path = task_path(partition_json)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "task": TASK,
-        "build": build,
+        "build": read_config(partition_json).build,
         **asdict(task),
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
@@ -176,8 +172,8 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
 
 
 def _read(content: Mapping[str, Any]) -> TaskInfo:
-    target, names = required(content, "target"), listing(required(content, "class_names"), "names")
-    options = required(content, "options")
+    target, options = required(content, "target"), required(content, "options")
+    names = listing(required(content, "class_names"), "names")
     return TaskInfo(
         name=text(required(content, "name"), "name"),
         target=None if target is None else text(target, "target"),
@@ -233,9 +229,7 @@ def partition_dataset(
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
-    task = TaskInfo.of_dataset(dataset, dict(options or {}))
-    build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
-    _write_task(task_path(json_path), task, build)
+    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
     return json_path
 
 
@@ -264,4 +258,4 @@ def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Ten
     if len(graph.ntypes) == 1:
         return classes
     zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
-    return {**zeros, dataset.target: classes}
+    return zeros | {dataset.target: classes}

@@ -73,8 +73,7 @@ def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | Non
             graph.edata["a"] = edge_feat
         graph.update_all(layer.message, layer.reduce_func)
         out = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1))
-    normalized: Tensor = layer.dropout(layer.batchnorm(out / graph.num_nodes_global() ** 0.5))
-    return normalized
+    return layer.dropout(layer.batchnorm(out / graph.num_nodes_global() ** 0.5))
 
 
 def broadcast_to_own_nodes(graph: Any, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:
@@ -151,7 +150,7 @@ def unpatch_dgl() -> None:
         original = vars(function).pop("__wrapped__", None)
         if original is not None:
             _become(function, original)
-    for owner, _, _ in _forwards():
+    for owner, *_ in _forwards():
         original = getattr(owner.forward, "__wrapped__", None)
         if original is not None:
             owner.forward = original
@@ -177,9 +176,9 @@ def _patch() -> bool:
         _become(function, _redirect)
         function.__kwdefaults__ = {"_answer": functools.partial(_answer, original)}
         function.__wrapped__ = original
-    for owner, is_for, ours in _forwards():
+    for owner, kind, is_for, ours in _forwards():
         if not hasattr(owner.forward, "__wrapped__"):
-            owner.forward = _forward_of(owner.forward, is_for, ours)
+            owner.forward = _forward_of(owner.forward, kind, is_for, ours)
     _swap_names()
     return is_first
 
@@ -208,12 +207,12 @@ def _answer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return ours(*args, **kwargs)
 
 
-def _forward_of(original: Any, is_for: Callable[[Any], bool], ours: Callable[..., Any]) -> Any:
-    """A ``forward`` that is ``ours`` for some graphs, and the original for all others."""
+def _forward_of(original: Any, kind: type[Any], is_for: bool, ours: Callable[..., Any]) -> Any:
+    """A ``forward`` that is ``ours`` for graphs of a kind, or for all but those."""
 
     @functools.wraps(original)
     def forward(layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = ours if is_for(graph) else original
+        chosen = ours if isinstance(graph, kind) == is_for else original
         return chosen(layer, graph, *args, **kwargs)
 
     return forward
@@ -225,17 +224,13 @@ def _functions() -> Iterator[Any]:
             yield getattr(_dgl(module), function.__name__)
 
 
-def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]]]:
-    """Classes whose ``forward`` changes, for which graphs, and into what."""
+def _forwards() -> Iterator[tuple[Any, type[Any], bool, Callable[..., Any]]]:
+    """Classes whose ``forward`` changes; for a kind of graph, or all but it; and into what."""
     for path, kind, ours in _FORWARDS:
         module, name = path.split(".")
         owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
-        yield owner, functools.partial(_is_a, kind), ours
-    yield RelGraphConv, lambda graph: not isinstance(graph, MessagePassingGraph), rel_graph_conv
-
-
-def _is_a(kind: type[Any], graph: Any) -> bool:
-    return isinstance(graph, kind)
+        yield owner, kind, True, ours
+    yield RelGraphConv, MessagePassingGraph, False, rel_graph_conv
 
 
 def _swap_names(back: bool = False) -> None:

@@ -27,13 +27,8 @@ bool = torch.bool
 cat, stack, split, repeat = torch.cat, torch.stack, torch.split, torch.repeat_interleave
 reshape, squeeze, unsqueeze = torch.reshape, torch.squeeze, torch.unsqueeze
 swapaxes, clone, zeros_like = torch.transpose, torch.clone, torch.zeros_like
-exp, sqrt, inverse, softmax, clamp = (
-    torch.exp,
-    torch.sqrt,
-    torch.inverse,
-    torch.softmax,
-    torch.clamp,
-)
+exp, sqrt, inverse, softmax = torch.exp, torch.sqrt, torch.inverse, torch.softmax
+clamp = torch.clamp
 equal, floor_div = torch.eq, torch.floor_divide
 logical_and, logical_not = torch.logical_and, torch.logical_not
 sum, mean, cumsum = torch.sum, torch.mean, torch.cumsum

@@ -17,6 +17,7 @@ from ..errors import GraphValueError
 from ..servers import SparseAdagrad as SparseAdagrad
 from ..servers import SparseAdam as SparseAdam
 from ..servers import SparseSGD as SparseSGD
+from ..servers import client_barrier as _client_barrier
 from .data.utils import load_info, save_info
 
 
@@ -35,7 +36,7 @@ def save(optimizer: Any, f: str | os.PathLike[str]) -> None:
         tables[tensor.name] = {"ids": ids, "rows": tensor[ids]}
     content = {"world_size": world_size, "state": optimizer.state_dict(), "tables": tables}
     save_info(f"{os.fspath(f)}_{rank}", content)
-    _wait()
+    _client_barrier()
 
 
 def load(optimizer: Any, f: str | os.PathLike[str]) -> None:
@@ -56,18 +57,12 @@ def load(optimizer: Any, f: str | os.PathLike[str]) -> None:
         for name, part in rows.items():
             if len(part["ids"]):
                 tables[name][part["ids"]] = part["rows"]
-    _wait()
+    _client_barrier()
     optimizer.load_state_dict(content["state"])
 
 
 def _ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _wait() -> None:
-    from ..servers import client_barrier
-
-    client_barrier()
 
 
 for _kind in (SparseAdagrad, SparseAdam, SparseSGD):

@@ -20,7 +20,7 @@ import runpy
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 PACKAGES = {"dgl": "graphshard.dgl", "sar": "graphshard.sar"}
@@ -148,7 +148,9 @@ def _name_what_is_missing(module: ModuleType, alias: str) -> None:
         if not name.startswith("__"):
             reason = _not_here(alias, name)
             is_module = f"{module.__name__}.{name}" in sys.modules
-            if _runs_from_import(sys._getframe(1)) and not is_module:
+            frame = sys._getframe(1)
+            runs_from_import = frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM
+            if runs_from_import and not is_module:
                 # An AttributeError would become an ImportError without this text.
                 text = f"cannot import name {name!r} from {alias!r}: {reason}"
                 raise ImportError(text, name=alias, path=names.get("__file__"))
@@ -157,11 +159,6 @@ def _name_what_is_missing(module: ModuleType, alias: str) -> None:
 
     names["__getattr__"] = find
     names.setdefault("__path__", [])  # else a module below it is "not a package", and no more said
-
-
-def _runs_from_import(frame: FrameType) -> bool:
-    """Whether a frame is in the middle of ``from module import name``."""
-    return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM
 
 
 # ------------------------------------------------------------------ running a program

@@ -21,15 +21,12 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
     if isinstance(input_, tuple):
         first, second = input_
         return first, second
-    if g is not None and g.is_block:
-        if isinstance(input_, Mapping):
-            return input_, {
-                name: value[: g.num_dst_nodes(name)]
-                for name, value in input_.items()
-                if name in g.dsttypes
-            }
+    if g is None or not g.is_block:
+        return input_, input_
+    if not isinstance(input_, Mapping):
         return input_, input_[: g.num_dst_nodes()]
-    return input_, input_
+    names = [name for name in input_ if name in g.dsttypes]
+    return input_, {name: input_[name][: g.num_dst_nodes(name)] for name in names}
 
 
 def check_eq_shape(input_: Any) -> None:
@@ -62,10 +59,9 @@ def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
     """Apply a function to every value in nested dictionaries, lists and tuples."""
     if isinstance(data, Mapping):
         return {key: recursive_apply(value, fn, *args, **kwargs) for key, value in data.items()}
-    if isinstance(data, tuple):
-        return tuple(recursive_apply(value, fn, *args, **kwargs) for value in data)
-    if isinstance(data, list):
-        return [recursive_apply(value, fn, *args, **kwargs) for value in data]
+    if isinstance(data, tuple | list):
+        applied = [recursive_apply(value, fn, *args, **kwargs) for value in data]
+        return tuple(applied) if isinstance(data, tuple) else applied
     return fn(data, *args, **kwargs)
 
 

@@ -53,9 +53,7 @@ def all_to_all(
     state = group_state(group)
     error = _mistake(state, recv_tensors, send_tensors)
     share_error(error, group)
-    ones = [1] * state.world_size
-    sizes = torch.tensor([tensor.numel() for tensor in send_tensors])
-    coming = flat_all_to_all(state, sizes, ones, ones).tolist()
+    coming = _told(state, [tensor.numel() for tensor in send_tensors])
     for sender, (size, tensor) in enumerate(zip(coming, recv_tensors, strict=True)):
         if size != tensor.numel():
             error = ValueError(
@@ -66,8 +64,10 @@ def all_to_all(
     rounds = _num_rounds(state, recv_tensors, send_tensors)
     device = recv_tensors[0].device
     for step in range(rounds):
-        out = [_pieces(tensor, rounds)[step] for tensor in send_tensors]
-        into = [_pieces(tensor, rounds)[step] for tensor in recv_tensors]
+        out, into = (
+            [tensor.detach().reshape(-1).tensor_split(rounds)[step] for tensor in tensors]
+            for tensors in (send_tensors, recv_tensors)
+        )
         payload = torch.cat([piece.to(device) for piece in out])
         splits = [piece.numel() for piece in out], [piece.numel() for piece in into]
         received = flat_all_to_all(state, payload, *splits)
@@ -103,9 +103,7 @@ def exchange_tensors(
         )
     share_error(error, group)
     if recv_sizes is None:
-        counts = torch.tensor([tensor.shape[0] for tensor in tensors])
-        ones = [1] * state.world_size
-        recv_sizes = flat_all_to_all(state, counts, ones, ones).tolist()
+        recv_sizes = _told(state, [tensor.shape[0] for tensor in tensors])
     (shape,) = rows
     assert shape is not None
     received = [tensors[0].new_empty((int(size), *shape)) for size in recv_sizes]
@@ -140,10 +138,15 @@ def exchange_single_tensor(
         if not 0 <= index < state.world_size:
             error = ValueError(f"{name} must be in [0, {state.world_size}) (got {index})")
     share_error(error, group)
-    nothing = send_tensor.new_empty(0)
-    sent, received = ([nothing] * state.world_size for _ in range(2))
+    sent, received = ([send_tensor.new_empty(0)] * state.world_size for _ in range(2))
     sent[send_idx], received[recv_idx] = send_tensor, recv_tensor
     all_to_all(received, sent, group=group)
+
+
+def _told(state: GroupState, counts: list[int]) -> list[int]:
+    """The number that each rank has for this one, of a number for each rank."""
+    ones = [1] * state.world_size
+    return flat_all_to_all(state, torch.tensor(counts), ones, ones).tolist()
 
 
 def _mistake(
@@ -171,11 +174,6 @@ def _num_rounds(state: GroupState, received: Sequence[Tensor], sent: Sequence[Te
     total = sum(tensor.numel() for tensor in (*received, *sent))
     rounds = torch.tensor([max(1, -(-total // most))])
     return int(all_reduce_(state, rounds, dist.ReduceOp.MAX, "all_to_all"))
-
-
-def _pieces(tensor: Tensor, rounds: int) -> tuple[Tensor, ...]:
-    """The elements that go in each round; both ends compute the same."""
-    return tensor.detach().reshape(-1).tensor_split(rounds)
 
 
 def _fill(tensor: Tensor, piece: Tensor, step: int, rounds: int) -> None:

@@ -17,8 +17,7 @@ def mean_op(x: Tensor) -> Tensor:
         x: ``[rows, features]``; a rank may have none.
     """
     count = torch.tensor([x.shape[0]], dtype=torch.int64)
-    mean: Tensor = all_reduce(x.sum(0), "sum") / all_reduce(count, "sum").to(x.device)
-    return mean
+    return all_reduce(x.sum(0), "sum") / all_reduce(count, "sum").to(x.device)
 
 
 def var_op(x: Tensor) -> Tensor:

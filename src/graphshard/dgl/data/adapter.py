@@ -7,7 +7,7 @@ and other processes have the same sets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from ..._base.files import read_json_regular, write_json
+from ...data.dataset import MASKS, SPLITS
 from ...data.npy import read_npz
 from ...errors import DGLError, GraphValueError
 from ...graph import Graph, graph, load_graphs, save_graphs
 from .dgl_dataset import DGLDataset
-from .utils import add_nodepred_split, generate_mask_tensor, idx2mask
+from .utils import add_nodepred_split, generate_mask_tensor, idx2mask, three_sets
 
 __all__ = ["AsGraphPredDataset", "AsLinkPredDataset", "AsNodePredDataset"]
 
-_SETS = ("train", "val", "test")
 _OF_OGB = ("train", "valid", "test")
 
 
@@ -46,15 +46,18 @@ class _Adapter(DGLDataset):
         """Whether an earlier run has saved it."""
         return self._info_file.is_file()
 
+    @property
+    def _ratio(self) -> list[float] | None:
+        return None if self.split_ratio is None else list(self.split_ratio)
+
     def _write_info(self, **info: Any) -> None:
         self._info_file.parent.mkdir(parents=True, exist_ok=True)
-        ratio = None if self.split_ratio is None else list(self.split_ratio)
-        write_json(self._info_file, {"split_ratio": ratio, **info})
+        self._info_file.unlink(missing_ok=True)
+        write_json(self._info_file, {"split_ratio": self._ratio, **info})
 
     def _read_info(self) -> dict[str, Any]:
         info: dict[str, Any] = read_json_regular(self._info_file)
-        asked = None if self.split_ratio is None else list(self.split_ratio)
-        if info["split_ratio"] != asked:
+        if info["split_ratio"] != self._ratio:
             raise GraphValueError(f"{self._info_file} is of other split ratios")
         return info
 
@@ -90,11 +93,8 @@ class AsNodePredDataset(_OneGraphAdapter):
         **kwargs: Any,
     ) -> None:
         self.dataset, self.split_ratio, self.target_ntype = dataset, split_ratio, target_ntype
-        super().__init__(
-            dataset.name + "-as-nodepred",
-            hash_key=(split_ratio, target_ntype, dataset.name, "nodepred"),
-            **kwargs,
-        )
+        key = (split_ratio, target_ntype, dataset.name, "nodepred")
+        super().__init__(dataset.name + "-as-nodepred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the graph, and the sets or draw them."""
@@ -113,9 +113,9 @@ class AsNodePredDataset(_OneGraphAdapter):
             add_nodepred_split([self.g], self.split_ratio, self.target_ntype)
         elif of_ogb:
             split, count = self.dataset.get_idx_split(), self.g.num_nodes()
-            for mine, theirs in zip(_SETS, _OF_OGB, strict=True):
-                fields[f"{mine}_mask"] = generate_mask_tensor(idx2mask(split[theirs], count))
-        elif not all(f"{name}_mask" in fields for name in _SETS):
+            for mask, theirs in zip(MASKS, _OF_OGB, strict=True):
+                fields[mask] = generate_mask_tensor(idx2mask(split[theirs], count))
+        elif not all(mask in fields for mask in MASKS):
             raise GraphValueError(
                 "the nodes have no train_mask, val_mask and test_mask: give split_ratio"
             )
@@ -126,7 +126,7 @@ class AsNodePredDataset(_OneGraphAdapter):
     def _set_split_index(self) -> None:
         fields = self.g.nodes[self.target_ntype].data
         self.train_idx, self.val_idx, self.test_idx = (
-            fields[f"{name}_mask"].nonzero().flatten() for name in _SETS
+            fields[mask].nonzero().flatten() for mask in MASKS
         )
 
     def load(self) -> None:
@@ -135,9 +135,9 @@ class AsNodePredDataset(_OneGraphAdapter):
             raise GraphValueError(f"{self._info_file} is of nodes of another type")
         self.num_classes = info["num_classes"]
         self.g = load_graphs(str(self._graph_file))[0][0]
-        for name in _SETS:
-            fields = self.g.nodes[self.target_ntype].data
-            fields[f"{name}_mask"] = fields[f"{name}_mask"].bool()
+        fields = self.g.nodes[self.target_ntype].data
+        for mask in MASKS:
+            fields[mask] = fields[mask].bool()
         self._set_split_index()
 
     def save(self) -> None:
@@ -166,37 +166,28 @@ class AsLinkPredDataset(_OneGraphAdapter):
         self.g = dataset[0]
         self.num_nodes = self.g.num_nodes()
         self.dataset, self.split_ratio, self.neg_ratio = dataset, split_ratio, neg_ratio
-        super().__init__(
-            dataset.name + "-as-linkpred",
-            hash_key=(neg_ratio, split_ratio, dataset.name, "linkpred"),
-            **kwargs,
-        )
+        key = (neg_ratio, split_ratio, dataset.name, "linkpred")
+        super().__init__(dataset.name + "-as-linkpred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the sets of edges, or draw them."""
         if self.split_ratio is None:
-            self._take_sets_of_ogb()
+            if not hasattr(self.dataset, "get_edge_split"):
+                raise GraphValueError("the data set has no get_edge_split: give split_ratio")
+            split, self.train_graph = self.dataset.get_edge_split(), self.g
+            self.val_edges, self.test_edges = map(_edges_of_ogb, (split["valid"], split["test"]))
             return
         src, dst = (side.numpy() for side in self.g.edges())
         count, ends = len(src), torch.from_numpy(np.stack([src, dst]))
         order = np.random.permutation(count)
         num_train, num_val, num_test = (int(count * share) for share in self.split_ratio)
         train, val, test = np.split(order, [num_train, num_train + num_val])
-        absent = _absent_edges(self.g, self.neg_ratio * (num_val + num_test))
-        absent_val, absent_test = np.split(absent, [self.neg_ratio * num_val], axis=1)
-
-        (val_absent, test_absent) = map(torch.from_numpy, (absent_val, absent_test))
-        self.val_edges = tuple(ends[:, val]), tuple(val_absent)
-        self.test_edges = tuple(ends[:, test]), tuple(test_absent)
+        absent = torch.from_numpy(_absent_edges(self.g, self.neg_ratio * (num_val + num_test)))
+        absent_val, absent_test = absent.tensor_split([self.neg_ratio * num_val], dim=1)
+        self.val_edges = tuple(ends[:, val]), tuple(absent_val)
+        self.test_edges = tuple(ends[:, test]), tuple(absent_test)
         self.train_graph = graph(tuple(ends[:, train]), num_nodes=self.num_nodes)
         self.train_graph.ndata["feat"] = self.g.ndata["feat"]
-
-    def _take_sets_of_ogb(self) -> None:
-        if not hasattr(self.dataset, "get_edge_split"):
-            raise GraphValueError("the data set has no get_edge_split: give split_ratio")
-        split = self.dataset.get_edge_split()
-        self.train_graph = self.g
-        self.val_edges, self.test_edges = (_edges_of_ogb(split[name]) for name in ("valid", "test"))
 
     def load(self) -> None:
         self._read_info()
@@ -234,8 +225,7 @@ def _absent_edges(g: Graph, count: int) -> np.ndarray:
     bound = [count**2, -(1 - share) * (2 * count + 9 * share), (1 - share) ** 2]
     draws = float(np.polynomial.Polynomial(bound).roots()[-1]) if count else 0.0
     size = int(count * (1 + (draws / count - 1.0))) if count else 0
-    pairs = np.random.randint(0, num_nodes, size=(2, size))
-    pairs = np.unique(pairs, axis=1)
+    pairs = np.unique(np.random.randint(0, num_nodes, size=(2, size)), axis=1)
     joined = g.has_edges_between(torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1]))
     return pairs[:, ~((pairs[0] == pairs[1]) | joined.bool().numpy())][:, :count]
 
@@ -265,26 +255,19 @@ class AsGraphPredDataset(_Adapter):
         self, dataset: Any, split_ratio: Sequence[float] | None = None, **kwargs: Any
     ) -> None:
         self.dataset, self.split_ratio = dataset, split_ratio
-        super().__init__(
-            dataset.name + "-as-graphpred",
-            hash_key=(split_ratio, dataset.name, "graphpred"),
-            **kwargs,
-        )
+        key = (split_ratio, dataset.name, "graphpred")
+        super().__init__(dataset.name + "-as-graphpred", hash_key=key, **kwargs)
 
     def process(self) -> None:
         """Take the sets of graphs, or draw them."""
         if self.split_ratio is not None:
             self._say("Generating train/val/test split...")
-            count = len(self.dataset)
-            stops = [int(count * self.split_ratio[0])]
-            stops.append(stops[0] + int(count * self.split_ratio[1]))
-            order = torch.from_numpy(np.random.permutation(count))
-            sets = list(order.tensor_split(stops))
+            sets = list(map(torch.from_numpy, three_sets(len(self.dataset), self.split_ratio)))
         elif hasattr(self.dataset, "get_idx_split"):
             split = self.dataset.get_idx_split()
             sets = [torch.as_tensor(split[name]) for name in _OF_OGB]
-        elif all(hasattr(self.dataset, f"{name}_mask") for name in _SETS):
-            masks = [torch.as_tensor(getattr(self.dataset, f"{name}_mask")) for name in _SETS]
+        elif all(hasattr(self.dataset, mask) for mask in MASKS):
+            masks = [torch.as_tensor(getattr(self.dataset, mask)) for mask in MASKS]
             sets = [mask.nonzero().flatten() for mask in masks]
         else:
             raise DGLError("the data set has no sets to train and test on: give split_ratio")
@@ -295,13 +278,13 @@ class AsGraphPredDataset(_Adapter):
     def load(self) -> None:
         info = self._read_info()
         self.num_tasks, self.num_classes = info["num_tasks"], info["num_classes"]
-        names = [f"{name}_idx" for name in _SETS]
+        names = [f"{name}_idx" for name in SPLITS]
         split = read_npz(self._split_file, names.__contains__)
         self.train_idx, self.val_idx, self.test_idx = (torch.from_numpy(split[n]) for n in names)
 
     def save(self) -> None:
         self._write_info(num_tasks=self.num_tasks, num_classes=self.num_classes)
-        sets = {f"{name}_idx": getattr(self, f"{name}_idx").numpy() for name in _SETS}
+        sets = {f"{name}_idx": getattr(self, f"{name}_idx").numpy() for name in SPLITS}
         np.savez(self._split_file, **sets)
 
     @property
@@ -311,17 +294,19 @@ class AsGraphPredDataset(_Adapter):
     @property
     def node_feat_size(self) -> int | None:
         """Width of ``ndata["feat"]``, or None."""
-        fields = self[0][0].ndata
-        return int(fields["feat"].shape[-1]) if "feat" in fields else None
+        return _width(self[0][0].ndata)
 
     @property
     def edge_feat_size(self) -> int | None:
         """Width of ``edata["feat"]``, or None."""
-        fields = self[0][0].edata
-        return int(fields["feat"].shape[-1]) if "feat" in fields else None
+        return _width(self[0][0].edata)
 
     def __getitem__(self, idx: int) -> Any:
         return self.dataset[idx]
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def _width(fields: Mapping[str, Tensor]) -> int | None:
+    return int(fields["feat"].shape[-1]) if "feat" in fields else None

@@ -18,12 +18,12 @@ import os
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..._base.files import open_regular, read_text_regular
 from ..._base.pickled import PickleMachine
@@ -76,6 +76,7 @@ class CitationGraphDataset(OneGraphDataset):
             raise GraphValueError(f"name must be one of {list(_FOLDERS)} (got {name!r})")
         self._reverse_edge, self._reorder = reverse_edge, reorder
         self._own_folder = raw_dir is not None
+        self._saved_name = f"{_FOLDERS[self._title]}_dgl_graph.bin"
         super().__init__(_FOLDERS[self._title], None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
@@ -83,17 +84,17 @@ class CitationGraphDataset(OneGraphDataset):
         planetoid = [[f"ind.{title}.{part}" for part in _PARTS] for title in titles]
         saved = [] if self._force_reload or not self._reverse_edge else [[self._saved_name]]
         folder = find_folder(self.raw_dir, titles, [*planetoid, *saved, _ARRAYS])
-        if folder is None and self._title == "cora" and not self._own_folder:
+        if folder is not None:
+            g = self._read(folder, titles)
+        elif self._title == "cora" and not self._own_folder:
             g = _from_arrays("cora", self._reverse_edge)
-        elif folder is None:
+        else:
             raise FileNotFoundError(
                 f"{self._title} is not downloaded: put the Planetoid files "
                 f"ind.{self._title}.{{{','.join(_PARTS)}}}, DGL's {self._saved_name}, or a folder "
                 f"of arrays ({', '.join(_ARRAYS)}, feat.npz) into "
                 f"{Path(self.raw_dir) / self._title}"
             )
-        else:
-            g = self._read(folder, titles)
         self._g = by_destination(g) if self._reorder else g
         self._num_classes = int(g.ndata["label"].max()) + 1 if g.num_nodes() else 0
         self._say(
@@ -110,18 +111,11 @@ class CitationGraphDataset(OneGraphDataset):
         return _from_arrays(folder, self._reverse_edge)
 
     @property
-    def _saved_name(self) -> str:
-        return f"{self.name}_dgl_graph.bin"
-
-    @property
     def num_classes(self) -> int:
         """Number of fields."""
         return self._num_classes
 
-    @property
-    def num_labels(self) -> int:
-        """As ``num_classes``."""
-        return self._num_classes
+    num_labels = num_classes
 
     @property
     def reverse_edge(self) -> bool:
@@ -213,22 +207,20 @@ def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> G
     one_hot[:num_given] = parts["ally"]
     one_hot[test] = parts["ty"]
     src, dst = _edges(parts["graph"], reverse_edge)
-    g = graph((src, dst), num_nodes=max([num_nodes, *(src + 1), *(dst + 1)]))
+    g = graph((src, dst), num_nodes=max([num_nodes - 1, *src, *dst]) + 1)
     if g.num_nodes() != num_nodes:
         raise ValueError(f"graph names nodes up to {g.num_nodes() - 1}, not {num_nodes - 1}")
     num_train = len(parts["y"])
     ids = torch.arange(num_nodes)
-    is_test = torch.zeros(num_nodes, dtype=torch.bool)
-    is_test[torch.from_numpy(test)] = True
     g.ndata["train_mask"] = ids < num_train
     g.ndata["val_mask"] = (ids >= num_train) & (ids < num_train + _NUM_VALID)
-    g.ndata["test_mask"] = is_test
+    g.ndata["test_mask"] = torch.isin(ids, torch.from_numpy(test))
     g.ndata["label"] = torch.from_numpy(one_hot.argmax(1))
     g.ndata["feat"] = torch.from_numpy(dense)
     return g
 
 
-def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor, Tensor]:
+def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[list[int], list[int]]:
     """Edges once each, in the order in which NetworkX, and so DGL, has them."""
     adjacency: dict[int, dict[int, None]] = {node: {} for node in neighbors}
     for node, others in neighbors.items():
@@ -242,7 +234,7 @@ def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor,
                 src.append(node)
                 dst.append(other)
         seen.add(node)
-    return torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64)
+    return src, dst
 
 
 _MAX_BYTES = 2**31
@@ -269,19 +261,20 @@ class PlanetoidFormatError(ValueError):
     """A file is no Planetoid file, or is damaged."""
 
 
+@dataclass(eq=False)
 class NameInFile:
     """What a name in the file stands for."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    kind: str
 
 
+@dataclass(eq=False)
 class _Blank:
     """An array, a dtype or a matrix, before and after its state is known."""
 
-    def __init__(self, kind: str, code: str = "") -> None:
-        self.kind, self.code = kind, code
-        self.value: Any = None
+    kind: str
+    code: str = ""
+    value: Any = None
 
 
 def read_planetoid(path: str | Path) -> Any:
@@ -334,7 +327,19 @@ class _PlanetoidMachine(PickleMachine):
         return super().called(function, arguments)
 
     def stated(self, value: Any, state: Any) -> None:
-        _set_state(value, state)
+        if not isinstance(value, _Blank):
+            raise ValueError("a state of what has none")
+        if value.kind == "dtype":
+            order = _text(state[1])
+            if order not in ("<", ">", "|", "="):
+                raise ValueError("an unknown order of bytes")
+            value.code = order + value.code.lstrip("<>|=")
+        elif value.kind == "csr":
+            if not isinstance(state, dict):
+                raise ValueError("a matrix without its arrays")
+            value.value = state
+        else:
+            value.value = _array_of(state)
 
     def _encode(self, text: Any, encoding: Any) -> bytes:
         """Bytes as Python 3 writes them; together never more than the file has."""
@@ -344,28 +349,16 @@ class _PlanetoidMachine(PickleMachine):
         return str(text).encode("latin1")
 
 
-def _set_state(blank: Any, state: Any) -> None:
-    if not isinstance(blank, _Blank):
-        raise ValueError("a state of what has none")
-    if blank.kind == "dtype":
-        order = _text(state[1])
-        if order not in ("<", ">", "|", "="):
-            raise ValueError("an unknown order of bytes")
-        blank.code = order + blank.code.lstrip("<>|=")
-    elif blank.kind == "csr":
-        if not isinstance(state, dict):
-            raise ValueError("a matrix without its arrays")
-        blank.value = state
-    else:
-        _, shape, dtype, by_column, raw = state
-        if not isinstance(dtype, _Blank) or dtype.kind != "dtype" or not isinstance(raw, bytes):
-            raise ValueError("an array of objects")
-        kind = np.dtype(dtype.code)
-        if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError("an array of an unknown shape")
-        if math.prod(shape) * kind.itemsize != len(raw):
-            raise ValueError(f"an array of shape {shape} in {len(raw)} bytes")
-        blank.value = np.frombuffer(raw, kind).reshape(shape, order="F" if by_column else "C")
+def _array_of(state: Any) -> np.ndarray:
+    _, shape, dtype, by_column, raw = state
+    if not isinstance(dtype, _Blank) or dtype.kind != "dtype" or not isinstance(raw, bytes):
+        raise ValueError("an array of objects")
+    kind = np.dtype(dtype.code)
+    if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("an array of an unknown shape")
+    if math.prod(shape) * kind.itemsize != len(raw):
+        raise ValueError(f"an array of shape {shape} in {len(raw)} bytes")
+    return np.frombuffer(raw, kind).reshape(shape, order="F" if by_column else "C")
 
 
 def _finished(value: Any) -> Any:

@@ -153,6 +153,20 @@ class DGLDataset:
         return f'Dataset("{self.name}", num_graphs={len(self)}, save_path={self.save_path})'
 
 
+class OneGraph(DGLDataset):
+    """Base of those that have one graph, in ``_g``."""
+
+    _g: Graph
+
+    def __getitem__(self, idx: int) -> Any:
+        if idx != 0:
+            raise DGLError(f"this data set has only one graph, number 0 (got {idx})")
+        return self._transformed(self._g)
+
+    def __len__(self) -> int:
+        return 1
+
+
 class DGLBuiltinDataset(DGLDataset):
     """Base of data sets that DGL downloads; here their files must lie in ``raw_dir`` already.
 
@@ -222,17 +236,8 @@ class LocalDataset(DGLBuiltinDataset):
         return folder
 
 
-class OneGraphDataset(LocalDataset):
-    """Base of those that have one graph, in ``_g``."""
-
-    _g: Graph
-
-    def __getitem__(self, idx: int) -> Any:
-        only_graph(idx)
-        return self._transformed(self._g)
-
-    def __len__(self) -> int:
-        return 1
+class OneGraphDataset(OneGraph, LocalDataset):
+    """Base of local data sets that have one graph."""
 
 
 class RawOrSavedDataset(OneGraphDataset):
@@ -258,10 +263,9 @@ class RawOrSavedDataset(OneGraphDataset):
     def process(self) -> None:
         raw = [file.format(self.name) for file in self._raw]
         folder = self._folder_with(raw, *([] if self._force_reload else [[self._saved]]))
-        if all((folder / file).is_file() for file in raw):
-            self._g = self._from_raw(*(folder / file for file in raw))
-        else:
-            self._g = saved_graph(folder / self._saved)
+        files = [folder / file for file in raw]
+        is_raw = all(map(Path.is_file, files))
+        self._g = self._from_raw(*files) if is_raw else saved_graph(folder / self._saved)
         self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
 
     def _from_raw(self, *files: Path) -> Graph:
@@ -283,24 +287,17 @@ def find_folder(
     """The folder that holds one of several sets of files, or None.
 
     Looked at are ``raw_dir`` itself, and in it those folders that have one of the names, or one of
-    them with ``_`` and a digest after it, as DGL names them.
+    them with ``_`` and a digest after it, as DGL names them; then folders of these names in those.
     """
     root = Path(raw_dir)
     if not root.is_dir():
         return None
     inside = sorted(path for path in root.iterdir() if path.is_dir())
-    named = [path for path in inside if path.name in names or path.name.rsplit("_", 1)[0] in names]
-    for folder in (root, *named):
-        for files in file_sets:
-            if all((folder / file).is_file() for file in files):
-                return folder
+    named = [path for path in inside if {path.name, path.name.rsplit("_", 1)[0]} & set(names)]
+    for folder in (root, *named, *(path / name for path in named for name in names)):
+        if any(all((folder / file).is_file() for file in files) for files in file_sets):
+            return folder
     return None
-
-
-def only_graph(idx: int) -> None:
-    """Raise unless the item asked for is the only one there is."""
-    if idx != 0:
-        raise DGLError(f"this data set has only one graph, number 0 (got {idx})")
 
 
 def _digest(text: str) -> str:

@@ -22,7 +22,7 @@ from ...graph import Graph, add_self_loop, from_scipy, graph, to_bidirected
 from ..graphs._batch import batch
 from ..graphs._order import by_destination
 from ..graphs._products import line_graph
-from .dgl_dataset import DGLDataset, only_graph
+from .dgl_dataset import DGLDataset, OneGraph
 
 __all__ = [
     "BACommunityDataset", "BAShapeDataset", "KarateClub", "KarateClubDataset", "MiniGCDataset",
@@ -30,20 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 _NodePairs = list[tuple[int, int]]
-
-
-class _GeneratedGraph(DGLDataset):
-    """Base of those that have one graph, in ``_g``."""
-
-    _g: Graph
-    num_classes = 2
-
-    def __getitem__(self, idx: int) -> Any:
-        only_graph(idx)
-        return self._transformed(self._g)
-
-    def __len__(self) -> int:
-        return 1
 
 
 class MiniGCDataset(DGLDataset):
@@ -75,15 +61,9 @@ class MiniGCDataset(DGLDataset):
         self.num_graphs, self.min_num_v, self.max_num_v = num_graphs, min_num_v, max_num_v
         self.seed, self.save_graph = seed, save_graph
         self.graphs: list[Graph] = []
-        self.labels: Tensor = torch.empty(0, dtype=torch.int64)
-        hash_key = (num_graphs, min_num_v, max_num_v, seed)
-        super().__init__(
-            "minigc",
-            hash_key=hash_key,
-            force_reload=force_reload,
-            verbose=verbose,
-            transform=transform,
-        )
+
+        key = (num_graphs, min_num_v, max_num_v, seed)
+        super().__init__("minigc", None, None, None, key, force_reload, verbose, transform)
 
     def process(self) -> None:
         rng = np.random.RandomState(self.seed)
@@ -92,9 +72,7 @@ class MiniGCDataset(DGLDataset):
         for kind in labels:
             size = int(rng.randint(self.min_num_v, self.max_num_v))
             num_nodes, edges = _KINDS[kind](size, rng)
-            src, dst = zip(*edges, strict=True)
-            one_way = graph((list(src), list(dst)), num_nodes=num_nodes)
-            self.graphs.append(add_self_loop(to_bidirected(one_way)))
+            self.graphs.append(add_self_loop(to_bidirected(graph(edges, num_nodes=num_nodes))))
         self.labels = torch.tensor(labels, dtype=torch.int64)
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
@@ -150,7 +128,7 @@ _KINDS: list[Callable[[int, np.random.RandomState], tuple[int, _NodePairs]]] = [
 ]
 
 
-class KarateClubDataset(_GeneratedGraph):
+class KarateClubDataset(OneGraph):
     """Zachary's karate club: 34 members, who met whom, and which half they were in afterwards.
 
     Source: Zachary, "An information flow model for conflict and fission in small groups", Journal
@@ -158,15 +136,15 @@ class KarateClubDataset(_GeneratedGraph):
     is 1 for the officer's half.
     """
 
+    num_classes = 2
+
     def __init__(self, transform: Callable[[Graph], Any] | None = None) -> None:
         super().__init__(name="karate_club", transform=transform)
 
     def process(self) -> None:
         met = [[int(member) for member in row.split()] for row in _MET.split("/")]
         both = [(i, j) for i, others in enumerate(met) for j in others]
-        both = sorted(both + [(j, i) for i, j in both])
-        src, dst = zip(*both, strict=True)
-        self._g = graph((list(src), list(dst)), num_nodes=len(met))
+        self._g = graph(sorted(both + [(j, i) for i, j in both]), num_nodes=len(met))
         self._g.ndata["label"] = torch.zeros(len(met), dtype=torch.int64)
         self._g.ndata["label"][torch.tensor(_OFFICERS)] = 1
 
@@ -181,7 +159,7 @@ _MET = """
 _OFFICERS = [9, 14, 15, 18, 20, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33]
 
 
-class _Motifs(_GeneratedGraph):
+class _Motifs(OneGraph):
     """Base of graphs with small parts hung on, whose nodes are told from the others.
 
     Source: Ying et al., "GNNExplainer: Generating Explanations for Graph Neural Networks", NeurIPS
@@ -189,32 +167,33 @@ class _Motifs(_GeneratedGraph):
     reverse Cuthill-McKee. ``perturb_ratio`` is how many random edges come for each other edge.
     """
 
+    num_classes = 2
+
     def __init__(
         self, name: str, seed: int | None, transform: Callable[[Graph], Any] | None, verbose: bool
     ) -> None:
         self.seed = seed
         super().__init__(name, verbose=verbose, transform=transform)
 
-    def _finished(
-        self, edges: _NodePairs, labels: list[int], share: float, seed: int | None = None
-    ) -> Graph:
+    def _load(self) -> None:
+        if self.seed is not None:
+            np.random.seed(self.seed)
+        super()._load()
+
+    def _finished(self, edges: _NodePairs, labels: list[int], share: float) -> Graph:
         """With random edges, features and labels."""
         count = len(labels)
         most = (count * (count - 1) - len(edges)) / len(edges)
         if share > most:
             raise GraphValueError(f"perturb_ratio cannot exceed {most:.4f} (got {share})")
-        if seed is not None:
-            np.random.seed(seed)
         joined = set(edges)
-        edges = list(edges)
         for _ in range(int(len(edges) * share)):
             pair = -1, -1
             while pair[0] == pair[1] or pair in joined:
                 pair = int(np.random.randint(0, count)), int(np.random.randint(0, count))
             joined.add(pair)
             edges.append(pair)
-        src, dst = zip(*edges, strict=True)
-        g = graph((list(src), list(dst)), num_nodes=count)
+        g = graph(edges, num_nodes=count)
         g.ndata["label"] = torch.tensor(labels, dtype=torch.int64)
         g.ndata["feat"] = torch.ones(count, 1)
         return by_destination(g)
@@ -254,7 +233,7 @@ class BAShapeDataset(_Motifs):
             edges += [(n + a, n + b) for a, b in house] + [(n, motif * spacing)]
             labels += [1, 1, 2, 2, 3]
             n += 5
-        self._g = self._finished(edges, labels, self.perturb_ratio, self.seed)
+        self._g = self._finished(edges, labels, self.perturb_ratio)
 
 
 class BACommunityDataset(_Motifs):
@@ -282,18 +261,15 @@ class BACommunityDataset(_Motifs):
     def process(self) -> None:
         if self.seed is not None:
             random.seed(self.seed)
-            np.random.seed(self.seed)
         halves = [BAShapeDataset(*self._half)[0] for _ in range(2)]
         count = halves[0].num_nodes()
         across = [
             torch.from_numpy(np.random.randint(low, low + count, self.num_inter_edges))
             for low in (0, count)
         ]
-        ends = [
-            torch.cat([halves[0].edges()[side], halves[1].edges()[side] + count, across[side]])
-            for side in (0, 1)
-        ]
-        g = graph((ends[0], ends[1]), num_nodes=2 * count)
+        first, second = (half.edges() for half in halves)
+        ends = tuple(torch.cat([first[i], second[i] + count, across[i]]) for i in (0, 1))
+        g = graph(ends, num_nodes=2 * count)
         g.ndata["label"] = torch.cat([half.ndata["label"] + 4 * i for i, half in enumerate(halves)])
         variance = np.diag([0.5] * 2 + [1.0] * 8)
         rows = [
@@ -324,8 +300,6 @@ class TreeCycleDataset(_Motifs):
         super().__init__("TREE-CYCLES", seed, transform, verbose)
 
     def process(self) -> None:
-        if self.seed is not None:
-            np.random.seed(self.seed)
         edges, n = _binary_tree(self.tree_height)
         labels, spacing = [0] * n, n // self.num_motifs
         for motif in range(self.num_motifs):
@@ -361,8 +335,6 @@ class TreeGridDataset(_Motifs):
     def process(self) -> None:
         import networkx
 
-        if self.seed is not None:
-            np.random.seed(self.seed)
         edges, n = _binary_tree(self.tree_height)
         labels, spacing = [0] * n, n // self.num_motifs
         grid = networkx.convert_node_labels_to_integers(
@@ -416,9 +388,8 @@ class SBMMixtureDataset(DGLDataset):
             )
         self._n_graphs, self._n_nodes, self._n_communities = n_graphs, n_nodes, n_communities
         self._k, self._avg_deg, self._pq, self._rng = k, avg_deg, pq, rng
-        super().__init__(
-            "sbmmixture", hash_key=(n_graphs, n_nodes, n_communities, k, avg_deg, pq, rng)
-        )
+        key = (n_graphs, n_nodes, n_communities, k, avg_deg, pq, rng)
+        super().__init__("sbmmixture", hash_key=key)
 
     def process(self) -> None:
         pairs = self._pq

@@ -41,7 +41,7 @@ class TUDataset(LocalDataset):
     """
 
     _url = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
-    num_labels: int | None
+    num_labels: int | None = None
     graph_labels: Any
 
     def __init__(
@@ -59,14 +59,20 @@ class TUDataset(LocalDataset):
         whole = self._whole_graph()
         path = self._file_path("graph_labels")
         if os.path.exists(path):
-            classes, labels = np.unique(loadtxt(path, ","), return_inverse=True)
-            self.num_labels = len(classes)
-            self.graph_labels = torch.from_numpy(labels.reshape(-1, 1))
+            labels = self._classes(path)
         else:
-            self.num_labels = None
-            self.graph_labels = torch.from_numpy(
-                loadtxt(self._file_path("graph_attributes"), ",", np.float64)
-            )
+            labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
+        self.graph_labels = torch.from_numpy(labels)
+        self._set_fields(whole)
+        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
+        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
+
+    def _classes(self, path: str) -> np.ndarray:
+        classes, labels = np.unique(loadtxt(path, ","), return_inverse=True)
+        self.num_labels = len(classes)
+        return labels.reshape(-1, 1)
+
+    def _set_fields(self, whole: Graph) -> None:
         for file, (fields, name) in {
             "node_labels": (whole.ndata, "node_labels"),
             "node_attributes": (whole.ndata, "node_attr"),
@@ -75,24 +81,18 @@ class TUDataset(LocalDataset):
         }.items():
             if os.path.exists(self._file_path(file)):
                 values = loadtxt(self._file_path(file), ",")
-                fields[name] = torch.from_numpy(
-                    values - values.min() if "label" in file else values
-                )
-        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
-        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
+                first = values.min() if "label" in file else 0
+                fields[name] = torch.from_numpy(values - first)
 
     def _whole_graph(self) -> Graph:
         """All graphs as one; remembers which nodes are whose."""
-        names = [f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"]
-        self._folder = self._folder_with(names, [f"{self.name}/{file}" for file in names])
-        if not (self._folder / names[0]).is_file():
-            self._folder = self._folder / self.name
+        self._folder = self._folder_with([f"{self.name}_A.txt", f"{self.name}_graph_indicator.txt"])
         edges, owner = (
             torch.from_numpy(loadtxt(self._file_path(kind), ",", np.int64))
             for kind in ("A", "graph_indicator")
         )
         edges, owner = edges - edges.min(), owner.flatten() - owner.min()
-        self._nodes = owner.argsort(stable=True).split(owner.bincount().tolist())
+        self._nodes: Sequence[Tensor] = owner.argsort(stable=True).split(owner.bincount().tolist())
         self.max_num_node = max((len(nodes) for nodes in self._nodes), default=0)
         return graph((edges[:, 0], edges[:, 1]), num_nodes=len(owner))
 
@@ -133,20 +133,16 @@ class LegacyTUDataset(TUDataset):
         self.hidden_size, self.max_allow_node = hidden_size, max_allow_node
         super().__init__(name, raw_dir, force_reload, verbose, transform)
 
-    def process(self) -> None:
-        whole = self._whole_graph()
-        path = self._file_path("graph_labels")
-        if os.path.exists(path):
-            labels = loadtxt(path, ",", np.int64)
-            labels = labels - labels.min()
-            self.num_labels = int(labels.max()) + 1
-        else:
-            labels = loadtxt(self._file_path("graph_attributes"), ",", np.float64)
-            self.num_labels = None
-        labels = labels.reshape(-1) if labels.shape[1] == 1 else labels
-        attributes, of_nodes = (
-            self._file_path(kind) for kind in ("node_attributes", "node_labels")
-        )
+    def _classes(self, path: str) -> np.ndarray:
+        labels = loadtxt(path, ",", np.int64)
+        labels = labels - labels.min()
+        self.num_labels = int(labels.max()) + 1
+        return labels
+
+    def _set_fields(self, whole: Graph) -> None:
+        labels = self.graph_labels
+        self.graph_labels = labels.reshape(-1) if labels.shape[1] == 1 else labels
+        attributes, of_nodes = map(self._file_path, ("node_attributes", "node_labels"))
         if os.path.exists(attributes):
             self.data_mode = "node_attr"
             rows = torch.from_numpy(loadtxt(attributes, ",", np.float64)).float()
@@ -159,14 +155,11 @@ class LegacyTUDataset(TUDataset):
             rows = torch.ones(whole.num_nodes(), self.hidden_size)
             self._say(f"Use Constant one as Feature with hidden size {self.hidden_size}")
         whole.ndata["feat"] = rows
-        self.graph_lists = [node_subgraph(whole, nodes) for nodes in self._nodes]
-        self.graph_labels = torch.from_numpy(labels)
         if self.max_allow_node:
             few = [i for i, nodes in enumerate(self._nodes) if len(nodes) <= self.max_allow_node]
-            self.graph_lists = [self.graph_lists[i] for i in few]
+            self._nodes = [self._nodes[i] for i in few]
             self.graph_labels = self.graph_labels[few]
             self.max_num_node = self.max_allow_node
-        self._say(f"{self.name}: {len(self.graph_lists)} graphs")
 
 
 class GINDataset(LocalDataset):
@@ -197,8 +190,7 @@ class GINDataset(LocalDataset):
 
     def process(self) -> None:
         files = [f"{way}{self.name}.txt" for way in (f"dataset/{self.name}/", f"{self.name}/", "")]
-        sets, names = [[file] for file in files], ["GINDataset", self.name]
-        folder = self._folder_with(*sets, folder_names=names)
+        folder = self._folder_with(*([f] for f in files), folder_names=["GINDataset", self.name])
         path = next(folder / file for file in files if (folder / file).is_file())
         lines = iter(read_text_regular(path).splitlines())
         labels: list[int] = []
@@ -236,8 +228,7 @@ class GINDataset(LocalDataset):
             labels.append(self.nlabel_dict.setdefault(int(row[0]), len(self.nlabel_dict)))
             if row[stop:]:
                 attributes.append([float(word) for word in row[stop:]])
-        ends = torch.tensor([src, dst], dtype=torch.int64)
-        g = graph((ends[0], ends[1]), num_nodes=len(rows))
+        g = graph((src, dst), num_nodes=len(rows))
         if attributes:
             g.ndata["attr"] = torch.tensor(attributes)
         g.ndata["label"] = torch.tensor(labels, dtype=torch.int64)
@@ -299,18 +290,18 @@ class PPIDataset(LocalDataset):
         files = [f"{self.mode}_{end}" for end in ends]
         folder = self._folder_with(files)
         stored = read_json_regular(folder / files[0])
-        stored["edges"] = stored.get("links", stored.get("edges"))
-        whole = json_graph.node_link_graph({**stored, "links": stored["edges"]})
+        edges = stored.get("links", stored.get("edges"))
+        whole = json_graph.node_link_graph(stored | {"links": edges, "edges": edges})
         self.graph = from_networkx(networkx.DiGraph(whole))
         self._feats, self._labels, owner = (
             np.load(folder / file, allow_pickle=False) for file in files[1:]
         )
         self.graphs = []
         for number in range(*_PPI_GRAPHS[self.mode]):
-            nodes = torch.from_numpy(np.where(owner == number)[0])
-            g = node_subgraph(self.graph, nodes)
-            g.ndata["feat"] = torch.from_numpy(self._feats[nodes.numpy()]).float()
-            g.ndata["label"] = torch.from_numpy(self._labels[nodes.numpy()]).float()
+            is_own = owner == number
+            g = node_subgraph(self.graph, torch.from_numpy(is_own.nonzero()[0]))
+            g.ndata["feat"] = torch.from_numpy(self._feats[is_own]).float()
+            g.ndata["label"] = torch.from_numpy(self._labels[is_own]).float()
             self.graphs.append(g)
 
     def __getitem__(self, item: int) -> Any:
@@ -366,10 +357,7 @@ class QM9Dataset(LocalDataset):
         """Number of numbers to predict."""
         return int(self.label.shape[1])
 
-    @property
-    def num_tasks(self) -> int:
-        """As ``num_labels``."""
-        return self.num_labels
+    num_tasks = num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         atoms = slice(self.N_cumsum[idx], self.N_cumsum[idx + 1])
@@ -406,7 +394,7 @@ class QM9EdgeDataset(LocalDataset):
         transform: _Transform = None,
     ) -> None:
         self.label_keys = None if label_keys is None else [self.map_dict[k] for k in label_keys]
-        self.num_labels = len(self.keys if label_keys is None else label_keys)
+        self.num_labels = self.num_tasks = len(self.keys if label_keys is None else label_keys)
         url = get_dgl_url("dataset/qm9_edge.npz")
         super().__init__("qm9Edge", url, raw_dir, (), force_reload, verbose, transform)
 
@@ -414,10 +402,8 @@ class QM9EdgeDataset(LocalDataset):
         self._path = self._folder_with(["qm9_edge.npz"]) / "qm9_edge.npz"
         names = "n_node n_edge node_attr node_pos edge_attr src dst targets".split()
         arrays = _arrays(self._path, names)
-        self.n_node, self.n_edge = arrays["n_node"], arrays["n_edge"]
-        self.node_attr, self.node_pos = arrays["node_attr"], arrays["node_pos"]
-        self.edge_attr, self.src, self.dst = arrays["edge_attr"], arrays["src"], arrays["dst"]
-        self.targets = arrays["targets"]
+        self.n_node, self.n_edge, self.node_attr, self.node_pos = (arrays[n] for n in names[:4])
+        self.edge_attr, self.src, self.dst, self.targets = (arrays[n] for n in names[4:])
         self.n_cumsum = np.concatenate([[0], np.cumsum(self.n_node)])
         self.ne_cumsum = np.concatenate([[0], np.cumsum(self.n_edge)])
 
@@ -425,11 +411,6 @@ class QM9EdgeDataset(LocalDataset):
     def npz_path(self) -> str:
         """The file."""
         return str(self._path)
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of numbers to predict."""
-        return self.num_labels
 
     def __getitem__(self, idx: int) -> tuple[Any, Tensor]:
         atoms = slice(self.n_cumsum[idx], self.n_cumsum[idx + 1])
@@ -450,8 +431,7 @@ class QM9EdgeDataset(LocalDataset):
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     stored = read_npz(path, names.__contains__)
-    absent = [name for name in names if name not in stored]
-    if absent:
+    if absent := [name for name in names if name not in stored]:
         raise GraphValueError(f"{path} has no arrays {', '.join(absent)}")
     return stored
 
@@ -509,9 +489,8 @@ class SSTDataset(LocalDataset):
             word, *numbers = line.split(" ")
             if word.lower() in self.vocab:
                 vectors[word.lower()] = np.array([float(number) for number in numbers])
-        rows = [
-            vectors.get(word.lower(), np.random.uniform(-0.05, 0.05, 300)) for word in self.vocab
-        ]
+        drawn = np.random.uniform(-0.05, 0.05, (len(self.vocab), 300))
+        rows = [vectors.get(w.lower(), row) for w, row in zip(self.vocab, drawn, strict=True)]
         return torch.from_numpy(np.stack(rows))
 
     def _tree(self, line: str) -> Graph:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._base.files import read_json_regular, read_text_regular
 from ...data import from_ogb
+from ...data.dataset import MASKS
 from ...data.npy import read_npz
 from ...errors import GraphValueError
 from ...graph import Graph, from_scipy, graph, heterograph, to_bidirected
@@ -42,10 +43,7 @@ class DglNodePropPredDataset:
     def __init__(self, name: str, root: str | os.PathLike[str] = "dataset") -> None:
         self._data = from_ogb(name, root)
         self.name, self.num_classes = name, self._data.num_classes
-
-    @property
-    def _is_typed(self) -> bool:
-        return len(self._data.graph.ntypes) > 1
+        self._is_typed = len(self._data.graph.ntypes) > 1
 
     def __len__(self) -> int:
         return 1
@@ -62,17 +60,16 @@ class DglNodePropPredDataset:
             _rename(g.edges[etype].data, "edge_")
         fields = g.nodes[target].data
         labels = fields.pop("label")
-        for split in _SPLITS.values():
-            del fields[f"{split}_mask"]
+        for mask in MASKS:
+            del fields[mask]
         labels = labels.view(len(labels), -1)
         return g, {target: labels} if self._is_typed else labels
 
     def get_idx_split(self) -> dict[str, Any]:
         """``"train"``, ``"valid"`` and ``"test"`` to node ids; or to node type to ids."""
-        split: dict[str, Tensor] = {k: self._data.node_ids(v) for k, v in _SPLITS.items()}
-        if self._is_typed:
-            return {name: {self._data.target: ids} for name, ids in split.items()}
-        return split
+        data = self._data
+        split = {theirs: data.node_ids(ours) for theirs, ours in _SPLITS.items()}
+        return {k: {data.target: v} for k, v in split.items()} if self._is_typed else split
 
 
 def _rename(fields: Any, prefix: str) -> None:
@@ -82,7 +79,6 @@ def _rename(fields: Any, prefix: str) -> None:
 
 
 _ENDS, _NODES = ("row", "col", "shape"), ("feature", "label", "node_types")
-_MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 class RedditDataset(RawOrSavedDataset):
@@ -123,7 +119,7 @@ class RedditDataset(RawOrSavedDataset):
                 "again"
             )
         g = graph(_ids(ends["row"], ends["col"]), num_nodes=count)
-        for number, mask in enumerate(_MASKS, 1):
+        for number, mask in enumerate(MASKS, 1):
             g.ndata[mask] = torch.from_numpy(rows["node_types"] == number)
         g.ndata["feat"] = torch.from_numpy(rows["feature"].astype(np.float32))
         g.ndata["label"] = torch.from_numpy(rows["label"].astype(np.int64))
@@ -254,13 +250,12 @@ class GraphSAINTDataset(RawOrSavedDataset):
         g = from_scipy(scipy.sparse.load_npz(files[0]))
         g.ndata["feat"] = torch.from_numpy(np.load(files[1], allow_pickle=False)).float()
         classes, roles = (read_json_regular(file) for file in files[2:])
-        first = next(iter(classes.values()), 0)
-        shape = (g.num_nodes(), *((len(first),) if isinstance(first, list) else ()))
-        labels = torch.full(shape, -1, dtype=torch.int64)
+        row_shape = torch.as_tensor(next(iter(classes.values()), 0)).shape
+        labels = torch.full((g.num_nodes(), *row_shape), -1, dtype=torch.int64)
         for node, label in classes.items():
             labels[int(node)] = torch.as_tensor(label)
         g.ndata["label"] = labels
-        for role, mask in zip(("tr", "va", "te"), _MASKS, strict=True):
+        for role, mask in zip(("tr", "va", "te"), MASKS, strict=True):
             _set_mask(g, mask, torch.tensor(roles[role], dtype=torch.int64))
         return by_destination(g) if self._reorder else g
 
@@ -385,16 +380,13 @@ class KnowledgeGraphDataset(OneGraphDataset):
 
     def process(self) -> None:
         files = ["entities.dict", "relations.dict", "train.txt", "valid.txt", "test.txt"]
-        inside = [f"{self.name}/{file}" for file in files]
-        folder = self._folder_with(files, inside)
-        folder = folder if (folder / files[0]).is_file() else folder / self.name
+        folder = self._folder_with(files)
         entities, relations = (_numbers(folder / file) for file in files[:2])
         self.num_nodes, self.num_rels = len(entities), len(relations)
         sets = [_triples(folder / file, entities, relations) for file in files[2:]]
         self._train, self._valid, self._test = (part.numpy() for part in sets)
-        names = ("training", "validation", "testing")
         self._say(f"# entities: {self.num_nodes}\n# relations: {self.num_rels}")
-        for name, part in zip(names, sets, strict=True):
+        for name, part in zip(("training", "validation", "testing"), sets, strict=True):
             self._say(f"# {name} edges: {len(part)}")
         self._g = _knowledge_graph(self.num_nodes, self.num_rels, sets, self.reverse)
 
@@ -419,10 +411,10 @@ class WN18Dataset(KnowledgeGraphDataset):
 
 def load_knowledge_graph(dataset: str) -> KnowledgeGraphDataset:
     """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``."""
-    for kind in (WN18Dataset, FB15kDataset, FB15k237Dataset):
-        if kind._title == dataset:
-            return kind()
-    raise GraphValueError(f"dataset must be wn18, FB15k or FB15k-237 (got {dataset!r})")
+    kinds = {kind._title: kind for kind in (WN18Dataset, FB15kDataset, FB15k237Dataset)}
+    if dataset not in kinds:
+        raise GraphValueError(f"dataset must be wn18, FB15k or FB15k-237 (got {dataset!r})")
+    return kinds[dataset]()
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -430,7 +422,7 @@ def _numbers(path: Path) -> dict[str, int]:
     return {name.strip(): int(number) for number, name in lines}
 
 
-def _triples(path: Path, entities: dict[str, int], relations: dict[str, int]) -> torch.Tensor:
+def _triples(path: Path, entities: dict[str, int], relations: dict[str, int]) -> Tensor:
     """``[num_triples, 3]``."""
     lines = [line.strip().split("\t") for line in read_text_regular(path).splitlines()]
     try:
@@ -440,11 +432,9 @@ def _triples(path: Path, entities: dict[str, int], relations: dict[str, int]) ->
     return torch.tensor(triples, dtype=torch.int64).reshape(-1, 3)
 
 
-def _knowledge_graph(
-    num_nodes: int, num_rels: int, sets: Sequence[torch.Tensor], reverse: bool
-) -> Graph:
+def _knowledge_graph(num_nodes: int, num_rels: int, sets: list[Tensor], reverse: bool) -> Graph:
     """Edges in the order of DGL: by relation, in the order of their first triples."""
-    src, rel, dst = torch.cat(list(sets)).T
+    src, rel, dst = torch.cat(sets).T
     member = torch.cat([torch.full((len(part),), i) for i, part in enumerate(sets, 1)])
     first = torch.full((num_rels,), len(rel)).scatter_reduce(0, rel, torch.arange(len(rel)), "amin")
     order = first[rel].argsort(stable=True)
@@ -452,7 +442,7 @@ def _knowledge_graph(
     both = member
     if reverse:
         src, dst = torch.cat([src, dst]), torch.cat([dst, src])
-        rel, both = torch.cat([rel, rel + num_rels]), torch.cat([member, member])
+        rel, both = torch.cat([rel, rel + num_rels]), member.repeat(2)
         member = torch.cat([member, torch.zeros_like(member)])
     g = graph((src, dst), num_nodes=num_nodes)
     names = (("train", "train"), ("valid", "val"), ("test", "test"))

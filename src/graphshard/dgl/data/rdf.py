@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..._base.files import open_regular, read_text_regular
@@ -54,13 +53,13 @@ class Entity(NamedTuple):
 class RDFGraphDataset(OneGraphDataset):
     """Base of the four: a typed graph with labels on the nodes of ``predict_category``.
 
-    Read is what DGL has saved, ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt``
-    (N-Triples, or ``*.n3`` that have a whole triple in each line) with ``trainingSet.tsv`` and
-    ``testSet.tsv``.
+    They have ``label``, ``train_mask`` and ``test_mask``. Read is what DGL has saved,
+    ``aifb-hetero_dgl_graph.bin``; or the triples in files ``*.nt`` (N-Triples, or ``*.n3`` that
+    have a whole triple in each line) with ``trainingSet.tsv`` and ``testSet.tsv``.
     """
 
+    predict_category: str
     _title: str
-    _category: str
     _columns = 0, 2  # of lines of the splits, which name an entity and its class
 
     def __init__(
@@ -72,7 +71,7 @@ class RDFGraphDataset(OneGraphDataset):
         verbose: bool = True,
         transform: Callable[[Graph], Any] | None = None,
     ) -> None:
-        self._insert_reverse, self._predict_category = insert_reverse, self._category
+        self._insert_reverse = insert_reverse
         super().__init__(self._title, None, raw_dir, (), force_reload, verbose, transform)
 
     def process(self) -> None:
@@ -85,14 +84,11 @@ class RDFGraphDataset(OneGraphDataset):
                 f"{self.name} is not downloaded: put its triples (*.nt), {' and '.join(_SPLITS)}, "
                 f"or DGL's {saved}, into {Path(self.raw_dir) / self.name}"
             )
-        if usual and (folder / saved).is_file():
-            self._g = load_graphs(str(folder / saved))[0][0]
-            data = self._g.nodes[self._predict_category].data
-            if "label" not in data:
-                data["label"] = data["labels"]
-        else:
-            self._g = self._built(folder)
-            data = self._g.nodes[self._predict_category].data
+        is_saved = usual and (folder / saved).is_file()
+        self._g = load_graphs(str(folder / saved))[0][0] if is_saved else self._built(folder)
+        data = self._g.nodes[self.predict_category].data
+        if "label" not in data:
+            data["label"] = data["labels"]
         self._num_classes = int(data["label"].max()) + 1 if len(data["label"]) else 0
         self._say(
             f"{self.name}: {self._g.num_nodes()} nodes of {len(self._g.ntypes)} types, "
@@ -100,17 +96,12 @@ class RDFGraphDataset(OneGraphDataset):
         )
 
     @property
-    def predict_category(self) -> str:
-        """The node type with labels."""
-        return self._predict_category
-
-    @property
     def num_classes(self) -> int:
         """Number of classes."""
         return self._num_classes
 
     def __getitem__(self, idx: int) -> Any:
-        """The graph, with ``label``, ``train_mask`` and ``test_mask`` of ``predict_category``."""
+        """The graph, whatever ``idx`` is."""
         return self._transformed(self._g)
 
     def parse_entity(self, term: Term) -> Entity | None:
@@ -148,15 +139,14 @@ class RDFGraphDataset(OneGraphDataset):
                     numbers[name] = ntype, counts.get(ntype, 0)
                     counts[ntype] = numbers[name][1] + 1
                 ends.append(numbers[name])
-            for reverse in (False, True) if self._insert_reverse else (False,):
-                (src_type, src), (dst_type, dst) = ends[::-1] if reverse else ends
-                label = f"rev-{relation}" if reverse else relation
+            ways = [(relation, ends), (f"rev-{relation}", ends[::-1])]
+            for label, ((src_type, src), (dst_type, dst)) in ways[: 1 + bool(self._insert_reverse)]:
                 etype = src_type, _type_name(_RENAMED.get(label, label)), dst_type
                 sides = edges.setdefault(etype, ([], []))
                 sides[0].append(src)
                 sides[1].append(dst)
-        if self._predict_category not in counts:
-            raise GraphValueError(f"{folder} has no entity of type {self._predict_category!r}")
+        if self.predict_category not in counts:
+            raise GraphValueError(f"{folder} has no entity of type {self.predict_category!r}")
         g: Graph = heterograph(
             {etype: (torch.tensor(s), torch.tensor(d)) for etype, (s, d) in edges.items()}, counts
         )
@@ -164,9 +154,8 @@ class RDFGraphDataset(OneGraphDataset):
         return g
 
     def _set_labels(self, g: Graph, folder: Path, numbers: dict[str, tuple[str, int]]) -> None:
-        num_nodes = g.num_nodes(self._predict_category)
-        labels, classes = np.full(num_nodes, -1, dtype=np.int64), dict[str, int]()
-        data = g.nodes[self._predict_category].data
+        num_nodes, data = g.num_nodes(self.predict_category), g.nodes[self.predict_category].data
+        labels, classes = torch.full((num_nodes,), -1), dict[str, int]()
         for file, name in zip(_SPLITS, ("train_mask", "test_mask"), strict=True):
             mask = torch.zeros(num_nodes, dtype=torch.bool)
             for line in read_text_regular(folder / file).splitlines()[1:]:
@@ -177,13 +166,13 @@ class RDFGraphDataset(OneGraphDataset):
                 entity = self.parse_entity(Term("iri", columns[entity_at]))
                 key = "" if entity is None else f"{entity.cls}/{entity.id}"
                 ntype, node = numbers.get(key, (None, -1))
-                if ntype != self._predict_category:
+                if ntype != self.predict_category:
                     self._say(f"{columns[entity_at]} has no edges and is left out")
                     continue
                 mask[node] = True
                 labels[node] = classes.setdefault(columns[class_at], len(classes))
             data[name] = mask
-        data["labels"] = data["label"] = torch.from_numpy(labels)
+        data["labels"] = data["label"] = labels
 
 
 class AIFBDataset(RDFGraphDataset):
@@ -192,7 +181,7 @@ class AIFBDataset(RDFGraphDataset):
     _entities, _relations = "http://www.aifb.uni-karlsruhe.de/", "http://swrc.ontoware.org/"
     _left_out = (f"{_relations}ontology#employs", f"{_relations}ontology#affiliation")
 
-    _title, _category = "aifb-hetero", "Personen"
+    _title, predict_category = "aifb-hetero", "Personen"
 
     def parse_entity(self, term: Term) -> Entity | None:
         """Literals, and what the institute's server names by type."""
@@ -215,7 +204,7 @@ class MUTAGDataset(RDFGraphDataset):
 
     _prefix = "http://dl-learner.org/carcinogenesis#"
 
-    _title, _category = "mutag-hetero", "d"
+    _title, predict_category = "mutag-hetero", "d"
 
     def parse_entity(self, term: Term) -> Entity | None:
         """Literals, compounds, bonds, and things whose type their edges tell."""
@@ -253,7 +242,7 @@ class BGSDataset(RDFGraphDataset):
 
     _prefix = "http://data.bgs.ac.uk/"
 
-    _title, _category, _columns = "bgs-hetero", "Lexicon_NamedRockUnit", (1, 2)
+    _title, predict_category, _columns = "bgs-hetero", "Lexicon_NamedRockUnit", (1, 2)
 
     def parse_entity(self, term: Term) -> Entity | None:
         """What the survey names by concept, besides the status of terms."""
@@ -278,7 +267,7 @@ class AMDataset(RDFGraphDataset):
 
     _prefix = "http://purl.org/collections/nl/am/"
 
-    _title, _category = "am-hetero", "proxy"
+    _title, predict_category = "am-hetero", "proxy"
     _left_out = (f"{_prefix}objectCategory", f"{_prefix}material")
 
     def parse_entity(self, term: Term) -> Entity | None:
@@ -328,15 +317,13 @@ def read_triples(path: Path) -> Iterator[tuple[Term, Term, Term]]:
 
 
 def _term(iri: str | None, blank: str | None = None, literal: str | None = None) -> Term:
-    if iri is not None:
-        return Term("iri", _unescaped(iri))
-    return Term("blank", blank[2:]) if blank is not None else Term("literal", _unescaped(literal))
+    if blank is not None:
+        return Term("blank", blank[2:])
+    return Term("literal", _unescaped(literal)) if iri is None else Term("iri", _unescaped(iri))
 
 
 def _unescaped(text: str | None) -> str:
     assert text is not None
-    if "\\" not in text:
-        return text
     return _ESCAPE.sub(
         lambda m: chr(int(m[1] or m[2], 16)) if m[3] is None else _ESCAPED.get(m[3], m[3]), text
     )

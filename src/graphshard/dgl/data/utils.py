@@ -34,6 +34,7 @@ from ..._base.files import (
     read_text_regular,
     write_json,
 )
+from ...data.dataset import MASKS
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
 
@@ -71,6 +72,7 @@ def save_info(path: str | os.PathLike[str], info: Mapping[str, Any]) -> None:
     if tensors:
         save_file(tensors, os.fspath(path), metadata={_MARK: text})
     else:
+        Path(path).unlink(missing_ok=True)
         write_json(Path(path), plain)
 
 
@@ -104,8 +106,7 @@ def load_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
     """A value as JSON has it; tensors are put aside."""
     if isinstance(value, Tensor | np.ndarray):
-        kind = "tensor" if isinstance(value, Tensor) else "array"
-        name = str(len(tensors))
+        kind, name = "tensor" if isinstance(value, Tensor) else "array", str(len(tensors))
         tensors[name] = torch.as_tensor(value).detach().cpu().contiguous().clone()
         return {_MARK: [kind, name]}
     if isinstance(value, np.generic):
@@ -140,9 +141,8 @@ def default_folder() -> Path:
 
 def get_download_dir() -> str:
     """The folder of data sets, which is made: ``DGL_DOWNLOAD_DIR``, else ``~/.dgl``."""
-    folder = default_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
+    default_folder().mkdir(parents=True, exist_ok=True)
+    return str(default_folder())
 
 
 def _get_dgl_url(file_url: str) -> str:
@@ -166,7 +166,7 @@ def download(
         ValueError: It has another hash, or the name of the file cannot be told from the URL.
     """
     name = url.split("/")[-1]
-    file = os.path.expanduser(os.fspath(path)) if path is not None else name
+    file = name if path is None else os.path.expanduser(path)
     if os.path.isdir(file):
         file = os.path.join(file, name)
     if not file:
@@ -270,13 +270,14 @@ def add_nodepred_split(dataset: Any, ratio: Sequence[float], ntype: str | None =
     for number in range(len(dataset)):
         g = dataset[number]
         count = g.num_nodes(ntype)
-        order = np.arange(count)
-        np.random.shuffle(order)
-        stops = [int(count * ratio[0])]
-        stops.append(stops[0] + int(count * ratio[1]))
-        names = ("train_mask", "val_mask", "test_mask")
-        for name, ids in zip(names, np.split(order, stops), strict=True):
-            g.nodes[ntype].data[name] = generate_mask_tensor(idx2mask(ids, count))
+        for mask, ids in zip(MASKS, three_sets(count, ratio), strict=True):
+            g.nodes[ntype].data[mask] = generate_mask_tensor(idx2mask(ids, count))
+
+
+def three_sets(count: int, ratio: Sequence[float]) -> list[np.ndarray]:
+    """Numbers from 0 in random order, by NumPy's generator, split in three."""
+    stops = [int(count * ratio[0])]
+    return np.split(np.random.permutation(count), [*stops, stops[0] + int(count * ratio[1])])
 
 
 def idx2mask(idx: Any, len: int) -> np.ndarray:

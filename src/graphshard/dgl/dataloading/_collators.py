@@ -95,14 +95,8 @@ class EdgeCollator(ItemCollator):
     ) -> None:
         super().__init__(g, eids, graph_store_of(g).canonical_etypes)
         self.eids = eids
-        self.graph_sampler = EdgePredictionSampler(
-            graph_sampler,
-            exclude,
-            reverse_eids,
-            reverse_etypes,
-            negative_sampler,
-            g_sampling=g_sampling,
-        )
+        options = exclude, reverse_eids, reverse_etypes, negative_sampler
+        self.graph_sampler = EdgePredictionSampler(graph_sampler, *options, g_sampling=g_sampling)
 
     def collate(self, items: Any) -> Any:
         """The batch of some items: ``(input_nodes, pair_graph, [negative_pair_graph,] blocks)``."""

@@ -29,10 +29,9 @@ class GraphCollator:
         first = items[0]
         if isinstance(first, Graph):
             return batch(items)
-        if isinstance(first, Tensor):
-            return torch.stack(list(items), 0)
-        if isinstance(first, np.ndarray) and first.dtype.kind not in "SUO":
-            return torch.stack([torch.as_tensor(item) for item in items], 0)
+        is_array = isinstance(first, np.ndarray) and first.dtype.kind not in "SUO"
+        if is_array or isinstance(first, Tensor):
+            return torch.stack([torch.as_tensor(item) for item in items])
         if isinstance(first, float):
             return torch.tensor(items, dtype=torch.float64)
         if isinstance(first, int | np.number | np.bool_):
@@ -77,11 +76,9 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         self.use_ddp = use_ddp
         if use_ddp:
+            shuffle, drop_last = kwargs.pop("shuffle", False), kwargs.pop("drop_last", False)
             self.dist_sampler: DistributedSampler[Any] = DistributedSampler(
-                dataset,
-                shuffle=kwargs.pop("shuffle", False) or False,
-                seed=ddp_seed,
-                drop_last=kwargs.pop("drop_last", False),
+                dataset, shuffle=bool(shuffle), seed=ddp_seed, drop_last=drop_last
             )
             kwargs["sampler"] = self.dist_sampler
         if collate_fn is None and kwargs.get("batch_size", 1) is not None:

@@ -36,6 +36,5 @@ class SpotTarget:
         src, dst = self.g.find_edges(seed_edges)
         degrees = torch.minimum(self.g.in_degrees(src), self.g.in_degrees(dst))
         chosen = seed_edges[degrees < self.degree_threshold]
-        return find_exclude_eids(
-            self.g, chosen, self.exclude, self.reverse_eids, self.reverse_etypes
-        )
+        given = self.exclude, self.reverse_eids, self.reverse_etypes
+        return find_exclude_eids(self.g, chosen, *given)

@@ -19,7 +19,7 @@ from ..._base.files import check_regular
 from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import EID, NID, Graph, node_subgraph, remove_edges
-from ...graph.structure import by_first_occurrence
+from ...graph.structure import by_first_occurrence, first_of_groups
 from ...ops import Adjacency
 from ...sampling.graph_store import graph_store_of
 from ...sampling.lazy_features import (
@@ -68,8 +68,7 @@ class SubgraphSampler(Sampler):
         named = self.prefetch_ndata, self.prefetch_edata
         check_named(lambda t: g.nodes[t].data, g.ntypes, named[0], "prefetch_ndata")
         check_named(lambda t: g.edges[t].data, g.canonical_etypes, named[1], "prefetch_edata")
-        subgraph: Graph = node_subgraph(without_features(g), nodes)
-        return subgraph
+        return node_subgraph(without_features(g), nodes)
 
     def with_features(self, g: Graph, subgraph: Graph) -> Graph:
         """A subgraph that has ids, with the features of the graph, where batches shall be."""
@@ -118,11 +117,7 @@ class ShaDowKHopSampler(SubgraphSampler):
         self.fanouts, self.replace, self.prob = self._sampler.fanouts, replace, prob
 
     def sample(
-        self,
-        g: Graph,
-        seed_nodes: Any,
-        exclude_eids: Any = None,
-        draw_seed: DrawSeed | None = None,
+        self, g: Graph, seed_nodes: Any, exclude_eids: Any = None, draw_seed: DrawSeed | None = None
     ) -> tuple[Any, Any, Graph]:
         """The subgraph around some nodes.
 
@@ -159,9 +154,7 @@ def _repeated(subgraph: Graph, drawn: dict[str, Tensor], distinct: dict[str, Ten
     for ntype, ids in drawn.items():
         ascending, order = torch.sort(distinct[ntype])
         rows[ntype] = order[torch.searchsorted(ascending, ids)]
-        at = torch.arange(len(ids), device=ids.device)
-        none = torch.full_like(distinct[ntype], len(ids), dtype=torch.int64)
-        first[ntype] = none.scatter_reduce(0, rows[ntype], at, "amin").to(ids.dtype)
+        first[ntype] = first_of_groups(rows[ntype], len(distinct[ntype])).to(ids.dtype)
     relations, eids = {}, {}
     for etype in subgraph.canonical_etypes:
         near = rows[etype[2]].to(subgraph.idtype)
@@ -248,7 +241,7 @@ class SAINTSampler(SubgraphSampler):
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         generator = torch.Generator().manual_seed(draw_seed.key(_SAINT_KEY, 0))
         if self.mode == "node":
-            nodes = self._drawn(g, _node_weights, generator)
+            nodes = self._drawn(g, lambda g: g.out_degrees().clamp(min=1), generator)
         elif self.mode == "edge":
             edges = self._drawn(g, _edge_weights, generator).unique()
             src, dst = g.find_edges(edges.to(g.idtype))
@@ -258,7 +251,7 @@ class SAINTSampler(SubgraphSampler):
             roots = torch.randint(max(g.num_nodes(), 1), (num_roots,), generator=generator)
             path = [g.canonical_etypes[0]] * length
             options = dict.fromkeys(path, ONE_OUT_EDGE)
-            roots = roots.to(device=g.device, dtype=g.idtype)
+            roots = roots.to(g.device, g.idtype)
             traces, _ = walks_along(g, roots, path, options, None, draw_seed)
             nodes = traces[traces >= 0]
         subgraph = self.induced(g, {g.ntypes[0]: nodes.unique().to(g.idtype)})
@@ -283,15 +276,11 @@ class SAINTSampler(SubgraphSampler):
 
 
 def _check_one_relation(g: Graph, sampler: str) -> None:
-    if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
+    if not g.is_homogeneous:
         raise GraphValueError(
             f"{sampler} takes a graph of one relation (got {g.canonical_etypes}); make one with "
             "to_homogeneous"
         )
-
-
-def _node_weights(g: Graph) -> Tensor:
-    return g.out_degrees().clamp(min=1)
 
 
 def _edge_weights(g: Graph) -> Tensor:
@@ -367,8 +356,7 @@ class ClusterGCNSampler(SubgraphSampler):
         if any(not 0 <= number < len(offset) - 1 for number in numbers):
             raise GraphValueError(f"clusters must be in [0, {len(offset) - 1}) (got {numbers})")
         rows = [self.partition_node_ids[offset[n] : offset[n + 1]] for n in numbers]
-        nodes = torch.cat([self.partition_node_ids[:0], *rows])
-        nodes = nodes.to(device=g.device, dtype=g.idtype)
+        nodes = torch.cat([self.partition_node_ids[:0], *rows]).to(g.device, g.idtype)
         return self.with_features(g, self.induced(g, {g.ntypes[0]: nodes}))
 
 
@@ -378,13 +366,12 @@ def _clusters(
     num_nodes = g.num_nodes()
     if k == 1 or num_nodes <= k:
         return torch.arange(num_nodes) % k
-    if balance_ntypes is not None:
-        shape = torch.as_tensor(balance_ntypes).shape
-        if shape != (num_nodes,):
-            raise GraphValueError(
-                f"balance_ntypes must have one class for each of {num_nodes} nodes (got shape "
-                f"{tuple(shape)})"
-            )
+    shape = (num_nodes,) if balance_ntypes is None else torch.as_tensor(balance_ntypes).shape
+    if shape != (num_nodes,):
+        raise GraphValueError(
+            f"balance_ntypes must have one class for each of {num_nodes} nodes (got shape "
+            f"{tuple(shape)})"
+        )
     return metis_partition_assignment(g.long(), k, balance_ntypes, balance_edges, mode)
 
 

@@ -10,12 +10,7 @@ from ..._base.typing import DEFAULT_CANONICAL_ETYPE as DEFAULT_ETYPE
 from ..._base.typing import DEFAULT_NTYPE
 from ...partition import PartitionBook, RangePartitionBook
 from ...partition.format import etype_key as _etype_tuple_to_str
-from ...servers import (
-    EdgePartitionPolicy,
-    HeteroDataName,
-    NodePartitionPolicy,
-    PartitionPolicy,
-)
+from ...servers import EdgePartitionPolicy, HeteroDataName, NodePartitionPolicy, PartitionPolicy
 
 GraphPartitionBook = PartitionBook
 

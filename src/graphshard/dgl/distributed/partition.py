@@ -25,11 +25,9 @@ RESERVED_FIELD_DTYPE = {
 
 def _get_inner_node_mask(graph: Graph, ntype_id: int) -> Tensor:
     """Which nodes of a part's graph are its own, and of a type."""
-    mask: Tensor = graph.ndata["inner_node"] & (graph.ndata[NTYPE] == ntype_id)
-    return mask
+    return graph.ndata["inner_node"] & (graph.ndata[NTYPE] == ntype_id)
 
 
 def _get_inner_edge_mask(graph: Graph, etype_id: int) -> Tensor:
     """Which edges of a part's graph are its own, and of a relation."""
-    mask: Tensor = graph.edata["inner_edge"] & (graph.edata[ETYPE] == etype_id)
-    return mask
+    return graph.edata["inner_edge"] & (graph.edata[ETYPE] == etype_id)

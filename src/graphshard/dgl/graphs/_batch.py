@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import Graph
@@ -40,15 +39,14 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         ((tensor([0, 2, 3]), tensor([1, 4, 4])), tensor([2, 3]))
     """
     given = _alike(graphs, "batch", "graphs of a batch")
-    some = given[0]
-    schema = some._schema
-    sizes = [[[frame.num_rows for frame in side] for side in frames_of(g)] for g in given]
+    some, schema = given[0], given[0]._schema
+    columns = [[frames_of(g)[side] for g in given] for side in range(3)]
     starts = [  # per side and type, where each graph begins
         [
-            list(accumulate((size[side][i] for size in sizes), initial=0))
-            for i in range(len(sizes[0][side]))
+            list(accumulate((frame.num_rows for frame in frames), initial=0))
+            for frames in zip(*side, strict=True)
         ]
-        for side in range(2)
+        for side in columns[:2]
     ]
     relations = []
     for index in range(len(schema.canonical_etypes)):
@@ -58,10 +56,8 @@ def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
         dst = torch.cat([pair[1] + start for pair, start in zip(pairs, first_dst, strict=False)])
         relations.append(Adjacency(src, dst, first_src[-1], first_dst[-1], check=False))
     new = object.__new__(Graph)
-    columns = [[frames_of(g)[side] for g in given] for side in range(3)]
     sources = _joined_frames(columns[0], ndata)
-    split = schema.split
-    destinations = _joined_frames(columns[1], ndata) if split else sources
+    destinations = _joined_frames(columns[1], ndata) if schema.split else sources
     edges = _joined_frames(columns[2], edata)
     new._init_local(schema, relations, sources, destinations, edges, is_block=False)
     new._batch_nodes = {
@@ -151,16 +147,8 @@ def unbatch(g: Graph, node_split: Any = None, edge_split: Any = None) -> list[Gr
             f"node_split and edge_split must have one number per graph for every type (got "
             f"{sorted(lengths)} numbers)"
         )
-    parts = []
-    first_node = dict.fromkeys(nodes, 0)
-    first_edge = dict.fromkeys(edges, 0)
-    for index in range(lengths.pop()):
-        num_nodes = {ntype: sizes[index] for ntype, sizes in nodes.items()}
-        num_edges = {etype: sizes[index] for etype, sizes in edges.items()}
-        parts.append(_part(g, first_node, num_nodes, first_edge, num_edges))
-        first_node = {ntype: first_node[ntype] + count for ntype, count in num_nodes.items()}
-        first_edge = {etype: first_edge[etype] + count for etype, count in num_edges.items()}
-    return parts
+    spans = _spans(nodes), _spans(edges)
+    return [_part(g, *spans, index) for index in range(lengths.pop())]
 
 
 def _splits(
@@ -192,52 +180,50 @@ def slice_batch(g: Graph, gid: int, store_ids: bool = False) -> Graph:
     """One graph of a batch."""
     if not 0 <= gid < g.batch_size:
         raise GraphValueError(f"gid must be in [0, {g.batch_size}) (got {gid})")
-    nodes = {ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes}
-    edges = {etype: g.batch_num_edges(etype).tolist() for etype in g.canonical_etypes}
-    first_node = {ntype: sum(sizes[:gid]) for ntype, sizes in nodes.items()}
-    first_edge = {etype: sum(sizes[:gid]) for etype, sizes in edges.items()}
-    num_nodes = {ntype: sizes[gid] for ntype, sizes in nodes.items()}
-    num_edges = {etype: sizes[gid] for etype, sizes in edges.items()}
-    new = _part(g, first_node, num_nodes, first_edge, num_edges)
+    nodes = _spans({ntype: g.batch_num_nodes(ntype).tolist() for ntype in g.ntypes})
+    edges = _spans({etype: g.batch_num_edges(etype).tolist() for etype in g.canonical_etypes})
+    new = _part(g, nodes, edges, gid)
     if store_ids:
         for ntype in g.ntypes:
-            new.nodes[ntype].data[NID] = new.nodes(ntype) + first_node[ntype]
+            new.nodes[ntype].data[NID] = new.nodes(ntype) + nodes[ntype][gid][0]
         for etype in g.canonical_etypes:
-            new.edges[etype].data[EID] = new.edges("eid", etype=etype) + first_edge[etype]
+            new.edges[etype].data[EID] = new.edges("eid", etype=etype) + edges[etype][gid][0]
     return new
 
 
-def _part(
-    g: Graph,
-    first_node: Mapping[str, int],
-    num_nodes: Mapping[str, int],
-    first_edge: Mapping[Any, int],
-    num_edges: Mapping[Any, int],
-) -> Graph:
+_Spans: TypeAlias = dict[Any, list[tuple[int, int]]]
+"""Type to where each graph of a batch begins, and how many rows it has."""
+
+
+def _spans(sizes: Mapping[Any, list[int]]) -> _Spans:
+    return {t: list(zip(accumulate(n, initial=0), n, strict=False)) for t, n in sizes.items()}
+
+
+def _part(g: Graph, node_spans: _Spans, edge_spans: _Spans, index: int) -> Graph:
+    nodes, edges = ({t: of[index] for t, of in spans.items()} for spans in (node_spans, edge_spans))
+    counts = {ntype: count for ntype, (_, count) in nodes.items()}
     relations = {}
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-        start, count = first_edge[etype], num_edges[etype]
         ends = []
         for ntype, side in zip((etype[0], etype[2]), adj.coo(), strict=True):
-            own = side.narrow(0, start, count) - first_node[ntype]
-            if count and not 0 <= int(own.min()) <= int(own.max()) < num_nodes[ntype]:
+            own_ends = side.narrow(0, *edges[etype]) - nodes[ntype][0]
+            low, high = map(int, own_ends.aminmax()) if len(own_ends) else (0, -1)
+            if low < 0 or high >= counts[ntype]:
                 raise GraphValueError(
                     f"an edge of relation {etype} joins two graphs of the batch; the numbers of "
                     f"nodes and edges per graph do not fit the edges"
                 )
-            ends.append(own)
+            ends.append(own_ends)
         relations[etype] = Adjacency(
-            ends[0], ends[1], num_nodes[etype[0]], num_nodes[etype[2]], check=False
+            ends[0], ends[1], counts[etype[0]], counts[etype[2]], check=False
         )
-    new = Graph(num_nodes, relations)
-    for ntype in g.ntypes:
+    new = Graph(counts, relations)
+    for ntype, own in nodes.items():
         for name, value in g.nodes[ntype].data.items():
-            rows: Tensor = value.narrow(0, first_node[ntype], num_nodes[ntype])
-            new.nodes[ntype].data[name] = rows
-    for etype in g.canonical_etypes:
+            new.nodes[ntype].data[name] = value.narrow(0, *own)
+    for etype, own in edges.items():
         for name, value in g.edges[etype].data.items():
-            rows = value.narrow(0, first_edge[etype], num_edges[etype])
-            new.edges[etype].data[name] = rows
+            new.edges[etype].data[name] = value.narrow(0, *own)
     return new
 
 
@@ -257,11 +243,9 @@ def merge(graphs: Sequence[Graph]) -> Graph:
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
     new = Graph(counts, relations)
     for ntype in some.ntypes:
-        fields = new.nodes[ntype].data
         for g in given:
             for name, value in g.nodes[ntype].data.items():
                 new.nodes[g.nodes(ntype), ntype].data[name] = value
-                assert fields[name].shape[0] == counts[ntype]
     for index, etype in enumerate(some.canonical_etypes):
         frame = Frame(0, some.device, f"edges of relation {etype}", "edge")
         for g in given:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import Block, Graph, heterograph
@@ -34,9 +33,7 @@ def bipartite_from_scipy(
     if not hasattr(sp_mat, "tocoo"):
         raise GraphTypeError(f"sp_mat must be a SciPy sparse matrix (got {type(sp_mat).__name__})")
     matrix = sp_mat.tocoo()
-    ends = tuple(
-        torch.from_numpy(np.array(side, dtype=np.int64)) for side in (matrix.row, matrix.col)
-    )
+    ends = tuple(torch.from_numpy(side.astype(np.int64)) for side in (matrix.row, matrix.col))
     counts = {utype: int(matrix.shape[0]), vtype: int(matrix.shape[1])}
     g = heterograph({(utype, etype, vtype): ends}, counts, idtype or torch.int64, device)
     if eweight_name is not None:
@@ -96,16 +93,15 @@ def bipartite_from_networkx(
     dst = torch.tensor([number[1][v] for _, v, _ in edges], dtype=torch.int64)
     counts = {utype: len(number[0]), vtype: len(number[1])}
     g = heterograph({(utype, etype, vtype): (src, dst)}, counts, idtype or torch.int64, device)
-
-    def stacked(name: str, what: str, owners: list[tuple[Any, Any]]) -> Tensor:
-        return stack_attribute(name, what, owners).to(g.device)
-
-    for names, labels, ntype in ((u_attrs, number[0], utype), (v_attrs, number[1], vtype)):
+    sources, destinations = ([(node, nx_graph.nodes[node]) for node in side] for side in number)
+    joined = [((u, v), attributes) for u, v, attributes in edges]
+    for names, what, owners, fields in (
+        (u_attrs, "node", sources, g.nodes[utype].data),
+        (v_attrs, "node", destinations, g.nodes[vtype].data),
+        (e_attrs, "edge", joined, g.edata),
+    ):
         for name in names or ():
-            owners = [(node, nx_graph.nodes[node]) for node in labels]
-            g.nodes[ntype].data[name] = stacked(name, "node", owners)
-    for name in e_attrs or ():
-        g.edata[name] = stacked(name, "edge", [((u, v), a) for u, v, a in edges])
+            fields[name] = stack_attribute(name, what, owners).to(g.device)
     return g
 
 

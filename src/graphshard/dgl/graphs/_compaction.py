@@ -122,12 +122,11 @@ def neighbor_matching(
     """
     if not graph.is_homogeneous:
         raise GraphValueError("neighbor_matching takes a graph with one node type and one relation")
-    src, dst = graph.edges(order="eid")
     order = torch.randperm(graph.num_edges())
     if e_weights is not None:
         order = order[e_weights.detach().cpu().reshape(-1)[order].argsort(descending=True)]
     neighbors: list[list[int]] = [[] for _ in range(graph.num_nodes())]
-    ends = torch.stack([src, dst]).cpu()[:, order]
+    ends = torch.stack(graph.edges(order="eid")).cpu()[:, order]
     for node, other in zip(*ends.tolist(), strict=True):
         neighbors[node].append(other)
     pair = [-1] * graph.num_nodes()
@@ -143,5 +142,4 @@ def neighbor_matching(
 
 def to_simple_graph(g: Graph) -> Graph:
     """`to_simple` with its defaults, under an older name of DGL's."""
-    simple: Graph = to_simple(g)
-    return simple
+    return to_simple(g)

@@ -70,9 +70,9 @@ def lap_pe(g: Graph, k: int, padding: bool = False, return_eigval: bool = False)
     encoding = torch.from_numpy(vectors[:, chosen].real.copy()).float()
     encoding = encoding * (2.0 * (torch.rand(encoding.shape[1]) > 0.5) - 1.0)
     eigenvalues = torch.from_numpy(values[chosen].real.copy()).float()
-    missing = k - encoding.shape[1]
-    encoding = torch.cat([encoding, torch.zeros(count, missing)], 1)
-    eigenvalues = torch.cat([eigenvalues, torch.full((missing,), float("nan"))])
+    lacking = (0, k - encoding.shape[1])
+    encoding = torch.nn.functional.pad(encoding, lacking)
+    eigenvalues = torch.nn.functional.pad(eigenvalues, lacking, value=float("nan"))
     return (encoding, eigenvalues) if return_eigval else encoding
 
 
@@ -99,7 +99,7 @@ def svd_pe(g: Graph, k: int, padding: bool = False, random_flip: bool = True) ->
     encoding = torch.from_numpy(rows).float()
     if random_flip:
         encoding = encoding * (2.0 * (torch.rand(count, 1) > 0.5) - 1.0)
-    return torch.cat([encoding, torch.zeros(count, 2 * (k - m))], 1)
+    return torch.nn.functional.pad(encoding, (0, 2 * (k - m)))
 
 
 def laplacian_lambda_max(g: Graph) -> list[float]:
@@ -108,12 +108,9 @@ def laplacian_lambda_max(g: Graph) -> list[float]:
 
     check_one_relation(g, "laplacian_lambda_max")
     sparse = require("scipy.sparse", "scipy", "laplacian_lambda_max")
-    largest = []
-    for part in unbatch(g):
-        matrix = _laplacian(part, sparse, transpose=True).toarray()
-        values = np.linalg.eigvals(matrix)
-        largest.append(float(values[np.abs(values).argmax()].real))
-    return largest
+    matrices = (_laplacian(part, sparse, transpose=True).toarray() for part in unbatch(g))
+    spectra = map(np.linalg.eigvals, matrices)
+    return [float(values[np.abs(values).argmax()].real) for values in spectra]
 
 
 def _laplacian(g: Graph, sparse: Any, transpose: bool) -> Any:
@@ -175,18 +172,13 @@ def shortest_dist(g: Graph, root: int | None = None, return_paths: bool = False)
     if not return_paths:
         return answer
     longest = int(lengths.max()) if lengths.numel() else 0
-    cells, sources, ends = [], [], []
-    for row in range(len(roots)):
-        for node in range(g.num_nodes()):
-            here = node
-            for step in range(int(lengths[row, node]) - 1, -1, -1):
-                previous = int(before[row, here])
-                cells.append((row, node, step))
-                sources.append(previous)
-                ends.append(here)
-                here = previous
     paths = torch.full((len(roots), g.num_nodes(), longest), -1, dtype=torch.int64)
-    if cells:
-        index = torch.tensor(cells).unbind(1)
-        paths[index] = torch.as_tensor(g.edge_ids(sources, ends)).cpu().long()
+    row, node = (lengths > 0).nonzero(as_tuple=True)
+    step, here = lengths[row, node] - 1, node
+    while len(row):  # all paths at once, from their last edges on
+        previous = torch.from_numpy(before)[row, here].long()
+        edges = g.edge_ids(previous.tolist(), here.tolist())
+        paths[row, node, step] = edges.cpu().long()
+        goes_on = step > 0
+        row, node, step, here = (x[goes_on] for x in (row, node, step - 1, previous))
     return answer, (paths if root is None else paths[0]).to(g.device)

@@ -62,14 +62,14 @@ def adj_external(
         return matrix.transpose(0, 1) if transpose else matrix
     if scipy_fmt not in ("coo", "csr"):
         raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
+    relation = g.adjacency(etype)
+    ones = torch.ones(relation.num_edges, dtype=g.idtype).numpy()
     if scipy_fmt == "coo":
         matrix = to_scipy(g, None, etype)
-        matrix.data = torch.ones(len(matrix.data), dtype=g.idtype).numpy()
+        matrix.data = ones
         return matrix.transpose() if transpose else matrix
-    relation = g.adjacency(etype)
     sparse = require("scipy.sparse", "scipy", "adj_external")
     indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
-    ones = torch.ones(relation.num_edges, dtype=g.idtype).numpy()
     shape = (relation.num_src, relation.num_dst)
     arrays = (ones, indices.cpu().numpy(), indptr.cpu().numpy())
     return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)
@@ -85,24 +85,20 @@ def inc(g: LocalGraph, typestr: str, ctx: Device = "cpu", etype: EType | None = 
     relation = g.adjacency(etype)
     src, dst = (end.long() for end in relation.coo())
     edges = torch.arange(relation.num_edges, device=g.device)
-    ones = torch.ones(relation.num_edges, device=g.device)
-    if typestr in ("in", "out"):
-        rows = torch.stack([dst if typestr == "in" else src, edges])
-        size = relation.num_dst if typestr == "in" else relation.num_src
-        matrix = torch.sparse_coo_tensor(
-            rows, ones, (size, relation.num_edges), check_invariants=False
-        )
-        return matrix.to(ctx)
-    if typestr != "both":
+    values = torch.ones(relation.num_edges, device=g.device)
+    if typestr not in ("in", "out", "both"):
         raise GraphValueError(f"typestr must be 'in', 'out' or 'both' (got {typestr!r})")
-    source, _, destination = g.to_canonical_etype(etype)
-    if source != destination:
-        raise GraphValueError(
-            f"typestr 'both' needs a relation from a node type to itself (got {source!r} to "
-            f"{destination!r}); use 'in' or 'out'"
-        )
-    proper = src != dst
-    rows = torch.stack([torch.cat([dst[proper], src[proper]]), edges[proper].repeat(2)])
-    values = torch.cat([ones[proper], -ones[proper]])
-    shape = (relation.num_dst, relation.num_edges)
-    return torch.sparse_coo_tensor(rows, values, shape, check_invariants=False).to(ctx)
+    nodes, num_nodes = (src, relation.num_src) if typestr == "out" else (dst, relation.num_dst)
+    if typestr == "both":
+        source, _, destination = g.to_canonical_etype(etype)
+        if source != destination:
+            raise GraphValueError(
+                f"typestr 'both' needs a relation from a node type to itself (got {source!r} to "
+                f"{destination!r}); use 'in' or 'out'"
+            )
+        proper = src != dst
+        nodes, edges = torch.cat([dst[proper], src[proper]]), edges[proper].repeat(2)
+        values = torch.cat([values[proper], -values[proper]])
+    size = (num_nodes, relation.num_edges)
+    cells = torch.stack([nodes, edges])
+    return torch.sparse_coo_tensor(cells, values, size, check_invariants=False).to(ctx)

@@ -14,6 +14,7 @@ from ...errors import GraphValueError
 from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
 from ...graph.transforms import check_plain
+from ...sampling.graph_store import EdgeDir, ends
 
 __all__ = ["edge_type_subgraph", "khop_in_subgraph", "khop_out_subgraph", "node_type_subgraph"]
 
@@ -57,7 +58,7 @@ def _within_hops(
     g: Graph,
     nodes: Any,
     k: int,
-    direction: str,
+    direction: EdgeDir,
     relabel_nodes: bool,
     store_ids: bool,
     output_device: Device | None,
@@ -76,16 +77,15 @@ def _within_hops(
     }
     reached_ids = {ntype: [ids] for ntype, ids in seeds.items()}
     frontier = seeds
+    edges, end = (g.in_edges, 0) if direction == "in" else (g.out_edges, 1)
     for _ in range(k):
         reached: dict[str, list[Tensor]] = {}
         for etype in g.canonical_etypes:
-            near, far = (etype[2], etype[0]) if direction == "in" else (etype[0], etype[2])
-            if near not in frontier:
-                continue
-            edges = g.in_edges if direction == "in" else g.out_edges
-            ends = edges(frontier[near], etype=etype)[0 if direction == "in" else 1]
-            reached.setdefault(far, []).append(ends)
-        frontier = {ntype: torch.unique(torch.cat(ends)) for ntype, ends in reached.items()}
+            near, far = ends(etype, direction)
+            if near in frontier:
+                neighbors = edges(frontier[near], etype=etype)[end]
+                reached.setdefault(far, []).append(neighbors)
+        frontier = {ntype: torch.unique(torch.cat(ids)) for ntype, ids in reached.items()}
         for ntype, ids in frontier.items():
             reached_ids.setdefault(ntype, []).append(ids)
     node_ids, new_ids = {}, {}
@@ -96,10 +96,7 @@ def _within_hops(
     )
     if not relabel_nodes:
         return sub
-    where = {
-        ntype: new_ids[ntype][: ids.shape[0]].to(g.idtype).to(sub.device)
-        for ntype, ids in seeds.items()
-    }
+    where = {t: new_ids[t][: len(ids)].to(g.idtype).to(sub.device) for t, ids in seeds.items()}
     return sub, where if typed else where[g.ntypes[0]]
 
 

@@ -56,13 +56,13 @@ def reorder_graph(
         )
     config = permute_config or {}
     nodes, old_edges, new = g.nodes(), g.edges("eid"), g.local_var()
+    if node_permute_algo == "rcmk":
+        csgraph = require("scipy.sparse.csgraph", "scipy", "reorder_graph")
+        order = csgraph.reverse_cuthill_mckee(adj_external(g, scipy_fmt="csr"))
+        nodes = torch.from_numpy(order.astype(np.int64)).to(g.device, g.idtype)
+    elif node_permute_algo == "custom":
+        nodes = _permutation(g, config, "nodes_perm", g.num_nodes())
     if node_permute_algo is not None:
-        if node_permute_algo == "rcmk":
-            csgraph = require("scipy.sparse.csgraph", "scipy", "reorder_graph")
-            order = csgraph.reverse_cuthill_mckee(adj_external(g, scipy_fmt="csr"))
-            nodes = torch.from_numpy(order.astype(np.int64)).to(g.device, g.idtype)
-        else:
-            nodes = _permutation(g, config, "nodes_perm", g.num_nodes())
         new = node_subgraph(g, nodes)
         old_edges = new.edata.pop(EID)
         del new.ndata[NID]
@@ -118,12 +118,10 @@ def to_double(g: Graph) -> Graph:
 
 def _cast(g: Graph, dtype: torch.dtype) -> Graph:
     new = g.local_var()
-    if g.is_block:
-        spaces = [new.srcnodes[t].data for t in g.srctypes]
-        spaces += [new.dstnodes[t].data for t in g.dsttypes]
-    else:
-        spaces = [new.nodes[ntype].data for ntype in g.ntypes]
-    for fields in [*spaces, *(new.edges[etype].data for etype in g.canonical_etypes)]:
+    spaces = [new.srcnodes[ntype].data for ntype in g.srctypes]
+    spaces += [new.dstnodes[ntype].data for ntype in g.dsttypes]
+    spaces += [new.edges[etype].data for etype in g.canonical_etypes]
+    for fields in spaces:
         for name, value in list(fields.items()):
             if value.is_floating_point() and value.dtype != dtype:
                 fields[name] = value.to(dtype)

@@ -19,12 +19,9 @@ from ...graph.structure import id_tensor
 from . import SourceNodes
 
 __all__ = [
-    "bfs_edges_generator",
-    "bfs_nodes_generator",
-    "dfs_edges_generator",
-    "dfs_labeled_edges_generator",
-    "topological_nodes_generator",
-]
+    "bfs_edges_generator", "bfs_nodes_generator", "dfs_edges_generator",
+    "dfs_labeled_edges_generator", "topological_nodes_generator",
+]  # fmt: skip
 
 FORWARD, REVERSE, NONTREE = 0, 1, 2
 
@@ -46,12 +43,11 @@ def bfs_edges_generator(
 def _breadth_first(
     g: LocalGraph, source: SourceNodes, reverse: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    neighbours, ids = _steps_of(g, reverse), _ids
-    start = list(dict.fromkeys(_checked(g, source)))
-    seen = set(start)
-    nodes, edges = start, [0] * len(start)
+    neighbours = _steps_of(g, reverse)
+    nodes = list(dict.fromkeys(_checked(g, source)))
+    seen, edges = set(nodes), [0] * len(nodes)
     while nodes:
-        yield ids(g, nodes), ids(g, edges)
+        yield _ids(g, nodes), _ids(g, edges)
         reached: dict[int, int] = {}
         for node in nodes:
             for other, edge in neighbours[node]:

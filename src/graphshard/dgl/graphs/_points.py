@@ -142,8 +142,7 @@ def radius_graph(
     ends = (far <= r).nonzero(as_tuple=True)
     new = graph(ends, num_nodes=x.shape[0], device=x.device)
     if not self_loop:
-        loops = (ends[0] == ends[1]).nonzero().squeeze(1)
-        new = remove_edges(new, loops)
+        new = remove_edges(new, (ends[0] == ends[1]).nonzero().squeeze(1))
     if not get_distances:
         return new
     return new, far[new.edges()].unsqueeze(-1)

@@ -57,8 +57,8 @@ def khop_graph(g: Graph, k: int, copy_ndata: bool = True) -> Graph:
     """The graph with an edge for every walk of ``k`` edges."""
     walks = _walks(g, k, "khop_graph").tocoo()
     times = walks.data.astype(np.int64)
-    ends = [torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col)]
-    new = graph(tuple(ends), num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
+    ends = tuple(torch.from_numpy(np.repeat(side, times)) for side in (walks.row, walks.col))
+    new = graph(ends, num_nodes=g.num_nodes(), idtype=g.idtype, device=g.device)
     if copy_ndata:
         new.ndata.update(g.ndata)
     return new
@@ -138,24 +138,19 @@ def adj_sum_graph(graphs: Sequence[Graph], weight_name: str) -> Graph:
     """The graph of the sum of weighted adjacency matrices, differentiable in the weights."""
     if not graphs:
         raise GraphValueError("adj_sum_graph needs at least one graph (got none)")
-    relations = _one_each("adj_sum_graph", *graphs)
-    shapes = {
-        (g.adjacency().num_src, g.adjacency().num_dst, *etypes)
-        for g, etypes in zip(graphs, relations, strict=True)
-    }
+    etypes = [etype for (etype,) in _one_each("adj_sum_graph", *graphs)]
+    relations = [g.adjacency() for g in graphs]
+    shapes = {(r.num_src, r.num_dst, e) for r, e in zip(relations, etypes, strict=True)}
     if len(shapes) > 1:
         raise GraphValueError(f"graphs to add must have one relation and size (got {shapes})")
-    some = graphs[0]
-    relation = some.adjacency()
-    width = max(relation.num_dst, 1)
-    pairs = [g.adjacency().coo() for g in graphs]
+    some, num_src, num_dst = graphs[0], relations[0].num_src, relations[0].num_dst
+    width = max(num_dst, 1)
+    pairs = [relation.coo() for relation in relations]
     keys = torch.cat([src.long() * width + dst.long() for src, dst in pairs])
-    ends, values = _summed(
-        keys, torch.cat([g.edata[weight_name] for g in graphs]), width, some.idtype
-    )
+    weights = torch.cat([g.edata[weight_name] for g in graphs])
+    ends, values = _summed(keys, weights, width, some.idtype)
     counts = {ntype: some.num_nodes(ntype) for ntype in some.ntypes}
-    joined = Adjacency(*ends, relation.num_src, relation.num_dst, check=False)
-    new = Graph(counts, {some.canonical_etypes[0]: joined})
+    new = Graph(counts, {etypes[0]: Adjacency(*ends, num_src, num_dst, check=False)})
     new.edata[weight_name] = values
     return new
 

@@ -51,9 +51,8 @@ def _pairs(num_src: int, num_dst: int, count: int) -> tuple[Tensor, Tensor]:
         keys = torch.randperm(total)[:count]
     else:
         keys = torch.empty(0, dtype=torch.int64)
-        while keys.shape[0] < count:  # few are drawn twice, so few rounds are needed
-            more = torch.randint(total, (count - keys.shape[0],))
-            keys = torch.unique(torch.cat([keys, more]))
+        while len(keys) < count:  # few are drawn twice, so few rounds are needed
+            keys = torch.cat([keys, torch.randint(total, (count - len(keys),))]).unique()
         keys = keys[torch.randperm(count)]
     return keys // max(num_dst, 1), keys % max(num_dst, 1)
 

@@ -63,9 +63,7 @@ def readout_edges(
 def _reduced(data: Any, counts: Tensor, feat: str, weight: str | None, op: str) -> Tensor:
     if op not in _OPS:
         raise GraphValueError(f"op must be one of {_OPS} (got {op!r})")
-    value = data[feat]
-    if weight is not None:
-        value = value * data[weight]
+    value = data[feat] if weight is None else data[feat] * data[weight]
     return segment_reduce(counts, value, reducer=op)
 
 
@@ -117,9 +115,9 @@ def broadcast_edges(graph: LocalGraph, graph_feat: Tensor, *, etype: EType | Non
 
 def _spread(counts: Tensor, rows: Tensor) -> Tensor:
     size = counts.shape[0]
-    if size == 1 and (rows.dim() == 0 or rows.shape[0] != 1):
+    if size == 1 and rows.shape[:1] != (1,):
         rows = rows.unsqueeze(0)
-    if rows.dim() == 0 or rows.shape[0] != size:
+    if rows.shape[:1] != (size,):
         raise GraphValueError(
             f"graph_feat must have one row for each of the {size} graphs (got shape "
             f"{tuple(rows.shape)})"

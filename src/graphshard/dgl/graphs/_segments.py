@@ -28,7 +28,7 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
         >>> segment_reduce(torch.tensor([2, 1]), torch.tensor([1.0, 2.0, 4.0]))
         tensor([3., 4.])
     """
-    return gspmm(_groups(seglen, value, "value"), "copy_rhs", reducer, None, value)
+    return gspmm(_groups(seglen, value), "copy_rhs", reducer, None, value)
 
 
 def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
@@ -37,24 +37,28 @@ def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
     Returns:
         ``[num_rows, ...]``.
     """
-    return edge_softmax(_groups(seglen, value, "value"), value)
+    return edge_softmax(_groups(seglen, value), value)
 
 
-def _groups(seglen: Tensor, rows: Tensor, name: str) -> Adjacency:
+def _groups(seglen: Tensor, value: Tensor) -> Adjacency:
     """Every row as an edge into its group, from one source."""
-    seglen = _sizes(seglen, "seglen").to(rows.device)
-    total = int(seglen.sum())
-    if total != rows.shape[0] or (seglen.numel() and int(seglen.min()) < 0):
+    sizes = _integers(seglen, "seglen").to(value.device)
+    _check_sizes(sizes, "seglen", value, "value")
+    indptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    sources = sizes.new_zeros(value.shape[0])
+    return Adjacency.from_csc(indptr, sources, None, 1, sizes.shape[0], check=False)
+
+
+def _check_sizes(sizes: Tensor, name: str, rows: Tensor, of: str) -> None:
+    total = int(sizes.sum())
+    if total != rows.shape[0] or bool((sizes < 0).any()):
         raise ValueError(
-            f"seglen must add up to the {rows.shape[0]} rows of {name}, with no number below 0 "
-            f"(got {total}, {seglen.tolist()[:8]})"
+            f"{name} must add up to the {rows.shape[0]} rows of {of}, with no number below 0 "
+            f"(got {total}, {sizes.tolist()[:8]})"
         )
-    indptr = torch.cat([seglen.new_zeros(1), seglen.cumsum(0)])
-    sources = seglen.new_zeros(total)
-    return Adjacency.from_csc(indptr, sources, None, 1, seglen.shape[0], check=False)
 
 
-def _sizes(given: Tensor, name: str) -> Tensor:
+def _integers(given: Tensor, name: str) -> Tensor:
     numbers = torch.as_tensor(given)
     if numbers.dim() != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise TypeError(
@@ -79,20 +83,17 @@ def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
         TypeError: numbers that are no integers.
         ValueError: shapes that do not fit, or numbers that do not add up to the rows.
     """
-    sizes = _sizes(seglen_a, "seglen_a").tolist()
+    sizes = _integers(seglen_a, "seglen_a")
     if a.dim() != 2 or b.dim() != 3 or len(sizes) != b.shape[0] or a.shape[1] != b.shape[1]:
         raise ValueError(
             f"segment_mm takes a [rows, m], b [groups, m, n] and seglen_a [groups] (got "
             f"{tuple(a.shape)}, {tuple(b.shape)} and {len(sizes)} numbers)"
         )
-    if sum(sizes) != a.shape[0] or min(sizes, default=0) < 0:
-        raise ValueError(
-            f"seglen_a must add up to the {a.shape[0]} rows of a, with no number below 0 (got "
-            f"{sum(sizes)}, {sizes[:8]})"
-        )
-    if not sizes:
+    _check_sizes(sizes, "seglen_a", a, "a")
+    if not len(sizes):
         return a.new_zeros((0, b.shape[2]))
-    return torch.cat([rows @ matrix for rows, matrix in zip(a.split(sizes), b, strict=True)])
+    groups = a.split(sizes.tolist())
+    return torch.cat([rows @ matrix for rows, matrix in zip(groups, b, strict=True)])
 
 
 def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
             f"idx_b must name a matrix for each of the {a.shape[0]} rows of a (got shape "
             f"{tuple(idx_b.shape)})"
         )
-    index = _sizes(idx_b, "idx_b")
+    index = _integers(idx_b, "idx_b")
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < b.shape[0]:
         raise ValueError(
             f"idx_b must be in [0, {b.shape[0]}) (got {int(index.min())} to {int(index.max())})"
@@ -123,6 +124,4 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
     order = torch.sort(index, stable=True).indices
     sizes = torch.bincount(index, minlength=b.shape[0])
     product = segment_mm(a.index_select(0, order), b, sizes)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.shape[0], device=order.device)
-    return product.index_select(0, inverse)
+    return product.new_empty(product.shape).index_copy(0, order, product)

@@ -27,7 +27,8 @@ def layers_of_dgl(module: str) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module of layers: a name that it lacks is looked up in DGL."""
 
     def find(name: str) -> Any:
-        if name[:1].isupper() and not _stands_for_dgl():
+        stands_for_dgl = getattr(sys.modules.get("dgl"), "__name__", "dgl") != "dgl"
+        if name[:1].isupper() and not stands_for_dgl:
             try:
                 from dgl.nn import pytorch as layers
             except (ImportError, OSError):
@@ -41,11 +42,6 @@ def layers_of_dgl(module: str) -> Callable[[str], Any]:
         )
 
     return find
-
-
-def _stands_for_dgl() -> bool:
-    """Whether this package is itself imported by the name dgl."""
-    return getattr(sys.modules.get("dgl"), "__name__", "dgl") != "dgl"
 
 
 __getattr__ = layers_of_dgl(__name__)

@@ -44,10 +44,7 @@ class AGNNConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         beta = torch.tensor([float(init_beta)])
-        if learn_beta:
-            self.beta = nn.Parameter(beta)
-        else:
-            self.register_buffer("beta", beta)
+        self.beta = nn.Parameter(beta) if learn_beta else nn.Buffer(beta)
 
     def forward(self, graph: MessagePassingGraph, feat: Features) -> Tensor:
         """Apply the layer; see the class for shapes."""
@@ -69,8 +66,7 @@ class AGNNConv(ZeroInDegreeCheck):
             graph.apply_edges(fn.u_dot_v("unit_src", "unit_dst", "cos"))
             graph.edata["p"] = edge_softmax(graph, graph.edata.pop("cos") * self.beta)
             graph.update_all(fn.u_mul_e("h", "p", "m"), fn.sum("m", "out"))
-            result: Tensor = graph.dstdata["out"]
-            return result
+            return graph.dstdata["out"]
 
 
 class DotGatConv(AttentionConv):
@@ -95,11 +91,7 @@ class DotGatConv(AttentionConv):
     """
 
     def __init__(
-        self,
-        in_feats: Widths,
-        out_feats: int,
-        num_heads: int,
-        allow_zero_in_degree: bool = False,
+        self, in_feats: Widths, out_feats: int, num_heads: int, allow_zero_in_degree: bool = False
     ) -> None:
         super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree)
         self._add_projections()

@@ -54,8 +54,7 @@ class EdgeConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         self.batch_norm = batch_norm
-        self.theta = nn.Linear(in_feat, out_feat)
-        self.phi = nn.Linear(in_feat, out_feat)
+        self.theta, self.phi = nn.Linear(in_feat, out_feat), nn.Linear(in_feat, out_feat)
         if batch_norm:
             self.bn = nn.BatchNorm1d(out_feat)
 
@@ -71,8 +70,7 @@ class EdgeConv(ZeroInDegreeCheck):
                 g.apply_edges(fn.u_add_v("x", "own", "e"))
                 g.edata["e"] = self.bn(g.edata["e"])
                 g.update_all(fn.copy_e("e", "m"), fn.max("m", "largest"))
-                result: Tensor = g.dstdata["largest"]
-                return result
+                return g.dstdata["largest"]
             g.update_all(fn.copy_u("x", "m"), fn.max("m", "largest"))
             result = own + g.dstdata["largest"]
             if self._allow_zero_in_degree and g.any_zero_in_degree():
@@ -184,10 +182,7 @@ class GINEConv(nn.Module):
         super().__init__()
         self.apply_func = apply_func
         eps = torch.tensor([float(init_eps)])
-        if learn_eps:
-            self.eps = nn.Parameter(eps)
-        else:
-            self.register_buffer("eps", eps)
+        self.eps = nn.Parameter(eps) if learn_eps else nn.Buffer(eps)
 
     def message(self, edges: EdgeBatch) -> dict[str, Tensor]:
         """The message of some edges; a subclass may have another."""
@@ -199,7 +194,7 @@ class GINEConv(nn.Module):
             source, destination = split_features(graph, node_feat)
             graph.srcdata["hn"], graph.edata["he"] = source, edge_feat
             graph.update_all(self.message, fn.sum("m", "neigh"))
-            result: Tensor = (1 + self.eps) * destination + graph.dstdata["neigh"]
+            result = (1 + self.eps) * destination + graph.dstdata["neigh"]
             return result if self.apply_func is None else self.apply_func(result)
 
 
@@ -250,10 +245,9 @@ class GMMConv(ZeroInDegreeCheck):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as DGL does."""
-        gain = nn.init.calculate_gain("relu")
-        nn.init.xavier_normal_(self.fc.weight, gain=gain)
-        if isinstance(self.res_fc, nn.Linear):
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
+        for layer in (self.fc, self.res_fc):
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_normal_(layer.weight, gain=nn.init.calculate_gain("relu"))
         nn.init.normal_(self.mu, 0, 0.1)
         nn.init.ones_(self.inv_sigma)
         if self.bias is not None:
@@ -319,8 +313,7 @@ class NNConv(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if isinstance(self.res_fc, nn.Linear):
-            gain = nn.init.calculate_gain("relu")
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
+            nn.init.xavier_normal_(self.res_fc.weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(self, graph: MessagePassingGraph, feat: Features, efeat: Tensor) -> Tensor:
         """Apply the layer; see the class for shapes."""

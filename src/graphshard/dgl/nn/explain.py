@@ -62,11 +62,10 @@ class GNNExplainer(nn.Module):
         """
         near, center = khop_in_subgraph(graph, node_id, self.num_hops)
         nodes, edges = near.ndata[NID].long(), near.edata[EID].long()
+        rows = {graph.num_edges(): edges, graph.num_nodes(): nodes}
         for name, value in kwargs.items():
-            if isinstance(value, Tensor) and value.dim() and len(value) == graph.num_nodes():
-                kwargs[name] = value[nodes]
-            elif isinstance(value, Tensor) and value.dim() and len(value) == graph.num_edges():
-                kwargs[name] = value[edges]
+            if isinstance(value, Tensor) and value.dim() and len(value) in rows:
+                kwargs[name] = value[rows[len(value)]]
         return center, near, *self._masks(near, feat[nodes], center, kwargs)
 
     def explain_graph(self, graph: Graph, feat: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:

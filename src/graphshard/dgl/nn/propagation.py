@@ -55,8 +55,7 @@ class EdgeWeightNorm(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)} (got {norm!r})")
-        self._norm = norm
-        self._eps = eps
+        self._norm, self._eps = norm, eps
 
     def forward(self, graph: MessagePassingGraph, edge_weight: Tensor) -> Tensor:
         """Normalised weights; see the class for shapes."""
@@ -79,8 +78,7 @@ class EdgeWeightNorm(nn.Module):
             graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
             graph.dstdata["scale"] = 1.0 / (graph.dstdata["in"] + self._eps)
             graph.apply_edges(fn.e_mul_v("w", "scale", "out"))
-            result: Tensor = graph.edata["out"]
-            return result
+            return graph.edata["out"]
 
     def extra_repr(self) -> str:
         return f"norm={self._norm!r}, eps={self._eps}"
@@ -96,12 +94,10 @@ def normalize_both(graph: MessagePassingGraph, edge_weight: Tensor, eps: float) 
     """
     dtype = torch.promote_types(edge_weight.dtype, torch.float32)
     logits = edge_weight.to(dtype).log()
-    from_source = edge_softmax(graph, logits, norm_by="src")
-    into_destination = edge_softmax(graph, logits, norm_by="dst")
+    shares = [edge_softmax(graph, logits, norm_by=end) for end in ("src", "dst")]
     if eps:
-        from_source = from_source / (1 + eps * from_source / edge_weight)
-        into_destination = into_destination / (1 + eps * into_destination / edge_weight)
-    return (from_source.sqrt() * into_destination.sqrt()).to(edge_weight.dtype)
+        shares = [share / (1 + eps * share / edge_weight) for share in shares]
+    return (shares[0].sqrt() * shares[1].sqrt()).to(edge_weight.dtype)
 
 
 class APPNPConv(nn.Module):
@@ -122,8 +118,7 @@ class APPNPConv(nn.Module):
 
     def __init__(self, k: int, alpha: float, edge_drop: float = 0.0) -> None:
         super().__init__()
-        self._k = k
-        self._alpha = alpha
+        self._k, self._alpha = k, alpha
         self.edge_drop = nn.Dropout(edge_drop)
 
     def forward(
@@ -133,17 +128,16 @@ class APPNPConv(nn.Module):
         drop = self.edge_drop
         drops = not is_plain(drop, nn.Dropout) or (drop.training and drop.p > 0)
         with graph.local_scope():
-            weight = None
-            scale_out = scale_in = None
+            weight = scale_out = scale_in = None
             if edge_weight is not None:
                 weight = EdgeWeightNorm("both")(graph, edge_weight)
-                weight = prepare_edge_weight(graph, weight, feat.dim())
             else:
                 scale_out = degree_scale(graph.out_degrees(), -0.5, feat)
                 scale_in = degree_scale(graph.in_degrees(), -0.5, feat)
                 if drops:
-                    ones = torch.ones(graph.num_edges(), dtype=feat.dtype, device=feat.device)
-                    weight = prepare_edge_weight(graph, ones, feat.dim())
+                    weight = torch.ones(graph.num_edges(), dtype=feat.dtype, device=feat.device)
+            if weight is not None:
+                weight = prepare_edge_weight(graph, weight, feat.dim())
             start = feat
             for _ in range(self._k):
                 graph.srcdata["h"] = feat if scale_out is None else feat * scale_out
@@ -196,10 +190,8 @@ class SGConv(ZeroInDegreeCheck):
     ) -> None:
         super().__init__(allow_zero_in_degree)
         self.fc = nn.Linear(in_feats, out_feats, bias=bias)
-        self._cached = cached
+        self._k, self.norm, self._cached = k, norm, cached
         self._cached_h: Tensor | None = None
-        self._k = k
-        self.norm = norm
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -222,8 +214,7 @@ class SGConv(ZeroInDegreeCheck):
                 propagated = self.norm(propagated)
             if self._cached:
                 self._cached_h = propagated
-        result: Tensor = self.fc(propagated)
-        return result
+        return self.fc(propagated)
 
     def extra_repr(self) -> str:
         return f"k={self._k}, cached={self._cached}"

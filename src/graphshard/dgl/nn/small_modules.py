@@ -89,11 +89,7 @@ class EdgePredictor(nn.Module):
     """
 
     def __init__(
-        self,
-        op: str,
-        in_feats: int | None = None,
-        out_feats: int | None = None,
-        bias: bool = False,
+        self, op: str, in_feats: int | None = None, out_feats: int | None = None, bias: bool = False
     ) -> None:
         super().__init__()
         if op not in _OPS:
@@ -182,11 +178,10 @@ class WeightBasis(nn.Module):
             dgl_warning(
                 f"num_outputs should be larger than num_bases (got {num_outputs} and {num_bases})"
             )
-        gain = nn.init.calculate_gain("relu")
         self.weight = nn.Parameter(torch.empty(num_bases, *shape))
-        nn.init.xavier_uniform_(self.weight, gain=gain)
         self.w_comp = nn.Parameter(torch.empty(num_outputs, num_bases))
-        nn.init.xavier_uniform_(self.w_comp, gain=gain)
+        for weight in (self.weight, self.w_comp):
+            nn.init.xavier_uniform_(weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(self) -> Tensor:
         """The weights, ``[num_outputs, *shape]``."""

@@ -105,11 +105,9 @@ class Set2Set(nn.Module):
 
     def __init__(self, input_dim: int, n_iters: int, n_layers: int) -> None:
         super().__init__()
-        self.input_dim = input_dim
-        self.output_dim = 2 * input_dim
-        self.n_iters = n_iters
-        self.n_layers = n_layers
-        self.lstm = nn.LSTM(self.output_dim, self.input_dim, n_layers)
+        self.input_dim, self.output_dim = input_dim, 2 * input_dim
+        self.n_iters, self.n_layers = n_iters, n_layers
+        self.lstm = nn.LSTM(self.output_dim, input_dim, n_layers)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -120,16 +118,12 @@ class Set2Set(nn.Module):
         """Take ``[num_nodes, input_dim]`` to ``[batch_size, 2 * input_dim]``."""
         with graph.local_scope():
             size = graph.batch_size
-            state = (
-                feat.new_zeros((self.n_layers, size, self.input_dim)),
-                feat.new_zeros((self.n_layers, size, self.input_dim)),
-            )
+            state = (feat.new_zeros((self.n_layers, size, self.input_dim)),) * 2
             both = feat.new_zeros(size, self.output_dim)
             for _ in range(self.n_iters):
                 query, state = self.lstm(both.unsqueeze(0), state)
                 query = query.view(size, self.input_dim)
-                scores = (feat * broadcast_nodes(graph, query)).sum(-1, keepdim=True)
-                graph.ndata["e"] = scores
+                graph.ndata["e"] = (feat * broadcast_nodes(graph, query)).sum(-1, keepdim=True)
                 graph.ndata["r"] = feat * softmax_nodes(graph, "e")
                 both = torch.cat([query, readout_nodes(graph, "r", op="sum")], -1)
             return both

@@ -75,9 +75,7 @@ def edges_by_relation(g: Graph, edges: Any, what: str) -> dict[CanonicalEType, T
 
 def number_by_relation(g: Graph, number: Any, what: str) -> dict[CanonicalEType, int]:
     """A number per relation, at least -1, which means all."""
-    given = number
-    if not isinstance(number, Mapping):
-        given = dict.fromkeys(g.canonical_etypes, number)
+    given = number if isinstance(number, Mapping) else dict.fromkeys(g.canonical_etypes, number)
     numbers = {}
     for etype, count in given.items():
         if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < -1:
@@ -289,10 +287,7 @@ def drawn_edges(
         if at not in near or fanouts[etype] == 0:
             continue
         request = NeighborRequest(etype, near[at], fanouts[etype], draw_seed.key(0, number))
-        given = weights[etype]
-        how = with_changes(options, weights=given) if isinstance(given, str) else options
-        by_id = given if isinstance(given, Tensor) else None
-        drawn[etype] = _drawn_ids(store, request, how, excluded, by_id)
+        drawn[etype] = _drawn_ids(store, request, options, excluded, weights[etype])
     return drawn
 
 
@@ -301,8 +296,10 @@ def _drawn_ids(
     request: NeighborRequest,
     options: DrawOptions,
     excluded: dict[CanonicalEType, Tensor],
-    weights: Tensor | None,
+    weights: str | Tensor | None,
 ) -> Tensor:
+    if isinstance(weights, str):
+        options, weights = with_changes(options, weights=weights), None
     try:
         eids = store.draw(request, options, excluded, weights).eids
     except ValueError as error:
@@ -315,16 +312,15 @@ def weights_by_relation(g: Graph, prob: EdgeWeights) -> dict[CanonicalEType, str
     """What the edges of each relation are weighted by: a feature of theirs, numbers, or nothing."""
     weights: dict[CanonicalEType, str | Tensor | None] = dict.fromkeys(g.canonical_etypes)
     if isinstance(prob, str):
-        for etype in g.canonical_etypes:
-            weights[etype] = prob if prob in g.edges[etype].data else None
-        if not any(weights.values()):
+        having = [etype for etype in g.canonical_etypes if prob in g.edges[etype].data]
+        if not having:
             raise GraphValueError(
                 f"no relation has an edge feature {prob!r} to draw by; set "
                 f"g.edata[{prob!r}] to one number per edge"
             )
-    elif prob is not None:
-        given = prob if isinstance(prob, Mapping) else {None: prob}
-        for name, values in given.items():
+        return weights | dict.fromkeys(having, prob)
+    if prob is not None:
+        for name, values in (prob if isinstance(prob, Mapping) else {None: prob}).items():
             etype = g.to_canonical_etype(name)
             weights[etype] = checked_weights_of(g, etype, values)
     return weights
@@ -375,8 +371,8 @@ def sample_etype_neighbors(
         raise GraphTypeError(f"fanout must be a tensor (got {type(fanout).__name__})")
     (etype,) = g.canonical_etypes
     bounds = [int(offset) for offset in etype_offset]
-    rising = all(a <= b for a, b in zip(bounds, bounds[1:], strict=False))
-    if len(bounds) != len(fanout) + 1 or not rising or bounds[0] != 0:
+    sizes = [stop - first for first, stop in zip(bounds, bounds[1:], strict=False)]
+    if len(bounds) != len(fanout) + 1 or min(sizes, default=0) < 0 or bounds[0] != 0:
         raise GraphValueError(
             f"etype_offset must rise from 0 and have one entry more than fanout's {len(fanout)} "
             f"(got {bounds})"
@@ -385,23 +381,23 @@ def sample_etype_neighbors(
         raise GraphValueError(
             f"etype_offset must end with the number of edges, {g.num_edges()} (got {bounds[-1]})"
         )
-    by_id = _weights(g, bounds, prob)
+    by_id = _weights(g, sizes, prob)
     near = nodes_by_type(g, nodes)
     options, draw_seed = options_for(edge_dir, replace), DrawSeed.fresh()
     per_type = [torch.empty(0, dtype=g.idtype, device=g.device)]
-    for number, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        weights = torch.zeros_like(by_id)
-        weights[first:stop] = by_id[first:stop]
-        count = int(fanout[number])
-        seed = DrawSeed(draw_seed.key(0, number))
-        if count != 0 and stop > first:
-            drawn = drawn_edges(g, near, count, {etype: weights}, options, None, seed)
+    for number, (size, count) in enumerate(zip(sizes, fanout.tolist(), strict=True)):
+        if int(count) != 0 and size > 0:
+            weights = torch.zeros_like(by_id)
+            of_type = slice(bounds[number], bounds[number + 1])
+            weights[of_type] = by_id[of_type]
+            seed = DrawSeed(draw_seed.key(0, number))
+            drawn = drawn_edges(g, near, int(count), {etype: weights}, options, None, seed)
             per_type.append(drawn[etype])
     eids = torch.cat(per_type)
     return frontier_of(g, {etype: eids}, copy_ndata, copy_edata, output_device)
 
 
-def _weights(g: Graph, bounds: Sequence[int], prob: Sequence[Tensor | None] | str | None) -> Tensor:
+def _weights(g: Graph, sizes: Sequence[int], prob: Sequence[Tensor | None] | str | None) -> Tensor:
     """Weights of all edges by id."""
     (etype,) = g.canonical_etypes
     if prob is None:
@@ -410,7 +406,6 @@ def _weights(g: Graph, bounds: Sequence[int], prob: Sequence[Tensor | None] | st
         if prob not in g.edata:
             raise GraphValueError(f"the graph has no edge feature {prob!r} to draw by")
         return checked_weights_of(g, etype, g.edata[prob])
-    sizes = [stop - first for first, stop in zip(bounds, bounds[1:], strict=False)]
     given = [None if p is None or len(p) == 0 else p for p in prob]
     if [n if p is None else len(p) for n, p in zip(sizes, given, strict=False)] != sizes:
         raise GraphValueError(
@@ -473,10 +468,9 @@ def sample_neighbors_biased(
             f"{tag_offset_name!r} must split the {g.num_edges()} edges of the nodes by tag (got "
             f"{int(counts.sum())})"
         )
-    placed = numbers.repeat(offsets.shape[0]).repeat_interleave(counts)
+    weights = torch.empty(g.num_edges(), dtype=torch.float64, device=g.device)
     eids = lists.eids_at(torch.arange(g.num_edges(), device=g.device))
-    weights = torch.empty_like(placed)
-    weights[eids.long()] = placed
+    weights[eids.long()] = numbers.repeat(offsets.shape[0]).repeat_interleave(counts)
     checked_weights_of(g, etype, weights)
     at = etype[2] if edge_dir == "in" else etype[0]
     near = nodes_by_type(g, nodes if isinstance(nodes, dict) else {at: nodes})[at]
@@ -501,6 +495,9 @@ def select_topk(
     Of equal weights the smaller edge id goes first.
     """
     side = checked_dir(edge_dir)
+    edges_of, degrees_of = (
+        (g.in_edges, g.in_degrees) if side == "in" else (g.out_edges, g.out_degrees)
+    )
     if nodes is None:
         nodes = {t: torch.arange(g.num_nodes(t), device=g.device) for t in g.ntypes}
     near = nodes_by_type(g, nodes)
@@ -520,31 +517,12 @@ def select_topk(
             )
         at = ends(etype, side)[0]
         if at in near and numbers[etype] != 0:
-            chosen[etype] = _largest(
-                g, etype, near[at], numbers[etype], weights, side == "in", ascending
-            )
+            eids, degrees = edges_of(near[at], "eid", etype), degrees_of(near[at], etype).long()
+            rows = torch.arange(len(near[at]), device=g.device).repeat_interleave(degrees)
+            values = weights.index_select(0, eids)
+            order = first_of_rows(rows, values, degrees, numbers[etype], descending=not ascending)
+            chosen[etype] = eids[order]
     return frontier_of(g, chosen, copy_ndata, copy_edata, output_device)
-
-
-def _largest(
-    g: Graph,
-    etype: CanonicalEType,
-    nodes: Tensor,
-    k: int,
-    weights: Tensor,
-    along_in_edges: bool,
-    ascending: bool,
-) -> Tensor:
-    """Ids of the edges that some nodes of a relation choose."""
-    if along_in_edges:
-        eids, degrees = g.in_edges(nodes, "eid", etype), g.in_degrees(nodes, etype)
-    else:
-        eids, degrees = g.out_edges(nodes, "eid", etype), g.out_degrees(nodes, etype)
-    degrees = torch.as_tensor(degrees, device=eids.device).reshape(-1).long()
-    rows = torch.arange(len(nodes), device=eids.device).repeat_interleave(degrees)
-    values = weights.index_select(0, eids)
-    order = first_of_rows(rows, values, degrees, k, descending=not ascending)
-    return eids[order]
 
 
 def first_of_rows(rows: Tensor, values: Tensor, sizes: Tensor, k: int, descending: bool) -> Tensor:

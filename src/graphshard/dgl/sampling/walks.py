@@ -97,9 +97,7 @@ def random_walk(
     at = start_nodes(g, nodes, first)
     traces, eids = walks_along(g, at, path, options, stops, DrawSeed.fresh())
     ntypes = [first, *(etype[2] for etype in path)]
-    types = torch.tensor(
-        [g.get_ntype_id(ntype) for ntype in ntypes], dtype=g.idtype, device=g.device
-    )
+    types = torch.tensor([*map(g.get_ntype_id, ntypes)], dtype=g.idtype, device=g.device)
     return (traces, eids, types) if return_eids else (traces, types)
 
 
@@ -217,7 +215,7 @@ def one_step(
 
 def _path(g: Graph, metapath: Sequence[EType] | None, length: int | None) -> list[CanonicalEType]:
     if metapath is None:
-        if len(g.canonical_etypes) != 1 or len(g.ntypes) != 1:
+        if not g.is_homogeneous:
             raise GraphValueError(
                 f"a walk needs a metapath, the relation of each step, since the graph has the "
                 f"relations {g.canonical_etypes}"
@@ -282,7 +280,7 @@ def node2vec_random_walk(
         ``traces``, or ``(traces, eids)``: ids of nodes ``[n, walk_length + 1]`` and of edges
         ``[n, walk_length]``, -1 where a walk has ended.
     """
-    if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
+    if not g.is_homogeneous:
         raise GraphValueError(
             f"node2vec walks need a graph of one relation (got {g.canonical_etypes})"
         )
@@ -300,10 +298,7 @@ def node2vec_random_walk(
         key = draw_seed.key(step, 0)
         if before is None:
             return one_step(g, etype, walks, at, options, key)
-        store = graph_store_of(g)
-        assert isinstance(store, LocalGraphStore)
-        weights = store.placed_weights(etype, options)
-        return _biased_step(g, etype, walks, at, before, weights, p, q, key)
+        return _biased_step(g, etype, walks, at, before, options, p, q, key)
 
     traces, eids = _walk(g, at, walk_length, take, None, draw_seed)
     return (traces, eids) if return_eids else traces
@@ -315,15 +310,15 @@ def _biased_step(
     walks: Tensor,
     at: Tensor,
     before: Tensor,
-    weights: Tensor | None,
+    options: DrawOptions,
     p: float,
     q: float,
     key: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Moves:
     """As `one_step`, for walks that come from ``before``; some walks at a time."""
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
-    lists = store.edge_lists(etype, "out")
+    lists, weights = store.edge_lists(etype, "out"), store.placed_weights(etype, options)
     begin, degree = lists.indptr[at].long(), lists.indptr.diff()[at].long()
     ends = degree.cumsum(0)
     none = torch.empty(0, dtype=g.idtype, device=g.device)
@@ -333,8 +328,7 @@ def _biased_step(
         limit = int(ends[first] - degree[first]) + _EDGES_AT_ONCE
         last = max(first + 1, int(torch.searchsorted(ends, limit, right=True)))
         some = degree[first:last]
-        indptr = torch.zeros(len(some) + 1, dtype=torch.int64, device=g.device)
-        torch.cumsum(some, 0, out=indptr[1:])
+        indptr = torch.nn.functional.pad(some.cumsum(0), (1, 0))
         shift = (begin[first:last] - indptr[:-1]).repeat_interleave(some)
         positions = shift + torch.arange(len(shift), device=g.device)
         to = lists.neighbors[positions]
@@ -344,15 +338,9 @@ def _biased_step(
         bias = torch.where(to == origin, 1.0 / p, bias)
         if weights is not None:
             bias = bias * weights[positions]
+        rows = torch.arange(len(some), device=g.device)
         counts, drawn, picked = draw_neighbors(
-            indptr,
-            torch.arange(len(some), device=g.device),
-            1,
-            key,
-            walks[first:last],
-            indices=to,
-            replace=True,
-            prob=bias,
+            indptr, rows, 1, key, walks[first:last], indices=to, replace=True, prob=bias
         )
         moved.append(counts > 0)
         ats.append(picked)
@@ -382,13 +370,12 @@ class RandomWalkNeighborSampler:
         metapath: Sequence[EType] | None = None,
         weight_column: str = "weights",
     ) -> None:
-        if metapath is None:
-            if len(G.ntypes) != 1 or len(G.canonical_etypes) != 1:
-                raise GraphValueError(
-                    f"give a metapath, since the graph has the relations {G.canonical_etypes}"
-                )
-            metapath = [G.canonical_etypes[0]]
-        path = [G.to_canonical_etype(etype) for etype in metapath]
+        if metapath is None and not G.is_homogeneous:
+            raise GraphValueError(
+                f"give a metapath, since the graph has the relations {G.canonical_etypes}"
+            )
+        relations = G.canonical_etypes if metapath is None else metapath
+        path = [G.to_canonical_etype(etype) for etype in relations]
         if not path or path[0][0] != path[-1][2]:
             raise GraphValueError(
                 f"a metapath must end at the node type that it starts from (got {path})"
@@ -417,28 +404,21 @@ class RandomWalkNeighborSampler:
         )
         visited = paths[:, self.metapath_hops :: self.metapath_hops].reshape(-1)
         num_visits = self.num_random_walks * self.num_traversals
-        src, dst, counts = self._most_visited(visited, seeds, num_visits)
-        neighbors: Graph = heterograph(
-            {(self.ntype, "_E", self.ntype): (src, dst)},
-            {self.ntype: self.G.num_nodes(self.ntype)},
-        )
-        neighbors.edata[self.weight_column] = counts
-        return neighbors
-
-    def _most_visited(
-        self, visited: Tensor, seeds: Tensor, num_visits: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of equally many visits the smaller id goes first."""
         seed_rows = torch.arange(len(seeds), device=seeds.device).repeat_interleave(num_visits)
-        is_there = visited >= 0
-        num_nodes = self.G.num_nodes(self.ntype)
+        is_there, num_nodes = visited >= 0, self.G.num_nodes(self.ntype)
         codes, counts = torch.unique(
             seed_rows[is_there] * num_nodes + visited[is_there].long(), return_counts=True
         )
         row, node = codes // max(num_nodes, 1), codes % max(num_nodes, 1)
         sizes = torch.bincount(row, minlength=len(seeds))
+        # of equally many visits the smaller id goes first
         order = first_of_rows(row, counts, sizes, max(self.num_neighbors, 0), descending=True)
-        return node[order].to(seeds.dtype), seeds[row[order]], counts[order]
+        src, dst = node[order].to(seeds.dtype), seeds[row[order]]
+        neighbors: Graph = heterograph(
+            {(self.ntype, "_E", self.ntype): (src, dst)}, {self.ntype: num_nodes}
+        )
+        neighbors.edata[self.weight_column] = counts[order]
+        return neighbors
 
 
 class PinSAGESampler(RandomWalkNeighborSampler):
@@ -464,12 +444,5 @@ class PinSAGESampler(RandomWalkNeighborSampler):
                     f"{G.canonical_etypes}"
                 )
             metapath.append(between[0])
-        super().__init__(
-            G,
-            num_traversals,
-            termination_prob,
-            num_random_walks,
-            num_neighbors,
-            metapath,
-            weight_column,
-        )
+        numbers = num_traversals, termination_prob, num_random_walks, num_neighbors
+        super().__init__(G, *numbers, metapath, weight_column)

@@ -50,14 +50,12 @@ def metis_partition_assignment(
         raise GraphValueError(f"METIS takes graphs of int64 ids (got {g.idtype}); use g.long()")
     if mode not in _MODES:
         raise GraphValueError(f"mode must be 'k-way' or 'recursive' (got {mode!r})")
-    kinds = [torch.ones(g.num_nodes(), dtype=torch.bool)]
-    weights = []
+    kinds, weights = [torch.ones(g.num_nodes(), dtype=torch.int64)], []
     if balance_ntypes is not None:
         ntypes = torch.as_tensor(balance_ntypes).cpu()
-        kinds = [ntypes == kind for kind in torch.unique(ntypes)]
-        weights = [kind.long() for kind in kinds]
+        kinds = weights = [(ntypes == kind).long() for kind in torch.unique(ntypes)]
     if balance_edges:
-        weights += [kind.long() * g.in_degrees().cpu() for kind in kinds]
+        weights = weights + [kind * g.in_degrees().cpu() for kind in kinds]
     src, dst = (ends.cpu() for ends in g.edges(order="eid"))
     parts = assign_parts(
         UndirectedGraph.from_edges([(src, dst)], g.num_nodes()),

@@ -150,14 +150,15 @@ class AddReverse(BaseTransform):
                 edges[etype], edges[turned[etype]] = (src, dst), (dst, src)
         new = with_edges(g, edges, copy_edata=False)
         for etype in g.canonical_etypes:
-            for name, value in g.edges[etype].data.items():
-                if etype in turned:
-                    new.edges[etype].data[name] = value
-                    if self.copy_edata:
-                        new.edges[turned[etype]].data[name] = value
-                else:
+            fields = g.edges[etype].data
+            if etype not in turned:
+                for name, value in fields.items():
                     second = value if self.copy_edata else torch.zeros_like(value)
                     new.edges[etype].data[name] = torch.cat([value, second])
+                continue
+            new.edges[etype].data.update(fields)
+            if self.copy_edata:
+                new.edges[turned[etype]].data.update(fields)
         return new
 
 
@@ -169,8 +170,7 @@ class ToSimple(BaseTransform):
     aggregator: str = "arbitrary"
 
     def __call__(self, g: Graph) -> Graph:
-        new: Graph = to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
-        return new
+        return to_simple(g, self.return_counts, copy_edata=True, aggregator=self.aggregator)
 
 
 @dataclass(repr=False, eq=False)
@@ -277,8 +277,7 @@ class LapPE(BaseTransform):
         vectors, values = lap_pe(g, self.k, self.padding, return_eigval=True)
         g.ndata[self.feat_name] = vectors.to(g.device)
         if self.eigval_name:
-            rows = values.unsqueeze(0).repeat(g.num_nodes(), 1)
-            g.ndata[self.eigval_name] = rows.to(g.device)
+            g.ndata[self.eigval_name] = values.repeat(g.num_nodes(), 1).to(g.device)
         return g
 
 
@@ -460,11 +459,9 @@ class AddEdge(BaseTransform):
         for etype in g.canonical_etypes:
             count = int(g.num_edges(etype) * self.ratio)
             if count:
-                ends = [
-                    torch.randint(g.num_nodes(ntype), (count,)).to(g.device, g.idtype)
-                    for ntype in (etype[0], etype[2])
-                ]
-                g.add_edges(ends[0], ends[1], etype=etype)
+                drawn = (torch.randint(g.num_nodes(ntype), (count,)) for ntype in etype[::2])
+                src, dst = (ends.to(g.device, g.idtype) for ends in drawn)
+                g.add_edges(src, dst, etype=etype)
         return g
 
 
@@ -562,11 +559,7 @@ class HeatKernel(GDC):
     """Diffusion by the heat kernel: ``exp(t (A - I))``."""
 
     def __init__(
-        self,
-        t: float = 2.0,
-        eweight_name: str = "w",
-        eps: float | None = None,
-        avg_degree: int = 5,
+        self, t: float = 2.0, eweight_name: str = "w", eps: float | None = None, avg_degree: int = 5
     ) -> None:
         super().__init__((), eweight_name, eps, avg_degree)
         self.t = t
