@@ -28,7 +28,7 @@ from torch import Tensor
 from .._base.device import device_of
 from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
-from .structure import ALL, is_all
+from .structure import ALL, is_all, is_triple
 
 if TYPE_CHECKING:
     from .message_passing import MessagePassingGraph
@@ -276,10 +276,7 @@ class Frame(MutableMapping[str, Any]):
     def _check(self, name: str, value: Any, num_rows: int) -> None:
         if not isinstance(name, str):
             raise GraphTypeError(f"a field name must be a string (got {name!r})")
-        try:
-            shape, device = value.shape, value.device
-        except AttributeError:
-            shape, device = None, None
+        shape, device = getattr(value, "shape", None), getattr(value, "device", None)
         if shape is None or not isinstance(device, torch.device):
             raise GraphTypeError(
                 f"field {name!r} on {self.what} must be a torch tensor (got "
@@ -389,10 +386,6 @@ class Frame(MutableMapping[str, Any]):
                 )
             new.set(name, torch.cat([old, added]), self._views.get(name, self.default_view))
         return new
-
-    def rows(self, index: Tensor) -> RowsView:
-        """A mapping that gathers ``index`` from a column when the column is asked for."""
-        return RowsView(self, index)
 
     @property
     def schemes(self) -> dict[str, Scheme]:
@@ -581,12 +574,12 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
         side, index = self._find(key)
         return self._graph._frames(side)[index]
 
-    def _typed_frames(self) -> Iterator[tuple[Any, Frame]]:
-        for key in self._keys:
-            yield key, self._frame(key)
+    @property
+    def _frames(self) -> dict[Any, Frame]:
+        return {key: self._frame(key) for key in self._keys}
 
     def __getitem__(self, name: str) -> dict[Any, Any]:
-        return {key: frame[name] for key, frame in self._typed_frames() if name in frame}
+        return {key: frame[name] for key, frame in self._frames.items() if name in frame}
 
     def __setitem__(self, name: str, value: Mapping[Any, Any]) -> None:
         if not isinstance(value, Mapping):
@@ -599,17 +592,16 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
             self._frame(key).set(name, values, self._view)
 
     def __delitem__(self, name: str) -> None:
-        frames = [frame for _, frame in self._typed_frames() if name in frame]
-        if not frames:
+        if name not in self:
             raise KeyError(f"no field {name!r} on any type")
-        for frame in frames:
+        for frame in self._frames.values():
             frame.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return any(name in frame for _, frame in self._typed_frames())
+        return any(name in frame for frame in self._frames.values())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for _, frame in self._typed_frames() for name in frame))
+        return iter(dict.fromkeys(name for frame in self._frames.values() for name in frame))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -644,21 +636,17 @@ class NodeSpaceView:
         )
 
     def __getitem__(self, key: Any) -> DataSpace:
-        ids: Any = ALL
-        if key is None or isinstance(key, str):
-            ntype = key
-        elif isinstance(key, slice):
-            _check_full_slice(key)
-            ntype = None
-        elif (
-            isinstance(key, tuple) and len(key) == 2 and (key[1] is None or isinstance(key[1], str))
-        ):
-            ids, ntype = key
-            if isinstance(ids, slice):
-                _check_full_slice(ids)
-                ids = ALL
-        else:
-            ids, ntype = key, None
+        ids: Any
+        match key:
+            case None | str():
+                ids, ntype = ALL, key
+            case (ids, None | str() as ntype) if isinstance(key, tuple):
+                pass
+            case _:
+                ids, ntype = key, None
+        if isinstance(ids, slice):
+            _check_full_slice(ids)
+            ids = ALL
         side, index = self._place(ntype)
         if is_all(ids):
             return DataSpace(FrameView(self._graph, self._view, side, index))
@@ -683,19 +671,15 @@ class EdgeSpaceView:
         if isinstance(key, slice):
             _check_full_slice(key)
             key = None
-        if key is None or isinstance(key, str) or _is_type_triple(key):
+        if key is None or isinstance(key, str) or (isinstance(key, tuple) and is_triple(key)):
             return DataSpace(FrameView(graph, "edge", "edge", graph._schema.relation(key)))
         relation = graph._schema.relation(None)
         rows = graph._edge_ids(key, relation)
         return DataSpace(FrameRowsView(graph, "edge", "edge", relation, rows))
 
 
-def _is_type_triple(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 3 and all(isinstance(name, str) for name in key)
-
-
 def _check_full_slice(key: slice) -> None:
-    if key != slice(None, None, None):
+    if key != slice(None):
         raise GraphValueError(
             f"only the full slice ':' can be used here (got {key}); give a list of ids"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from ..errors import GraphTypeError, GraphValueError
 from ..function import ReduceFunction
 from ..ops import Adjacency, Attention, attend, edge_softmax
 from . import transforms
-from .frame import Frame, LazyRows, OverlayView
+from .frame import Frame, LazyRows, OverlayView, RowsView
 from .message_passing import (
     ApplyFunction,
     MessagePassingGraph,
@@ -100,36 +101,24 @@ class LocalGraph(MessagePassingGraph):
     ) -> None:
         self.relations = list(relations)
         self._facts = [RelationFacts() for _ in relations] if facts is None else facts
-        self._init_protocol(
-            schema,
-            src_frames,
-            dst_frames,
-            edge_frames,
-            is_block,
-            self.relations[0].device,
-            self.relations[0].idtype,
-        )
+        like = self.relations[0]
+        frames = src_frames, dst_frames, edge_frames
+        self._init_protocol(schema, *frames, is_block, like.device, like.idtype)
 
-    def _sliced(self, relations: list[int], kind: type[LocalT]) -> LocalT:
-        """A view of one relation, or several joined into one, as a graph of class ``kind``."""
+    def _relation_view(self: LocalT, relations: list[int]) -> LocalT:
+        """Several relations are joined into one."""
         if len(relations) > 1:
-            return flattened(self, relations, kind)
+            return flattened(self, relations, type(self))
         (relation,) = relations
         schema = self._schema.single(relation)
         src_frames = [self._src_frames[self._schema.src_of[relation]]]
         dst_frames = src_frames
         if schema.split:
             dst_frames = [self._dst_frames[self._schema.dst_of[relation]]]
-        view = object.__new__(kind)
-        view._init_local(
-            schema,
-            [self.relations[relation]],
-            src_frames,
-            dst_frames,
-            [self._edge_frames[relation]],
-            self.is_block,
-            facts=[self._facts[relation]],
-        )
+        view = object.__new__(type(self))
+        frames = src_frames, dst_frames, [self._edge_frames[relation]]
+        facts = [self._facts[relation]]
+        view._init_local(schema, [self.relations[relation]], *frames, self.is_block, facts)
         return view
 
     def _become(self: LocalT, new: LocalT) -> None:
@@ -158,13 +147,13 @@ class LocalGraph(MessagePassingGraph):
         return self.relations[self._schema.relation(None)]
 
     def any_zero_in_degree(self, etype: EType | None = None) -> bool:
-        return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
-
-    def _has_zero_in_degree(self, relation: int) -> bool:
-        facts = self._facts[relation]
-        if facts.zero_in_degree is None:
-            facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
-        return facts.zero_in_degree
+        for relation in self._asked(etype):
+            facts = self._facts[relation]
+            if facts.zero_in_degree is None:
+                facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
+            if facts.zero_in_degree:
+                return True
+        return False
 
     def has_edges(self, etype: EType | None = None) -> bool:
         return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
@@ -198,13 +187,13 @@ class LocalGraph(MessagePassingGraph):
         if dst_nodes is not None:
             local_dst = torch.searchsorted(dst_nodes, dst).to(dst.dtype)
             num_dst = int(dst_nodes.shape[0])
-            dst_frame = self._dst_frames[schema.dst_of[relation]].rows(dst_nodes)
+            dst_frame = RowsView(dst_frame, dst_nodes)
         return RelationData(
             Adjacency(src, local_dst, adj.num_src, num_dst, check=False),
             schema.canonical_etypes[relation],
             self._src_frames[schema.src_of[relation]],
             dst_frame,
-            self._edge_frames[relation].rows(eids),
+            RowsView(self._edge_frames[relation], eids),
             dst_nodes,
             (src, dst, eids),
         )
@@ -329,9 +318,9 @@ class LocalGraph(MessagePassingGraph):
             ValueError: an id is out of range.
         """
         relation = self._schema.relation(etype)
-        eids = self._checked_eids(eid, relation)
-        src, dst = self.relations[relation].coo()
-        return src.index_select(0, eids), dst.index_select(0, eids)
+        ends: tuple[Tensor, Tensor]
+        ends = self._edges_in_form(relation, self._checked_edge_ids(eid, relation), "uv")
+        return ends
 
     def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
         """Whether nodes with these ids exist; a bool for a number, else a bool tensor.
@@ -370,10 +359,8 @@ class LocalGraph(MessagePassingGraph):
         first, counts = self._match(relation, src, dst)
         order = self._pair_order(relation)[1]
         if return_uv:
-            positions = _spread(first, counts)
-            eids = order[positions].to(self.idtype)
-            repeat = counts.to(src.device)
-            return src.repeat_interleave(repeat), dst.repeat_interleave(repeat), eids
+            eids = order[_spread(first, counts)].to(self.idtype)
+            return src.repeat_interleave(counts), dst.repeat_interleave(counts), eids
         absent = counts == 0
         if bool(absent.any()):
             at = int(absent.nonzero()[0])
@@ -386,11 +373,8 @@ class LocalGraph(MessagePassingGraph):
     @property
     def is_multigraph(self) -> bool:
         """Whether some pair of nodes is joined by several edges of one relation."""
-        for relation in range(len(self.relations)):
-            keys = self._pair_order(relation)[0]
-            if bool((keys[1:] == keys[:-1]).any()):
-                return True
-        return False
+        sorted_keys = (self._pair_order(relation)[0] for relation in range(len(self.relations)))
+        return any(bool((keys[1:] == keys[:-1]).any()) for keys in sorted_keys)
 
     def adj_tensors(self, fmt: str, etype: EType | None = None) -> tuple[Tensor, ...]:
         """The arrays of one sparse format.
@@ -422,18 +406,12 @@ class LocalGraph(MessagePassingGraph):
         check_ids(checked, frame.num_rows, "a node id", frame.what)
         return checked
 
-    def _checked_eids(self, eid: Any, relation: int) -> Tensor:
-        frame = self._frames("edge")[relation]
-        checked = id_tensor(eid, "edge ids", self.idtype, self.device)
-        check_ids(checked, frame.num_rows, "an edge id", frame.what)
-        return checked
-
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
         if isinstance(edges, tuple) and len(edges) == 2:
             etype = self._schema.canonical_etypes[relation]
             edge_ids: Tensor = self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
             return edge_ids
-        return self._checked_eids(edges, relation)
+        return self._checked_edge_ids(edges, relation)
 
     def _in_edge_ids(self, relation: int, nodes: Tensor) -> Tensor:
         return _compressed_edges(self.relations[relation].csc(), nodes)
@@ -449,13 +427,13 @@ class LocalGraph(MessagePassingGraph):
         return relation, *paired(src, dst)
 
     def _pair_order(self, relation: int) -> tuple[Tensor, Tensor]:
-        """Keys ``source * num_dst + destination``, ascending, and the edge ids in that order."""
+        """See `RelationFacts`."""
         facts = self._facts[relation]
         if facts.pair_order is None:
             adj = self.relations[relation]
             src, dst = adj.coo()
-            keys, ids = torch.sort(src.long() * adj.num_dst + dst.long(), stable=True)
-            facts.pair_order = keys, ids
+            keys, eids = torch.sort(src.long() * adj.num_dst + dst.long(), stable=True)
+            facts.pair_order = keys, eids
         return facts.pair_order
 
     def _match(self, relation: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
@@ -644,14 +622,7 @@ class LocalGraph(MessagePassingGraph):
     def _copied(self: LocalT, change: Callable[[Any], Any]) -> LocalT:
         """A graph with ``change`` of every array and every field, which may be lazy."""
         new = self._with_relations([adj.map(change) for adj in self.relations])
-        shared = new._dst_frames is new._src_frames
-        new._src_frames = [frame.map(change, new.device) for frame in new._src_frames]
-        new._dst_frames = (
-            new._src_frames
-            if shared
-            else [frame.map(change, new.device) for frame in new._dst_frames]
-        )
-        new._edge_frames = [frame.map(change, new.device) for frame in new._edge_frames]
+        new._enter_scope(lambda frame: frame.map(change, new.device))
         return new
 
     def cpu(self: LocalT) -> LocalT:
@@ -688,9 +659,8 @@ class LocalGraph(MessagePassingGraph):
             created = [name for name in self._formats if all(each[name] for each in built)]
             missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
-        asked_formats = [formats] if isinstance(formats, str) else list(formats)
-        unknown = [name for name in asked_formats if name not in FORMATS]
-        if unknown or not asked_formats:
+        asked_formats = {formats} if isinstance(formats, str) else set(formats)
+        if not asked_formats or not asked_formats <= set(FORMATS):
             raise GraphValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
         names = tuple(name for name in FORMATS if name in asked_formats)
         new = self._with_relations([adj.restricted(names) for adj in self.relations])
@@ -762,10 +732,8 @@ class LocalGraph(MessagePassingGraph):
 
     def _replaced(self: LocalT, change: Callable[[Tensor], Tensor]) -> LocalT:
         self.relations[:] = [adj.map(change) for adj in self.relations]
-        sides = [self._src_frames, self._edge_frames]
-        if self._dst_frames is not self._src_frames:
-            sides.append(self._dst_frames)
-        for frame in (frame for frames in sides for frame in frames):
+        frames = {id(f): f for f in (*self._src_frames, *self._dst_frames, *self._edge_frames)}
+        for frame in frames.values():
             for name in frame:
                 frame[name] = change(frame[name])
         return self
@@ -887,48 +855,32 @@ def flattened(g: LocalGraph, relations: Sequence[int], kind: type[LocalT]) -> Lo
     src_ids = sorted({schema.src_of[r] for r in relations})
     dst_ids = sorted({schema.dst_of[r] for r in relations})
     shared = not schema.split and src_ids == dst_ids
-    src_start = _starts(g._src_frames, src_ids)
-    dst_start = _starts(g._dst_frames, dst_ids)
-    num_src = sum(g._src_frames[i].num_rows for i in src_ids)
-    num_dst = sum(g._dst_frames[i].num_rows for i in dst_ids)
+    src_start, num_src = _starts(g._src_frames, src_ids)
+    dst_start, num_dst = _starts(g._dst_frames, dst_ids)
     sources, destinations = [], []
     for relation in relations:
-        src, dst = g.relations[relation].coo()
-        sources.append(src + src_start[schema.src_of[relation]])
-        destinations.append(dst + dst_start[schema.dst_of[relation]])
+        ends = g.relations[relation].coo()
+        sources.append(ends[0] + src_start[schema.src_of[relation]])
+        destinations.append(ends[1] + dst_start[schema.dst_of[relation]])
     adj = Adjacency(torch.cat(sources), torch.cat(destinations), num_src, num_dst, check=False)
     src_name = joined_name(schema.srctypes[i] for i in src_ids)
     dst_name = joined_name(schema.dsttypes[i] for i in dst_ids)
     etype = (src_name, joined_name(schema.etypes[r] for r in relations), dst_name)
 
-    src_frame = _joined(g._src_frames, src_ids, f"nodes of type {src_name!r}", NTYPE, NID, g)
-    dst_frame = src_frame
+    src = [_joined(g._src_frames, src_ids, f"nodes of type {src_name!r}", NTYPE, NID, g)]
+    dst = src
     if not shared:
-        dst_frame = _joined(g._dst_frames, dst_ids, f"nodes of type {dst_name!r}", NTYPE, NID, g)
-    edge_frame = _joined(g._edge_frames, relations, f"edges of relation {etype}", ETYPE, EID, g)
-    if shared:
-        new_schema = Schema([src_name], [src_name], [src_name], [etype], split=False)
-    else:
-        new_schema = Schema.of_block([src_name], [dst_name], [etype])
-    src_frames = [src_frame]
+        dst = [_joined(g._dst_frames, dst_ids, f"nodes of type {dst_name!r}", NTYPE, NID, g)]
+    edge = [_joined(g._edge_frames, relations, f"edges of relation {etype}", ETYPE, EID, g)]
     new = object.__new__(kind)
-    new._init_local(
-        new_schema,
-        [adj],
-        src_frames,
-        src_frames if shared else [dst_frame],
-        [edge_frame],
-        is_block=g.is_block,
-    )
+    new._init_local(Schema.of_relation(etype, not shared), [adj], src, dst, edge, g.is_block)
     return new
 
 
-def _starts(frames: Sequence[Frame], ids: Sequence[int]) -> dict[int, int]:
-    starts, total = {}, 0
-    for i in ids:
-        starts[i] = total
-        total += frames[i].num_rows
-    return starts
+def _starts(frames: Sequence[Frame], ids: Sequence[int]) -> tuple[dict[int, int], int]:
+    """Where the rows of each frame start if they come one after the other, and how many rows."""
+    *starts, total = accumulate((frames[i].num_rows for i in ids), initial=0)
+    return dict(zip(ids, starts, strict=True)), total
 
 
 def _joined(
@@ -954,19 +906,16 @@ def _joined(
                 f"{sorted(map(str, kinds))}); rename or delete it on some"
             )
         joined[name] = torch.cat(values)
-    counts = torch.tensor([frame.num_rows for frame in chosen], device=g.device)
-    kinds_of = torch.tensor(list(ids), dtype=g.idtype, device=g.device)
-    joined[type_field] = kinds_of.repeat_interleave(counts)
-    own: list[Tensor] = [
-        torch.arange(frame.num_rows, dtype=g.idtype, device=g.device) for frame in chosen
-    ]
-    joined[id_field] = torch.cat(own)
+    like: Any = {"dtype": g.idtype, "device": g.device}
+    counts = [frame.num_rows for frame in chosen]
+    joined[type_field] = torch.cat(
+        [torch.full((n,), i, **like) for i, n in zip(ids, counts, strict=True)]
+    )
+    joined[id_field] = torch.cat([torch.arange(n, **like) for n in counts])
     return joined
 
 
-def parts_to_send(
-    graph: LocalGraph,
-) -> tuple[Callable[..., LocalGraph], tuple[type[Any], dict[str, Any]]]:
+def parts_to_send(graph: LocalGraph) -> tuple[Any, tuple[type[LocalGraph]], dict[str, Any]]:
     """What ``torch.multiprocessing`` sends of a graph.
 
     A graph goes through queues and pipes, and as an argument of ``spawn``, in parts: its types and
@@ -980,10 +929,4 @@ def parts_to_send(
             for name in frame:
                 if isinstance(frame.unread(name), LazyRows):
                     frame[name] = frame[name]  # the rows alone, not the column they come from
-    return _received, (type(graph), dict(graph.__dict__))
-
-
-def _received(kind: type[LocalGraph], state: dict[str, Any]) -> LocalGraph:
-    graph = object.__new__(kind)
-    graph.__dict__.update(state)
-    return graph
+    return object.__new__, (type(graph),), dict(graph.__dict__)
