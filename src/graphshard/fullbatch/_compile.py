@@ -171,11 +171,8 @@ class Compiler:
 
                 return Compiled(etype, softmax_sum, finish=finish, out_field=reduce.out_field)
         if weights is not None and holds_softmax(weights):
-            resolved = self._runner.resolve(etype, weights)
-            if isinstance(message, Weighted):
-                message = Weighted(message.op, message.source.tensor, resolved)
-            else:
-                message = PerEdge(resolved)
+            assert isinstance(message, Weighted | PerEdge)
+            message = message.with_value(self._runner.resolve(etype, weights))
         reduction = _reduction_of(message, reduce, fields.edge.num_rows, counts)
         return Compiled(etype, reduction, out_field=reduce.out_field)
 
@@ -251,9 +248,9 @@ def _reduction_of(
 
 def operands_of(function: MessageFunction) -> list[tuple[str, str]]:
     """Side and name of the fields that a built-in function reads."""
-    if function.rhs_target is None or function.rhs_field is None:
-        return [(function.lhs_target, function.lhs_field)]
     left = function.lhs_target, function.lhs_field
+    if function.rhs_target is None or function.rhs_field is None:
+        return [left]
     return [left, (function.rhs_target, function.rhs_field)]
 
 

@@ -197,20 +197,15 @@ class AggregationMode:
 
 def _memory_of_a_rank(device: torch.device) -> int:
     """Bytes that are left for this rank where its graph is."""
-    num_ranks = _ranks_on_this_machine()
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1  # on this machine
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        num_ranks = max(int(os.environ["LOCAL_WORLD_SIZE"]), 1)
     if device.type != "cuda":
         return available_memory() // num_ranks
     free, _ = torch.cuda.mem_get_info(device)
     # What torch has taken from the device and does not use now is left, too.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free // -(-num_ranks // torch.cuda.device_count())
-
-
-def _ranks_on_this_machine() -> int:
-    local = os.environ.get("LOCAL_WORLD_SIZE")
-    if local is not None:
-        return max(int(local), 1)
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 # -- how source rows travel, and those that are kept -----------------------------------------------

@@ -280,12 +280,11 @@ def _by_destination(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adj
 
 def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:
     """Per owner, the distinct rows, ascending, that these edges read; none of ``rank``'s own."""
+    empty = torch.empty(0, dtype=torch.int64, device=edges[0].src.device if edges else None)
     needed = []
     for part in range(world_size):
         rows = [e.src[e.src_part == part] for e in edges] if part != rank else []
-        device = edges[0].src.device if edges else None
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        needed.append(torch.unique(torch.cat([empty, *rows])) if rows else empty)
+        needed.append(torch.unique(torch.cat([empty, *rows])))
     return needed
 
 
@@ -397,15 +396,12 @@ class ShardStructure:
             chosen = {etype: self.edges[etype] for etype in self.edges if etype in key}
             (source_type,) = {source for source, _, _ in chosen}
             num_owned = self.num_src[source_type]
-            plan = self._plan(list(chosen.values()), num_owned)
+            needed = needed_rows(list(chosen.values()), self.rank, self.world_size)
+            plan = ExchangePlan.build(needed, num_owned, group=self.group, device=self.device)
             longest = torch.tensor([max(plan.send_splits, default=0)])
             longest = all_reduce(longest, "max", group=self.group)
             self._halos[key] = Halo(num_owned, chosen, plan, int(longest))
         return self._halos[key]
-
-    def _plan(self, edges: Sequence[LocalEdges], num_rows: int) -> ExchangePlan:
-        needed = needed_rows(edges, self.rank, self.world_size)
-        return ExchangePlan.build(needed, num_rows, group=self.group, device=self.device)
 
     def union_halo(self, source_type: str) -> Halo | None:
         """The remote rows that any relation reads of one source type."""
