@@ -132,10 +132,7 @@ v_add_e, v_sub_e, v_mul_e, v_div_e, v_dot_e = _binary("v", "e")
 e_add_u, e_sub_u, e_mul_u, e_div_u, e_dot_u = _binary("e", "u")
 e_add_v, e_sub_v, e_mul_v, e_div_v, e_dot_v = _binary("e", "v")
 
-sum = _reducer("sum")
-mean = _reducer("mean")
-max = _reducer("max")
-min = _reducer("min")
+sum, mean, max, min = map(_reducer, REDUCE_OPS)
 
 
 def as_message(func: Any) -> MessageFunction | None:

@@ -59,8 +59,7 @@ def construct_full_graph(
         prefetch=prefetch,
         halo_dtype=halo_dtype,
     )
-    _check_ranks(partition_data, group)
-    policy.agree(group)
+    _check_ranks(partition_data, policy, group)
     schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
     owned = {t: partition_data.num_owned(t) for t in partition_data.node_type_names}
     edges = {
@@ -115,8 +114,7 @@ def construct_mfgs(
         prefetch=prefetch,
         halo_dtype=halo_dtype,
     )
-    _check_ranks(partition_data, group)
-    policy.agree(group)
+    _check_ranks(partition_data, policy, group)
     error, rows = None, {}
     try:
         rows = _seed_rows(partition_data, seed_nodes)
@@ -130,7 +128,10 @@ def construct_mfgs(
     return layers[::-1]
 
 
-def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
+def _check_ranks(
+    data: PartitionData, policy: AggregationMode, group: dist.ProcessGroup | None
+) -> None:
+    """Raise on all ranks unless each has its part of one partition, and all chose alike."""
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -143,6 +144,7 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
             "load_dgl_partition_data the rank of this process"
         )
     agree_on_build(data.build, error, group)
+    policy.agree(group)
 
 
 def _manager(
@@ -156,8 +158,8 @@ def _manager(
     group: dist.ProcessGroup | None,
 ) -> GraphShardManager:
     """A graph of owned rows of each type, and of edges of the part: which ones, or None for all."""
-    sizes = ({t: rows.numel() for t, rows in of_type.items()} for of_type in (src_rows, dst_rows))
-    structure = ShardStructure(edges, *sizes, data.device, group)
+    num_src, num_dst = ({t: r.numel() for t, r in rows.items()} for rows in (src_rows, dst_rows))
+    structure = ShardStructure(edges, num_src, num_dst, data.device, group)
     structure.constants.mark([*data.node_features.values(), *data.edge_features.values()])
     if policy.mode == "auto":
         halos = [structure.union_halo(t) for t in schema.srctypes]

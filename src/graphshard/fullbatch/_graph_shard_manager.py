@@ -686,8 +686,7 @@ class GraphShardManager(EdgesOfAllRanks):
         num_rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
         check_attention(*num_rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
-        rows: Tensor = self._results([(fields, attention, "out")])[0]["out"]
-        return rows
+        return self._results([(fields, attention, "out")])[0]["out"]
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """Tensors; in sequential mode deferred values for built-in functions."""

@@ -13,6 +13,7 @@ part that they come from. Both are made when first asked for; nothing else here 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,18 +103,14 @@ def homogenised_graph(graph: GraphShardManager) -> GraphShardManager:
 
 def _original_ids(graph: GraphShardManager, homogenised: HomogenisedEdges) -> OriginalIds:
     """Ids before partitioning, those of each type after those of the types before."""
-    book, nodes, edges = graph._book(), [], []
-    first = 0
-    for ntype in book.ntypes:
-        stored = graph._original.nodes.get(ntype)
-        nodes.append(torch.empty(0, dtype=torch.int64) if stored is None else stored + first)
-        first += book.num_nodes(ntype)
-    first = 0
-    for etype in graph.canonical_etypes:
-        edges.append(graph._original.edges[etype] + first)
-        first += book.num_edges(etype)
+    book, original, etypes = graph._book(), graph._original, graph.canonical_etypes
+    *first_nodes, _ = accumulate(map(book.num_nodes, book.ntypes), initial=0)
+    *first_edges, _ = accumulate(map(book.num_edges, etypes), initial=0)
+    starts = zip(book.ntypes, first_nodes, strict=True)
+    nodes = [original.nodes[t] + first for t, first in starts if t in original.nodes]
+    edges = [original.edges[t] + first for t, first in zip(etypes, first_edges, strict=True)]
     return OriginalIds(
-        {DEFAULT_NTYPE: torch.cat([ids.to(graph.device) for ids in nodes])},
+        {DEFAULT_NTYPE: torch.cat(nodes)},
         {DEFAULT_CANONICAL_ETYPE: _per_edge(homogenised, edges)},
     )
 

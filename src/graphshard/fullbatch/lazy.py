@@ -324,9 +324,7 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
     operands = list(_flat((args, kwargs)))
     lazy = [operand for operand in operands if is_lazy(operand)]
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    if not lazy or kwargs.get("out") is not None:
-        return None
-    if len({len(rows) for rows in lazy}) > 1:
+    if len({len(rows) for rows in lazy}) != 1 or kwargs.get("out") is not None:
         return None
     first: Any = args[0] if args else None
     if name in _OF_FIRST or name == "linear":
@@ -361,9 +359,7 @@ def _no_rows(tensor: Tensor) -> bool:
 def _broadcast(lazy: Sequence[Any], tensors: Sequence[Tensor]) -> HasRows | None:
     """Dimensions are aligned from the right, so rows meet rows if there are as many of them."""
     num_dims, num_rows = lazy[0].ndim, len(lazy[0])
-    if any(rows.ndim != num_dims for rows in lazy):
-        return None
-    if any(tensor.dim() > num_dims for tensor in tensors):
+    if any(rows.ndim != num_dims for rows in lazy) or any(t.dim() > num_dims for t in tensors):
         return None
     for tensor in tensors:
         if tensor.dim() == num_dims and tensor.shape[0] not in (1, num_rows):
@@ -469,9 +465,6 @@ class UserFunction:
         self.fields = dict(sorted(self.fields.items()))
         return messages
 
-    def leaves(self) -> list[Leaf]:
-        return _leaves(list(self.fields.values()))
-
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
         if torch.is_grad_enabled() or not self._wants_grad:
@@ -547,7 +540,7 @@ class UserMessage(Message):
 
     def __init__(self, function: UserFunction, field: str) -> None:
         self.function, self.field = function, field
-        self.leaves = function.leaves()
+        self.leaves = _leaves(list(function.fields.values()))
 
     def parameters(self) -> list[Tensor]:
         return list(self.function.captured.values())

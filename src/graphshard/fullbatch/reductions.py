@@ -193,12 +193,6 @@ class _OfOne(Expression):
     def children(self) -> Sequence[Expression]:
         return (self.child,)
 
-    def with_child(self, child: Expression) -> Expression:
-        """The same of another expression."""
-        new = copy.copy(self)
-        new.child = child
-        return new
-
 
 class EdgeRows(Expression):
     """Rows of a tensor that has one row per local edge."""
@@ -385,7 +379,9 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
     if isinstance(node, Sddmm):
         return Sddmm(node.op, done.get(id(node.lhs), node.lhs), done.get(id(node.rhs), node.rhs))
     if isinstance(node, _OfOne):
-        return node.with_child(done[id(node.child)])
+        new = copy.copy(node)
+        new.child = done[id(node.child)]
+        return new
     raise AssertionError(f"{type(node).__name__} has no children to replace")
 
 
@@ -639,10 +635,7 @@ def find_chunks(
 ) -> tuple[list[ColumnBlock], list[int | None]]:
     """The blocks of a pass over several reductions, and the dimension of each leaf that they cut.
 
-    Args:
-        reductions: Those of the pass; if one cannot be cut, or two cut a leaf differently, no leaf
-            is cut.
-        longest_message: Most rows that any rank sends to any other.
+    If one of them cannot be cut, or two cut a leaf differently, no leaf is cut.
     """
     whole: tuple[list[ColumnBlock], list[int | None]] = [WHOLE], [None] * len(leaves)
     agreed: dict[LeafKey, int | None] = {}

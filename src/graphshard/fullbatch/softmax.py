@@ -146,8 +146,7 @@ class SoftmaxSum(Reduction):
     def normalize(self, weighted: Tensor, total: Tensor) -> Tensor:
         """The weighted mean; rows without in-edges stay 0."""
         divisor = self._aligned(total.masked_fill(total == 0, 1.0), weighted)
-        quotient: Tensor = _Quotient.apply(weighted, divisor)
-        return quotient
+        return _Quotient.apply(weighted, divisor)
 
     def _aligned(self, rows: Tensor, like: Tensor) -> Tensor:
         """``rows``, one per destination and softmax column, shaped to broadcast with ``like``."""
@@ -333,18 +332,15 @@ class AttentionSum(Reduction):
         return states
 
     def finish(self) -> tuple[Tensor, ...]:
-        first = self._states[0]
+        first, count = self._states[0], len(self._states)
         self._statistics = compute.AttentionState(first.peak, first.total, self._out)
+        shape, device = [first.sums.shape[0], self._heads, self._dim], first.sums.device
         del first
         bias = None if self._bias is None else self._bias.tensor
-        if len(self._states) == 1:
+        if count == 1:
             result = finish(self._states.pop(), self._dtype, bias, self._rule.relu)
         else:
-            count = len(self._states)
-            like = self._states[0].sums
-            shape = [like.shape[0], self._heads, self._dim]
-            result = empty(shape, self._dtype, like.device)
-            del like
+            result = empty(shape, self._dtype, device)
             for index in range(count):
                 part = finish(self._states.pop(0), self._dtype)
                 ColumnBlock(index, count).of(result, COLUMNS).copy_(part)
@@ -473,14 +469,8 @@ def softmax_over_out_edges(
 ) -> list[Tensor]:
     """Softmax over the out-edges of each source, which are spread over the ranks.
 
-    The peak and the total of each source are put together at its owner and fetched back.
-
-    Args:
-        etypes: Relations out of one node type.
-        logits: ``[num_edges, ...]`` for each.
-
-    Returns:
-        Weights like ``logits``; those of one source add up to 1 over all relations and ranks.
+    The peak and the total of each source are put together at its owner and fetched back. Relations
+    are out of one node type; all else is as for `softmax_over_in_edges`.
     """
     halo = structure.halo(etypes)
     outgoing = [halo.adjacency(etype).reverse() for etype in etypes]

@@ -90,12 +90,8 @@ class Block(LocalGraph):
 ForkingPickler.register(Block, parts_to_send)
 
 
-@functools.lru_cache(maxsize=64)
-def _schema(
-    srctypes: tuple[str, ...], dsttypes: tuple[str, ...], etypes: tuple[CanonicalEType, ...]
-) -> Schema:
-    """One schema for all blocks of the same types: samplers make thousands of them."""
-    return Schema.of_block(list(srctypes), list(dsttypes), list(etypes))
+# One schema for all blocks of the same types: samplers make thousands of them.
+_schema = functools.lru_cache(maxsize=64)(Schema.of_block)
 
 
 def create_block(

@@ -50,7 +50,7 @@ class Graph(LocalGraph):
         check_relations(num_nodes, num_nodes, relations)
         schema = Schema.of_graph(list(num_nodes), list(relations))
         device = next(iter(relations.values())).device
-        frames = {name: node_frame(name, num_nodes[name], device) for name in schema.ntypes}
+        frames = {n: Frame(num_nodes[n], device, f"nodes of type {n!r}") for n in schema.ntypes}
         src_frames = [frames[name] for name in schema.srctypes]
         dst_frames = [frames[name] for name in schema.dsttypes] if schema.split else src_frames
         edge_frames = [edge_frame(etype, adj) for etype, adj in relations.items()]
@@ -85,11 +85,6 @@ class Graph(LocalGraph):
 
 
 ForkingPickler.register(Graph, parts_to_send)
-
-
-def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:
-    """An empty frame for the nodes of a type."""
-    return Frame(num_rows, device, f"nodes of type {ntype!r}")
 
 
 def graph(

@@ -20,6 +20,7 @@ graph's frames are others than outside, and a view made outside must follow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -396,20 +397,13 @@ class Frame(MutableMapping[str, Any]):
         }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RowsView(Mapping[str, Any]):
-    """Chosen rows of a mapping's columns, gathered on first use and kept.
+    """Chosen rows of a mapping's columns, gathered on first use and kept."""
 
-    Args:
-        source: The columns, each ``[num_rows, ...]``.
-        index: ``[k]`` row numbers (int32 or int64), or None for all rows as they are.
-    """
-
-    __slots__ = ("_source", "_index", "_cache")
-
-    def __init__(self, source: Mapping[str, Any], index: Tensor | None) -> None:
-        self._source = source
-        self._index = index
-        self._cache: dict[str, Any] = {}
+    _source: Mapping[str, Any]  # each column [num_rows, ...]
+    _index: Tensor | None  # [k] row numbers, int32 or int64; None for all rows as they are
+    _cache: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __getitem__(self, name: str) -> Any:
         value = self._cache.get(name)
@@ -440,14 +434,12 @@ class RowsView(Mapping[str, Any]):
         return repr({name: self[name] for name in self})
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OverlayView(Mapping[str, Any]):
     """One mapping laid over another: what ``apply_node_func`` sees, results before old fields."""
 
-    __slots__ = ("_top", "_bottom")
-
-    def __init__(self, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> None:
-        self._top = top
-        self._bottom = bottom
+    _top: Mapping[str, Any]
+    _bottom: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
         return self._top[name] if name in self._top else self._bottom[name]
@@ -475,22 +467,14 @@ class DataSpace(NamedTuple):
     data: MutableMapping[str, Any]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrameView(MutableMapping[str, Any]):
-    """Features of one node type or one relation.
+    """Features of one node type or one relation."""
 
-    Args:
-        view: The view that settings are recorded under; ``"edge"`` chooses the edge frames.
-        side: ``"src"``, ``"dst"`` or ``"edge"``: the list of frames.
-        index: Place in that list.
-    """
-
-    __slots__ = ("_graph", "_view", "_side", "_index")
-
-    def __init__(self, graph: MessagePassingGraph, view: View, side: str, index: int) -> None:
-        self._graph = graph
-        self._view = view
-        self._side = side
-        self._index = index
+    _graph: MessagePassingGraph
+    _view: View  # that settings are recorded under
+    _side: str  # the list of frames: "src", "dst" or "edge"
+    _index: int  # place in that list
 
     @property
     def frame(self) -> Frame:
@@ -519,20 +503,11 @@ class FrameView(MutableMapping[str, Any]):
         return repr(self.frame)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrameRowsView(FrameView):
-    """Features of some nodes or edges: reading gathers rows, setting replaces rows.
+    """Features of some nodes or edges: reading gathers rows, setting replaces rows."""
 
-    Args:
-        rows: ``[k]`` row numbers, in range and, for setting, distinct.
-    """
-
-    __slots__ = ("_rows",)
-
-    def __init__(
-        self, graph: MessagePassingGraph, view: View, side: str, index: int, rows: Tensor
-    ) -> None:
-        super().__init__(graph, view, side, index)
-        self._rows = rows
+    _rows: Tensor  # [k] row numbers, in range and, for setting, distinct
 
     def __getitem__(self, name: str) -> Any:
         return self.frame[name].index_select(0, self._rows)
@@ -549,26 +524,14 @@ class FrameRowsView(FrameView):
         return repr(dict(self))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
-    """Features of several types at once: field -> {type: values}; types without it are left out.
+    """Features of several types at once: field -> {type: values}; types without it are left out."""
 
-    Args:
-        find: Turns a type, or what a user calls it, into (side, index).
-    """
-
-    __slots__ = ("_graph", "_view", "_keys", "_find")
-
-    def __init__(
-        self,
-        graph: MessagePassingGraph,
-        view: View,
-        keys: list[Any],
-        find: Callable[[Any], tuple[str, int]],
-    ) -> None:
-        self._graph = graph
-        self._view = view
-        self._keys = keys
-        self._find = find
+    _graph: MessagePassingGraph
+    _view: View
+    _keys: list[Any]
+    _find: Callable[[Any], tuple[str, int]]  # from a type, or what a user calls it, to its frame
 
     def _frame(self, key: Any) -> Frame:
         side, index = self._find(key)

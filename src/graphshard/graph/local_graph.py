@@ -303,13 +303,11 @@ class LocalGraph(MessagePassingGraph):
 
     def predecessors(self, v: int, etype: EType | None = None) -> Tensor:
         """Sources of the in-edges of one node, by ascending edge id."""
-        sources: Tensor = self.in_edges(_one(v, "v"), "uv", etype)[0]
-        return sources
+        return self.in_edges(_one(v, "v"), "uv", etype)[0]
 
     def successors(self, v: int, etype: EType | None = None) -> Tensor:
         """Destinations of the out-edges of one node, by ascending edge id."""
-        destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
-        return destinations
+        return self.out_edges(_one(v, "v"), "uv", etype)[1]
 
     def find_edges(self, eid: Any, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """(sources, destinations) of edges given by id.
@@ -318,9 +316,7 @@ class LocalGraph(MessagePassingGraph):
             ValueError: an id is out of range.
         """
         relation = self._schema.relation(etype)
-        ends: tuple[Tensor, Tensor]
-        ends = self._edges_in_form(relation, self._checked_edge_ids(eid, relation), "uv")
-        return ends
+        return self._edges_in_form(relation, self._checked_edge_ids(eid, relation), "uv")
 
     def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
         """Whether nodes with these ids exist; a bool for a number, else a bool tensor.
@@ -409,8 +405,7 @@ class LocalGraph(MessagePassingGraph):
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
         if isinstance(edges, tuple) and len(edges) == 2:
             etype = self._schema.canonical_etypes[relation]
-            edge_ids: Tensor = self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
-            return edge_ids
+            return self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
         return self._checked_edge_ids(edges, relation)
 
     def _in_edge_ids(self, relation: int, nodes: Tensor) -> Tensor:

@@ -712,7 +712,7 @@ def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: boo
         else g.edges("eid", etype=etype)
         for etype in g.canonical_etypes
     }
-    new = edge_subgraph(g, eids, relabel_nodes=False, store_ids=store_ids)
+    new = _build(g, eids, None, store_ids)
     _carry_initializers(g, new)
     _carry_batch(g, new, {}, masks)
     return new

@@ -430,9 +430,7 @@ def to_dgl(g: Graph | Block) -> DGLGraph:
             f"{type(g).__name__}); DGL has no graph that spans ranks: write the parts for it with "
             "graphshard convert"
         )
-    dgl = require("dgl", "graphshard[dgl]", "to_dgl")
-    theirs: DGLGraph = _rebuilt(g, dgl)
-    return theirs
+    return _rebuilt(g, require("dgl", "graphshard[dgl]", "to_dgl"))
 
 
 def _rebuilt(g: Any, library: Any) -> Any:
