@@ -276,10 +276,11 @@ class GraphShardManager(EdgesOfAllRanks):
             etypes = [self.canonical_etypes[r] for r in relations]
             used = {t for s, _, d in etypes for t in (s, d)}
             srctypes = [t for t in self.srctypes if t in used]
-            schema = Schema.of_graph(srctypes, etypes)
             if self._schema.split:
                 dsttypes = [t for t in self.dsttypes if t in used]
                 schema = Schema.of_block(srctypes, dsttypes, etypes)
+            else:
+                schema = Schema.of_graph(srctypes, etypes)
         src = [self._src_frames[self._schema.src_id(t)] for t in schema.srctypes]
         dst = [self._dst_frames[self._schema.dst_id(t)] for t in schema.dsttypes]
         edge = [self._edge_frames[r] for r in relations]

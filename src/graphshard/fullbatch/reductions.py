@@ -442,11 +442,6 @@ class Message(ABC):
         """How to find the gradients of `reduce_sum`, given that of its result."""
         return Adjoint(self.reduce_sum(evaluation), grad)
 
-    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
-        """Extremum at each destination, and the position of the edge that won, -1 for none."""
-        op, lhs, rhs = self.operands(evaluation)
-        return gspmm_arg(evaluation.shard.adjacency, op, reduce, lhs, rhs)
-
     def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         """How to find the gradients of an extremum over several shards.
 
@@ -878,8 +873,9 @@ class Extremum(Reduction):
         self._edge: Tensor | None = None  # local edge ids; num_edges where there is none
 
     def merge(self, evaluation: ShardEvaluation) -> None:
-        value, position = self.message.reduce_arg(evaluation, self.reduce)
-        eids = evaluation.shard.eids
+        adjacency, eids = evaluation.shard.adjacency, evaluation.shard.eids
+        op, lhs, rhs = self.message.operands(evaluation)
+        value, position = gspmm_arg(adjacency, op, self.reduce, lhs, rhs)
         if self._best is None or self._edge is None:
             dtype = position.dtype if eids is None else eids.dtype
             self._best = empty_like(value).zero_()

@@ -94,8 +94,10 @@ class SoftmaxSum(Reduction):
             self._dtypes = [part.dtype for part in parts]
             self._sums = [part.to(accumulation_dtype(part.dtype)) for part in parts]
             return
-        sums = self._seen(evaluation, self._sums)
-        factors = self._seen(evaluation, self._factors())
+        scales = [self._scale]  # by what each sum shrinks, to be broadcast
+        if self._weighted is not None:
+            scales.insert(0, self._aligned(self._scale, self._sums[0]))
+        sums, factors = self._seen(evaluation, self._sums), self._seen(evaluation, scales)
         for total, part, factor in zip(sums, parts, factors, strict=True):
             total.mul_(factor).add_(part)
 
@@ -112,11 +114,6 @@ class SoftmaxSum(Reduction):
         finite = _finite(peak)
         self._scale = (self._peak - finite).exp()
         self._peak, self.shifted.peak = peak, finite
-
-    def _factors(self) -> list[Tensor]:
-        """By what each of the sums shrinks, to be broadcast."""
-        scale = self._scale
-        return [scale] if self._weighted is None else [self._aligned(scale, self._sums[0]), scale]
 
     def _seen(self, evaluation: ShardEvaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
         """The part of whole outputs, or of what broadcasts with them, that a block contributes."""

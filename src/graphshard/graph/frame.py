@@ -388,6 +388,10 @@ class Frame(MutableMapping[str, Any]):
             new.set(name, torch.cat([old, added]), self._views.get(name, self.default_view))
         return new
 
+    def rows(self, index: Tensor) -> RowsView:
+        """A mapping that gathers ``index`` from a column when the column is asked for."""
+        return RowsView(self, index)
+
     @property
     def schemes(self) -> dict[str, Scheme]:
         """Row shape and dtype of each column."""
@@ -573,14 +577,12 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
         return repr(dict(self))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class NodeSpaceView:
     """``g.nodes``, ``g.srcnodes``, ``g.dstnodes``: call for ids, index by type for features."""
 
-    __slots__ = ("_graph", "_view")
-
-    def __init__(self, graph: MessagePassingGraph, view: View) -> None:
-        self._graph = graph
-        self._view: View = view
+    _graph: MessagePassingGraph
+    _view: View
 
     def _place(self, ntype: str | None) -> tuple[str, int]:
         schema = self._graph._schema
@@ -617,13 +619,11 @@ class NodeSpaceView:
         return DataSpace(FrameRowsView(self._graph, self._view, side, index, rows))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EdgeSpaceView:
     """``g.edges``: call for end points, index by relation for features."""
 
-    __slots__ = ("_graph",)
-
-    def __init__(self, graph: MessagePassingGraph) -> None:
-        self._graph = graph
+    _graph: MessagePassingGraph
 
     def __call__(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """See `Graph.all_edges`."""

@@ -23,7 +23,7 @@ from ..errors import GraphTypeError, GraphValueError
 from ..function import ReduceFunction
 from ..ops import Adjacency, Attention, attend, edge_softmax
 from . import transforms
-from .frame import Frame, LazyRows, OverlayView, RowsView
+from .frame import Frame, LazyRows, OverlayView
 from .message_passing import (
     ApplyFunction,
     MessagePassingGraph,
@@ -187,13 +187,13 @@ class LocalGraph(MessagePassingGraph):
         if dst_nodes is not None:
             local_dst = torch.searchsorted(dst_nodes, dst).to(dst.dtype)
             num_dst = int(dst_nodes.shape[0])
-            dst_frame = RowsView(dst_frame, dst_nodes)
+            dst_frame = self._dst_frames[schema.dst_of[relation]].rows(dst_nodes)
         return RelationData(
             Adjacency(src, local_dst, adj.num_src, num_dst, check=False),
             schema.canonical_etypes[relation],
             self._src_frames[schema.src_of[relation]],
             dst_frame,
-            RowsView(self._edge_frames[relation], eids),
+            self._edge_frames[relation].rows(eids),
             dst_nodes,
             (src, dst, eids),
         )
@@ -284,7 +284,8 @@ class LocalGraph(MessagePassingGraph):
         src, dst = adj.coo()
         eids = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
         if order == "srcdst":
-            eids = _by_source_then_destination(src, dst).to(adj.idtype)
+            by_dst = torch.sort(dst, stable=True).indices
+            eids = by_dst[torch.sort(src[by_dst], stable=True).indices].to(adj.idtype)
             src, dst = src.index_select(0, eids), dst.index_select(0, eids)
         return _in_form(form, src, dst, eids)
 
@@ -773,11 +774,6 @@ def check_relations(
     if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
         kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
         raise GraphValueError(f"all relations must have one idtype and one device (got {kinds})")
-
-
-def _by_source_then_destination(src: Tensor, dst: Tensor) -> Tensor:
-    by_dst = torch.sort(dst, stable=True).indices
-    return by_dst[torch.sort(src[by_dst], stable=True).indices]
 
 
 def _in_form(form: str, src: Tensor, dst: Tensor, eids: Tensor) -> Any:

@@ -632,9 +632,7 @@ def add_nodes(
     if int(num) < 0:
         raise GraphValueError(f"num must not be negative (got {num})")
     type_id = g.get_ntype_id(ntype)
-    new = _grown(g, {g.ntypes[type_id]: (int(num), dict(data or {}))}, {})
-    new._batch_nodes = new._batch_edges = None
-    return new
+    return _grown(g, {g.ntypes[type_id]: (int(num), dict(data or {}))}, {})
 
 
 def add_edges(
@@ -674,9 +672,7 @@ def add_edges(
     more: dict[str, tuple[int, Mapping[str, Tensor]]] = {
         ntype: (max(count - g.num_nodes(ntype), 0), {}) for ntype, count in least.items()
     }
-    new = _grown(g, more, {chosen: (src, dst, dict(data or {}))})
-    new._batch_nodes = new._batch_edges = None
-    return new
+    return _grown(g, more, {chosen: (src, dst, dict(data or {}))})
 
 
 def remove_edges(g: Graph, eids: Any, etype: EType | None = None, store_ids: bool = False) -> Graph:
@@ -750,20 +746,11 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
         node_masks[name][ids.long()] = False
     if all(bool(mask.all()) for mask in node_masks.values()):
         return g.local_var()
-    new = node_subgraph(g, node_masks)
+    new = node_subgraph(g, node_masks, store_ids=store_ids)
     edge_masks = {}
-    for etype in g.canonical_etypes:
-        fields, old = new.edges[etype].data, g.edges[etype].data.get(EID)
-        eids = fields[EID] if store_ids else fields.pop(EID)
-        edge_masks[etype] = torch.zeros(g.num_edges(etype), dtype=torch.bool, device=g.device)
-        edge_masks[etype][eids.long()] = True
-        if not store_ids and old is not None:
-            fields[EID] = old.index_select(0, eids)
-    for name in g.ntypes if not store_ids else ():
-        fields, old = new.nodes[name].data, g.nodes[name].data.get(NID)
-        rows = fields.pop(NID)
-        if old is not None:
-            fields[NID] = old.index_select(0, rows)
+    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
+        src, dst = (end.long() for end in adj.coo())
+        edge_masks[etype] = node_masks[etype[0]][src] & node_masks[etype[2]][dst]
     _carry_initializers(g, new)
     _carry_batch(g, new, node_masks, edge_masks)
     return new

@@ -272,7 +272,7 @@ def _load(
         raise TypeError("num_nodes must be a dict of node types for a typed graph, else an integer")
     tables = {etype: read(file, _columns_of(etype, edge_columns)) for etype, file in files.items()}
     counts: Any = num_nodes if typed or num_nodes is None else {DEFAULT_NTYPE: num_nodes}
-    limits = {t: count for t, count in (counts or {}).items() if isinstance(count, int)}
+    limits = dict(counts) if isinstance(num_nodes, int | Mapping) else {}
     ends = {
         etype: ((etype[0], table.src), (etype[2], table.dst)) for etype, table in tables.items()
     }

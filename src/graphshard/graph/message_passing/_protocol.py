@@ -735,7 +735,7 @@ class MessagePassingGraph:
             frame._set_all(run_apply(func, RowsView(frame, None), nodes, name), "node")
             return
         rows = self._node_ids(v, side, index)
-        frame._set_all(run_apply(func, RowsView(frame, rows), rows, name), "node", rows)
+        frame._set_all(run_apply(func, frame.rows(rows), rows, name), "node", rows)
 
     def apply_edges(self, func: Any, edges: Any = ALL, etype: EType | None = None) -> None:
         """Set edge fields to what ``func`` gives for each edge.
