@@ -101,14 +101,19 @@ class ReduceBuilder(Protocol):
         """Name the message to reduce and the node field to write."""
 
 
-def _binary(lhs: str, op: str, rhs: str) -> BinaryBuilder:
-    def build(lhs_field: str, rhs_field: str, out: str) -> MessageFunction:
-        return MessageFunction(op, lhs, rhs, lhs_field, rhs_field, out)
+def _binary(lhs: str, rhs: str) -> list[BinaryBuilder]:
+    """One for each of `MESSAGE_OPS`."""
 
-    build.__name__ = build.__qualname__ = f"{lhs}_{op}_{rhs}"
-    meaning = "dot product over the last dimension" if op == "dot" else f"elementwise {op}"
-    build.__doc__ = f"The message is the {meaning} of a field of {lhs} and a field of {rhs}."
-    return build
+    def builder(op: str) -> BinaryBuilder:
+        def build(lhs_field: str, rhs_field: str, out: str) -> MessageFunction:
+            return MessageFunction(op, lhs, rhs, lhs_field, rhs_field, out)
+
+        build.__name__ = build.__qualname__ = f"{lhs}_{op}_{rhs}"
+        meaning = "dot product over the last dimension" if op == "dot" else f"elementwise {op}"
+        build.__doc__ = f"The message is the {meaning} of a field of {lhs} and a field of {rhs}."
+        return build
+
+    return [builder(op) for op in MESSAGE_OPS]
 
 
 def _reducer(op: str) -> ReduceBuilder:
@@ -120,41 +125,14 @@ def _reducer(op: str) -> ReduceBuilder:
     return build
 
 
-u_add_v = _binary("u", "add", "v")
-u_sub_v = _binary("u", "sub", "v")
-u_mul_v = _binary("u", "mul", "v")
-u_div_v = _binary("u", "div", "v")
-u_dot_v = _binary("u", "dot", "v")
-u_add_e = _binary("u", "add", "e")
-u_sub_e = _binary("u", "sub", "e")
-u_mul_e = _binary("u", "mul", "e")
-u_div_e = _binary("u", "div", "e")
-u_dot_e = _binary("u", "dot", "e")
-v_add_u = _binary("v", "add", "u")
-v_sub_u = _binary("v", "sub", "u")
-v_mul_u = _binary("v", "mul", "u")
-v_div_u = _binary("v", "div", "u")
-v_dot_u = _binary("v", "dot", "u")
-v_add_e = _binary("v", "add", "e")
-v_sub_e = _binary("v", "sub", "e")
-v_mul_e = _binary("v", "mul", "e")
-v_div_e = _binary("v", "div", "e")
-v_dot_e = _binary("v", "dot", "e")
-e_add_u = _binary("e", "add", "u")
-e_sub_u = _binary("e", "sub", "u")
-e_mul_u = _binary("e", "mul", "u")
-e_div_u = _binary("e", "div", "u")
-e_dot_u = _binary("e", "dot", "u")
-e_add_v = _binary("e", "add", "v")
-e_sub_v = _binary("e", "sub", "v")
-e_mul_v = _binary("e", "mul", "v")
-e_div_v = _binary("e", "div", "v")
-e_dot_v = _binary("e", "dot", "v")
+u_add_v, u_sub_v, u_mul_v, u_div_v, u_dot_v = _binary("u", "v")
+u_add_e, u_sub_e, u_mul_e, u_div_e, u_dot_e = _binary("u", "e")
+v_add_u, v_sub_u, v_mul_u, v_div_u, v_dot_u = _binary("v", "u")
+v_add_e, v_sub_e, v_mul_e, v_div_e, v_dot_e = _binary("v", "e")
+e_add_u, e_sub_u, e_mul_u, e_div_u, e_dot_u = _binary("e", "u")
+e_add_v, e_sub_v, e_mul_v, e_div_v, e_dot_v = _binary("e", "v")
 
-sum = _reducer("sum")
-mean = _reducer("mean")
-max = _reducer("max")
-min = _reducer("min")
+sum, mean, max, min = map(_reducer, REDUCE_OPS)
 
 
 def as_message(func: Any) -> MessageFunction | None:

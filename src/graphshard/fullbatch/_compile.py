@@ -137,7 +137,7 @@ class Compiler:
         if plan is None:
             if is_oneshot and len(values) == 2 and not _broadcasts(message.op, *values):
                 return None  # the kernel says what is wrong
-            counts = self._counts(fields, reduce)
+            counts = self._structure.mean_counts(fields.etype) if reduce.op == "mean" else None
             plan = _plan_of(fields, message, reduce, counts, tuple(site))
             self._plans[tuple(site)] = plan
         if is_oneshot and plan.source is None:
@@ -149,33 +149,27 @@ class Compiler:
         reduction = plan.bind(fields)
         return Compiled(fields.etype, reduction, plan.source, constant, out_field=reduce.out_field)
 
-    def _counts(self, fields: RelationFields, reduce: ReduceFunction) -> Tensor | None:
-        """What a mean divides the sum by: ``[num_dst]``, at least 1."""
-        return self._structure.mean_counts(fields.etype) if reduce.op == "mean" else None
-
     def _of_message(
         self, fields: RelationFields, message: Message, reduce: ReduceFunction
     ) -> Compiled:
         """A sequential pass over messages that are not made of stored tensors alone."""
-        etype, counts = fields.etype, self._counts(fields, reduce)
-        weights = _edge_value(message)
-        is_product = not (isinstance(message, Weighted) and message.op != "mul")
-        if reduce.op not in ("max", "min") and weights is not None and is_product:
-            proportional = proportional_softmax(weights)
-            if proportional is not None:
+        etype = fields.etype
+        counts = self._structure.mean_counts(etype) if reduce.op == "mean" else None
+        if isinstance(message, Weighted | PerEdge) and holds_softmax(message.value):
+            is_product = isinstance(message, PerEdge) or message.op == "mul"
+            proportional = proportional_softmax(message.value)
+            if proportional is not None and is_product and reduce.op in ("sum", "mean"):
                 softmax, reshapes = proportional
                 softmax_sum = SoftmaxSum(softmax, message, reshapes)
 
                 def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-                    return _scaled(softmax_sum.normalize(*outputs), counts)
+                    result = softmax_sum.normalize(*outputs)
+                    if counts is None:
+                        return result
+                    return result / counts.to(result.dtype).view(-1, *[1] * (result.dim() - 1))
 
                 return Compiled(etype, softmax_sum, finish=finish, out_field=reduce.out_field)
-        if weights is not None and holds_softmax(weights):
-            resolved = self._runner.resolve(etype, weights)
-            if isinstance(message, Weighted):
-                message = Weighted(message.op, message.source.tensor, resolved)
-            else:
-                message = PerEdge(resolved)
+            message = message.with_value(self._runner.resolve(etype, message.value))
         reduction = _reduction_of(message, reduce, fields.edge.num_rows, counts)
         return Compiled(etype, reduction, out_field=reduce.out_field)
 
@@ -221,7 +215,8 @@ def _plan_of(
     """The plan of a call whose fields are tensors."""
     operands = operands_of(message)
     sources = [name for target, name in operands if target == "u"]
-    value = _edge_value(_message_of(fields, message))
+    template = _message_of(fields, message)
+    value = template.value if isinstance(template, Weighted | PerEdge) else None
     constant: Hashable | None = None
     if value is None or isinstance(value, EdgeRows | Endpoint):  # what is computed may drop out
         constant = ("aggregate", fields.etype, message.name, reduce.op)
@@ -251,9 +246,9 @@ def _reduction_of(
 
 def operands_of(function: MessageFunction) -> list[tuple[str, str]]:
     """Side and name of the fields that a built-in function reads."""
-    if function.rhs_target is None or function.rhs_field is None:
-        return [(function.lhs_target, function.lhs_field)]
     left = function.lhs_target, function.lhs_field
+    if function.rhs_target is None or function.rhs_field is None:
+        return [left]
     return [left, (function.rhs_target, function.rhs_field)]
 
 
@@ -277,11 +272,6 @@ def value_of(fields: RelationFields, function: MessageFunction) -> Expression:
     return values[0] if len(values) == 1 else Sddmm(function.op, *values)
 
 
-def _edge_value(message: Message) -> Expression | None:
-    """The part of a message that has a row per edge, if any."""
-    return message.value if isinstance(message, Weighted | PerEdge) else None
-
-
 def _broadcasts(op: str, left: Tensor, right: Tensor) -> bool:
     """Whether the rows of two operands fit each other."""
     rows = left.shape[1:], right.shape[1:]
@@ -292,9 +282,3 @@ def _broadcasts(op: str, left: Tensor, right: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _scaled(total: Tensor, degrees: Tensor | None) -> Tensor:
-    if degrees is None:
-        return total
-    return total / degrees.to(total.dtype).view(-1, *[1] * (total.dim() - 1))

@@ -59,29 +59,15 @@ def construct_full_graph(
         prefetch=prefetch,
         halo_dtype=halo_dtype,
     )
-    _check_ranks(partition_data, group)
-    policy.agree(group)
+    _check_ranks(partition_data, policy, group)
     schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
     owned = {t: partition_data.num_owned(t) for t in partition_data.node_type_names}
     edges = {
         etype: LocalEdges(e.src_part, e.src, e.dst, owned[etype[2]])
         for etype, e in partition_data.edges.items()
     }
-    structure = ShardStructure(edges, owned, owned, partition_data.device, group)
-    structure.constants.mark(_features(partition_data))
     rows = {t: torch.arange(n, device=partition_data.device) for t, n in owned.items()}
-    frames = _frames(partition_data, schema, rows, rows, {}, shared=not schema.split)
-    return GraphShardManager(
-        structure,
-        schema,
-        _resolved(policy, structure, schema, group),
-        frames,
-        is_block=False,
-        input_nodes={t: rows[t] for t in schema.srctypes},
-        seeds={t: rows[t] for t in schema.dsttypes},
-        original=_original_ids(partition_data),
-        partition_book=partition_data.partition_book,
-    )
+    return _manager(partition_data, schema, edges, rows, rows, None, policy, group)
 
 
 def construct_mfgs(
@@ -128,8 +114,7 @@ def construct_mfgs(
         prefetch=prefetch,
         halo_dtype=halo_dtype,
     )
-    _check_ranks(partition_data, group)
-    policy.agree(group)
+    _check_ranks(partition_data, policy, group)
     error, rows = None, {}
     try:
         rows = _seed_rows(partition_data, seed_nodes)
@@ -143,7 +128,10 @@ def construct_mfgs(
     return layers[::-1]
 
 
-def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
+def _check_ranks(
+    data: PartitionData, policy: AggregationMode, group: dist.ProcessGroup | None
+) -> None:
+    """Raise on all ranks unless each has its part of one partition, and all chose alike."""
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -156,19 +144,44 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
             "load_dgl_partition_data the rank of this process"
         )
     agree_on_build(data.build, error, group)
+    policy.agree(group)
 
 
-def _resolved(
-    policy: AggregationMode,
-    structure: ShardStructure,
+def _manager(
+    data: PartitionData,
     schema: Schema,
+    edges: Mapping[CanonicalEType, LocalEdges],
+    src_rows: Mapping[str, Tensor],
+    dst_rows: Mapping[str, Tensor],
+    edge_ids: Mapping[CanonicalEType, Tensor] | None,
+    policy: AggregationMode,
     group: dist.ProcessGroup | None,
-) -> AggregationMode:
-    if policy.mode != "auto":
-        return policy
-    halos = [structure.union_halo(t) for t in schema.srctypes]
-    rows = sum(halo.num_halo for halo in halos if halo is not None)
-    return replace(policy, mode=policy.resolve(rows, group, structure.device))
+) -> GraphShardManager:
+    """A graph of owned rows of each type, and of edges of the part: which ones, or None for all."""
+    num_src, num_dst = ({t: r.numel() for t, r in rows.items()} for rows in (src_rows, dst_rows))
+    structure = ShardStructure(edges, num_src, num_dst, data.device, group)
+    structure.constants.mark([*data.node_features.values(), *data.edge_features.values()])
+    if policy.mode == "auto":
+        halos = [structure.union_halo(t) for t in schema.srctypes]
+        num_halo = sum(halo.num_halo for halo in halos if halo is not None)
+        policy = replace(policy, mode=policy.resolve(num_halo, group, structure.device))
+    original = _original_ids(data)
+    if edge_ids is not None:
+        original = OriginalIds(
+            {t: ids[src_rows[t]] for t, ids in original.nodes.items()},
+            {t: ids[edge_ids[t]] for t, ids in original.edges.items()},
+        )
+    return GraphShardManager(
+        structure,
+        schema,
+        policy,
+        _frames(data, schema, src_rows, dst_rows, edge_ids or {}),
+        is_block=edge_ids is not None,
+        input_nodes={t: src_rows[t] for t in schema.srctypes},
+        seeds={t: dst_rows[t] for t in schema.dsttypes},
+        original=original,
+        partition_book=data.partition_book,
+    )
 
 
 def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -214,33 +227,13 @@ def _layer(
     edges_of, edge_ids = _edges_into(data, dst_rows)
     src_rows: dict[str, Tensor] = {}
     for ntype in data.node_type_names:
-        into = [edges_of[etype] for etype in data.canonical_etypes if etype[0] == ntype]
+        etypes = [etype for etype in data.canonical_etypes if etype[0] == ntype]
+        edges = [edges_of[etype] for etype in etypes]
         first = dst_rows[ntype] if keep_seed_nodes else dst_rows[ntype][:0]
-        src_rows[ntype], renumbered = _source_rows(data, ntype, into, first, group)
-        for etype, edges in zip(
-            [t for t in data.canonical_etypes if t[0] == ntype], renumbered, strict=True
-        ):
-            edges_of[etype] = edges
-    structure = ShardStructure(
-        edges_of,
-        {t: rows.numel() for t, rows in src_rows.items()},
-        {t: rows.numel() for t, rows in dst_rows.items()},
-        data.device,
-        group,
-    )
-    structure.constants.mark(_features(data))
+        src_rows[ntype], renumbered = _source_rows(data, ntype, edges, first, group)
+        edges_of.update(zip(etypes, renumbered, strict=True))
     schema = Schema.of_block(data.node_type_names, data.node_type_names, data.canonical_etypes)
-    manager = GraphShardManager(
-        structure,
-        schema,
-        _resolved(policy, structure, schema, group),
-        _frames(data, schema, src_rows, dst_rows, edge_ids, shared=False),
-        is_block=True,
-        input_nodes=src_rows,
-        seeds=dict(dst_rows),
-        original=_chosen(_original_ids(data), src_rows, edge_ids),
-        partition_book=data.partition_book,
-    )
+    manager = _manager(data, schema, edges_of, src_rows, dst_rows, edge_ids, policy, group)
     return manager, src_rows
 
 
@@ -304,37 +297,26 @@ def _frames(
     src_rows: Mapping[str, Tensor],
     dst_rows: Mapping[str, Tensor],
     edge_ids: Mapping[CanonicalEType, Tensor],
-    shared: bool,
 ) -> tuple[list[Frame], list[Frame], list[Frame]]:
     """Frames with the global id of every row; edges of a whole part when ``edge_ids`` is empty."""
 
     def node_frame(ntype: str, rows: Tensor, what: str) -> Frame:
-        frame = Frame(rows.numel(), data.device, f"{what} of type {ntype!r}", "node")
-        start = data.node_map(ntype).starts[data.rank]
-        frame.set(NID, rows + start, "node")
+        frame = Frame(rows.numel(), data.device, f"{what} of type {ntype!r}")
+        frame[NID] = rows + data.node_map(ntype).starts[data.rank]
         return frame
 
     def edge_frame(etype: CanonicalEType) -> Frame:
         ids = data.partition_book.partid2eids(data.rank, etype).to(data.device)
-        chosen = edge_ids.get(etype)
-        ids = ids if chosen is None else ids[chosen]
+        ids = ids[edge_ids[etype]] if etype in edge_ids else ids
         frame = Frame(ids.numel(), data.device, f"edges {etype}", "edge")
-        frame.set(EID, ids, "edge")
+        frame[EID] = ids
         return frame
 
-    what = "nodes" if shared else "source nodes"
-    src = [node_frame(t, src_rows[t], what) for t in schema.srctypes]
-    dst = (
-        src
-        if shared
-        else [node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes]
-    )
+    what = "source nodes" if schema.split else "nodes"
+    src = dst = [node_frame(t, src_rows[t], what) for t in schema.srctypes]
+    if schema.split:
+        dst = [node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes]
     return src, dst, [edge_frame(etype) for etype in schema.canonical_etypes]
-
-
-def _features(data: PartitionData) -> list[Tensor]:
-    """All features of nodes and edges, which are constant."""
-    return [*data.node_features.values(), *data.edge_features.values()]
 
 
 def _original_ids(data: PartitionData) -> OriginalIds:
@@ -349,14 +331,3 @@ def _original_ids(data: PartitionData) -> OriginalIds:
         ids = data.partition_book.partid2eids(data.rank, etype) if stored is None else stored
         edges[etype] = ids.to(data.device, torch.int64)
     return OriginalIds(nodes, edges)
-
-
-def _chosen(
-    original: OriginalIds,
-    rows: Mapping[str, Tensor],
-    edge_ids: Mapping[CanonicalEType, Tensor],
-) -> OriginalIds:
-    return OriginalIds(
-        {t: ids[rows[t]] for t, ids in original.nodes.items()},
-        {t: ids[edge_ids[t]] for t, ids in original.edges.items()},
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType, EType, Ids
 from ..comm import all_reduce
-from ..errors import GraphTypeError, GraphValueError
+from ..errors import GraphValueError
 from ..function import MessageFunction
-from ..graph import ALL, EID, NID, Frame, Graph, MessagePassingGraph
+from ..graph import ALL, EID, NID, Frame, Graph
 from ..graph.frame import NodeSpaceView
 from ..graph.message_passing import (
     AggregationStep,
@@ -33,8 +33,9 @@ from ..graph.message_passing import (
     reduce_messages,
     run_together,
 )
-from ..graph.structure import All, Schema, check_ids, id_tensor
-from ..ops import Attention, attend, gspmm
+from ..graph.structure import Schema
+from ..graph.transforms import loop_values
+from ..ops import Attention, attend
 from ..ops.attention import check_attention
 from ..partition import RangePartitionBook
 from ._compile import Call, Compiler, RelationFields, value_of
@@ -44,22 +45,20 @@ from ._homogenised import (
     graph_to_sample,
     homogenised_edges,
     homogenised_graph,
-    shards_of,
+    shard_of,
 )
-from ._localized import LocalizedShards, picked
+from ._localized import EdgesOfAllRanks, LocalizedShards, picked
 from ._partition_data import owned_ranges
 from .execution import AggregationMode, Compiled, Runner
-from .lazy import DeferredEdges, expression_of
+from .lazy import DeferredEdges, expression_of, materialized
 from .reductions import Expression, LazySoftmax
 from .softmax import softmax_over_in_edges, softmax_over_out_edges
 from .topology import LocalEdges, OriginalIds, ShardStructure
 
-REDUCES = ("sum", "mean", "max", "min")
-
 T = TypeVar("T")
 
 
-class GraphShardManager(MessagePassingGraph):
+class GraphShardManager(EdgesOfAllRanks):
     """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
 
     Node features have a row per owned node, edge features a row per in-edge of an owned node.
@@ -241,21 +240,36 @@ class GraphShardManager(MessagePassingGraph):
         frames: tuple[list[Frame], list[Frame], list[Frame]],
         is_block: bool,
     ) -> GraphShardManager:
-        new = GraphShardManager(
-            self._structure,
-            schema,
-            mode,
-            frames,
-            is_block=is_block,
-            input_nodes={t: self._input_nodes[t] for t in schema.srctypes},
-            seeds={t: self._seeds[t] for t in schema.dsttypes},
-            original=self._original,
-            partition_book=self.partition_book,
-        )
+        ends = self._input_nodes, self._seeds
+        new = self._made(self._structure, schema, mode, frames, is_block, *ends, self._original)
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._runner, new._compiler = self._runner, self._compiler
         new._has_edges_of_book = self._has_edges_of_book
         return new
+
+    def _made(
+        self,
+        structure: ShardStructure,
+        schema: Schema,
+        mode: AggregationMode,
+        frames: tuple[list[Frame], list[Frame], list[Frame]],
+        is_block: bool,
+        input_nodes: dict[str, Tensor],
+        seeds: dict[str, Tensor],
+        original: OriginalIds,
+    ) -> GraphShardManager:
+        """A graph of the same book."""
+        return GraphShardManager(
+            structure,
+            schema,
+            mode,
+            frames,
+            is_block=is_block,
+            input_nodes={t: input_nodes[t] for t in schema.srctypes},
+            seeds={t: seeds[t] for t in schema.dsttypes},
+            original=original,
+            partition_book=self.partition_book,
+        )
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
         if len(relations) == 1:
@@ -263,15 +277,12 @@ class GraphShardManager(MessagePassingGraph):
         else:
             etypes = [self.canonical_etypes[r] for r in relations]
             used = {t for s, _, d in etypes for t in (s, d)}
-            schema = (
-                Schema.of_block(
-                    [t for t in self.srctypes if t in used],
-                    [t for t in self.dsttypes if t in used],
-                    etypes,
-                )
-                if self._schema.split
-                else Schema.of_graph([t for t in self.ntypes if t in used], etypes)
-            )
+            srctypes = [t for t in self.srctypes if t in used]
+            if self._schema.split:
+                dsttypes = [t for t in self.dsttypes if t in used]
+                schema = Schema.of_block(srctypes, dsttypes, etypes)
+            else:
+                schema = Schema.of_graph(srctypes, etypes)
         src = [self._src_frames[self._schema.src_id(t)] for t in schema.srctypes]
         dst = [self._dst_frames[self._schema.dst_id(t)] for t in schema.dsttypes]
         edge = [self._edge_frames[r] for r in relations]
@@ -411,7 +422,7 @@ class GraphShardManager(MessagePassingGraph):
 
         Their ``edata`` is a copy: what is set or deleted there changes nothing else.
         """
-        return shards_of(self)
+        return [shard_of(self, part) for part in range(self.world_size)]
 
     @property
     def graph_shard_managers(self) -> dict[int, GraphShardManager]:
@@ -484,24 +495,23 @@ class GraphShardManager(MessagePassingGraph):
         chosen = self._loop_relation(etype, "add_self_loop" if adds else "remove_self_loop")
         old = self._structure.edges[chosen]
         frame = self._edge_frames[self._schema.relation(chosen)]
-        fields = {
-            name: value.materialize() if isinstance(value, DeferredEdges) else value
-            for name, value in ((name, frame[name]) for name in frame)
-        }
+        fields = {name: materialized(value) for name, value in frame.items()}
         ids = self._original.edges[chosen]
         if adds:
-            added = self._filled_loops(chosen, fields, names, fill_data)
-            first = self._first_free_id(ids)
-            own = self._original.nodes[chosen[0]]
-            ids = torch.cat([ids, first + own])
+            num_nodes = self._structure.num_src[chosen[0]]
+            adjacency = partial(self._structure.local_adjacency, chosen)
+            added = loop_values(chosen, fields, names, fill_data, num_nodes, adjacency, EID)
+            ids = torch.cat([ids, self._first_free_id(ids) + self._original.nodes[chosen[0]]])
             fields = {name: torch.cat([value, added[name]]) for name, value in fields.items()}
-            if EID in fields and NID in self._src_frames[self._schema.src_id(chosen[0])]:
-                global_ids = self._src_frames[self._schema.src_id(chosen[0])][NID]
+            nodes = self._src_frames[self._schema.src_id(chosen[0])]
+            if EID in fields and NID in nodes:
+                global_ids = nodes[NID]
                 start = self._first_free_id(fields[EID][: old.num_edges])
                 fields[EID] = torch.cat([fields[EID][: old.num_edges], start + global_ids])
             structure = self._kept_structure(chosen, "added", lambda: self._with_loops(chosen))
         else:
-            others = (~self._is_loop(old)).nonzero().view(-1)
+            is_loop = (old.src_part == self.rank) & (old.src == old.dst)
+            others = (~is_loop).nonzero().view(-1)
             ids = ids[others]
             fields = {name: value.index_select(0, others) for name, value in fields.items()}
             rows = LocalEdges(old.src_part[others], old.src[others], old.dst[others], old.num_dst)
@@ -513,7 +523,8 @@ class GraphShardManager(MessagePassingGraph):
         frames = list(self._edge_frames)
         frames[self._schema.relation(chosen)] = changed
         all_frames = self._src_frames, self._dst_frames, frames
-        new = self._with_structure(structure, self._schema, all_frames, self._seeds, original)
+        kind = structure, self._schema, self._mode, all_frames, False
+        new = self._made(*kind, self._input_nodes, self._seeds, original)
         new._has_edges_of_book = False
         return new
 
@@ -527,37 +538,6 @@ class GraphShardManager(MessagePassingGraph):
                 "that is"
             )
         return chosen
-
-    def _filled_loops(
-        self,
-        etype: CanonicalEType,
-        fields: dict[str, Tensor],
-        names: Sequence[str] | None,
-        fill: float | str,
-    ) -> dict[str, Tensor]:
-        """Values of new self loops, one per node."""
-        if isinstance(fill, str) and fill not in REDUCES:
-            raise GraphValueError(f"fill_data must be a number or one of {REDUCES} (got {fill!r})")
-        if not isinstance(fill, int | float | str):
-            raise GraphTypeError(
-                f"fill_data must be a number or one of {REDUCES} (got {type(fill)})"
-            )
-        filled = set(fields) if names is None else set(names)
-        for name in sorted(filled - set(fields)):
-            raise KeyError(f"no edge feature {name!r} on {etype}; there are {sorted(fields)}")
-        num_nodes, values = self._structure.num_src[etype[0]], {}
-        for name, old in fields.items():
-            added = old.new_zeros((num_nodes, *old.shape[1:]))
-            if name in filled and isinstance(fill, str) and name != EID:
-                adjacency = self._structure.local_adjacency(etype)
-                added = gspmm(adjacency, "copy_rhs", fill, None, old)
-            elif name in filled and not isinstance(fill, str):
-                added = torch.full_like(added, fill)
-            values[name] = added
-        return values
-
-    def _is_loop(self, edges: LocalEdges) -> Tensor:
-        return (edges.src_part == self.rank) & (edges.src == edges.dst)
 
     def _with_loops(self, etype: CanonicalEType) -> LocalEdges:
         old = self._structure.edges[etype]
@@ -589,45 +569,9 @@ class GraphShardManager(MessagePassingGraph):
             )
         return old.changed[what, etype]
 
-    def _with_structure(
-        self,
-        structure: ShardStructure,
-        schema: Schema,
-        frames: tuple[list[Frame], list[Frame], list[Frame]],
-        rows: dict[str, Tensor],
-        original: OriginalIds,
-    ) -> GraphShardManager:
-        """A full graph of other rows and edges, in the same mode and book."""
-        return GraphShardManager(
-            structure,
-            schema,
-            self._mode,
-            frames,
-            is_block=False,
-            input_nodes=rows,
-            seeds=rows,
-            original=original,
-            partition_book=self.partition_book,
-        )
-
     # ------------------------------------------------------------------ degrees, of all ranks
 
-    def _etypes_of(self, etype: EType | None) -> list[CanonicalEType]:
-        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-
-    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
-        """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
-
-    def has_edges(self, etype: EType | None = None) -> bool:
-        """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
-
-    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
-        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
-        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
-
-    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
@@ -745,8 +689,7 @@ class GraphShardManager(MessagePassingGraph):
         num_rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
         check_attention(*num_rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
-        rows: Tensor = self._results([(fields, attention, "out")])[0]["out"]
-        return rows
+        return self._results([(fields, attention, "out")])[0]["out"]
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """Tensors; in sequential mode deferred values for built-in functions."""
@@ -773,10 +716,7 @@ class GraphShardManager(MessagePassingGraph):
             self._unsupported(
                 "naming edges by their ends", "give their ids, which are rows of edata"
             )
-        frame = self._edge_frames[relation]
-        ids = id_tensor(edges, "edge ids", self.idtype, self.device)
-        check_ids(ids, frame.num_rows, "an edge id", frame.what)
-        return ids
+        return self._checked_edge_ids(edges, relation)
 
     def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
         # Of all edges first: a rank that asks for none must take part as well.
@@ -784,11 +724,7 @@ class GraphShardManager(MessagePassingGraph):
         for name in fields:
             if name in frame and isinstance(frame[name], DeferredEdges):
                 frame.set(name, frame[name].materialize(), "edge")
-        rows = {
-            name: value.materialize() if isinstance(value, DeferredEdges) else value
-            for name, value in fields.items()
-        }
-        return {name: value.index_select(0, eids) for name, value in rows.items()}
+        return {name: materialized(value).index_select(0, eids) for name, value in fields.items()}
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         return self._edge_softmax_joint([relation], [logits], norm_by)[0]
@@ -799,10 +735,9 @@ class GraphShardManager(MessagePassingGraph):
         """Weights of the edges of relations that share an end type; deferred as logits are."""
         is_deferred = any(isinstance(rows, DeferredEdges) for rows in logits)
         if self._runner.is_oneshot or norm_by == "src" or not is_deferred:
-            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
             over = softmax_over_out_edges if norm_by == "src" else softmax_over_in_edges
             etypes = [self._schema.canonical_etypes[relation] for relation in relations]
-            return list(over(self._structure, etypes, whole))
+            return list(over(self._structure, etypes, [materialized(rows) for rows in logits]))
         if len(logits) == 1:
             return [logits[0].softmax_over_in_edges()]
         fields = [self._fields(relation) for relation in relations]

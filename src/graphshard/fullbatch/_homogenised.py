@@ -13,6 +13,7 @@ part that they come from. Both are made when first asked for; nothing else here 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,38 +85,32 @@ def homogenised_graph(graph: GraphShardManager) -> GraphShardManager:
     structure = ShardStructure(
         {DEFAULT_CANONICAL_ETYPE: homogenised.edges}, num, num, device, graph._structure.group
     )
-    nodes = Frame(stop - start, device, "nodes", "node")
-    ids = torch.arange(start, stop, device=device)
-    nodes.set(NID, ids, "node")
-    nodes.set(NTYPE, book.map_to_per_ntype(ids)[0], "node")
+    nodes = Frame(stop - start, device, "nodes")
+    nodes[NID] = torch.arange(start, stop, device=device)
+    nodes[NTYPE] = book.map_to_per_ntype(nodes[NID])[0]
     node_frames = [nodes]
     edges = Frame(homogenised.edges.num_edges, device, "edges", "edge")
-    edges.set(ETYPE, homogenised.relation, "edge")
+    edges[ETYPE] = homogenised.relation
     edge_ids = [
         book.map_to_homo_eid(book.partid2eids(rank, etype), etype).to(device)
         for etype in graph.canonical_etypes
     ]
-    edges.set(EID, _per_edge(homogenised, edge_ids), "edge")
+    edges[EID] = _per_edge(homogenised, edge_ids)
     schema = Schema.of_graph([DEFAULT_NTYPE], [DEFAULT_CANONICAL_ETYPE])
-    frames = (node_frames, node_frames, [edges])
-    original = _original_ids(graph, homogenised)
-    return graph._with_structure(structure, schema, frames, rows, original)
+    kind = structure, schema, graph._mode, (node_frames, node_frames, [edges]), False
+    return graph._made(*kind, rows, rows, _original_ids(graph, homogenised))
 
 
 def _original_ids(graph: GraphShardManager, homogenised: HomogenisedEdges) -> OriginalIds:
     """Ids before partitioning, those of each type after those of the types before."""
-    book, nodes, edges = graph._book(), [], []
-    first = 0
-    for ntype in book.ntypes:
-        stored = graph._original.nodes.get(ntype)
-        nodes.append(torch.empty(0, dtype=torch.int64) if stored is None else stored + first)
-        first += book.num_nodes(ntype)
-    first = 0
-    for etype in graph.canonical_etypes:
-        edges.append(graph._original.edges[etype] + first)
-        first += book.num_edges(etype)
+    book, original, etypes = graph._book(), graph._original, graph.canonical_etypes
+    *first_nodes, _ = accumulate(map(book.num_nodes, book.ntypes), initial=0)
+    *first_edges, _ = accumulate(map(book.num_edges, etypes), initial=0)
+    starts = zip(book.ntypes, first_nodes, strict=True)
+    nodes = [original.nodes[t] + first for t, first in starts if t in original.nodes]
+    edges = [original.edges[t] + first for t, first in zip(etypes, first_edges, strict=True)]
     return OriginalIds(
-        {DEFAULT_NTYPE: torch.cat([ids.to(graph.device) for ids in nodes])},
+        {DEFAULT_NTYPE: torch.cat(nodes)},
         {DEFAULT_CANONICAL_ETYPE: _per_edge(homogenised, edges)},
     )
 
@@ -130,7 +125,7 @@ def _per_edge(homogenised: HomogenisedEdges, by_relation: list[Tensor]) -> Tenso
 def homogenised_edges(graph: GraphShardManager) -> HomogenisedEdges:
     """All in-edges of this rank's nodes."""
     etypes = graph.canonical_etypes
-    if (graph.is_block and len(graph._schema.ntypes) > 2) or (graph.is_block and len(etypes) > 1):
+    if graph.is_block and (len(graph._schema.ntypes) > 2 or len(etypes) > 1):
         graph._unsupported(
             "a homogenised form as a message flow graph of several relations",
             "use its relations one by one, or the full graph",
@@ -168,12 +163,8 @@ def _ends(graph: GraphShardManager, etype: CanonicalEType) -> tuple[Tensor, Tens
     return src, dst + int(blocks[etype[2]][graph._structure.rank])
 
 
-def shards_of(graph: GraphShardManager) -> list[GraphShard]:
-    """One `GraphShard` for each part that edges may come from."""
-    return [_shard(graph, part) for part in range(graph._structure.world_size)]
-
-
-def _shard(graph: GraphShardManager, part: int) -> GraphShard:
+def shard_of(graph: GraphShardManager, part: int) -> GraphShard:
+    """The edges that come from one part."""
     homogenised, ranges = graph._homogenised_edges, graph.node_ranges
     here = (homogenised.edges.src_part == part).nonzero().view(-1)
     src, src_positions = torch.unique(homogenised.edges.src[here], return_inverse=True)

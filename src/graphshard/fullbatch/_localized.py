@@ -9,25 +9,21 @@ global answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .._base.typing import EType, Ids
-from ..graph import ALL, Frame
+from .._base.typing import CanonicalEType, EType
+from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.local_graph import LocalGraph
 from ..graph.structure import All, Schema, is_all
 from ..ops import Attention
-from .topology import OriginalIds, ShardStructure
+from .topology import ShardStructure
 
-
-class _ShardedGraph(Protocol):
-    _dst_frames: list[Frame]
-    _edge_frames: list[Frame]
-    _schema: Schema
-    _original: OriginalIds
+if TYPE_CHECKING:
+    from ._graph_shard_manager import GraphShardManager
 
 
 def picked(degrees: Tensor, ids: Ids | All) -> Tensor | int:
@@ -39,7 +35,28 @@ def picked(degrees: Tensor, ids: Ids | All) -> Tensor | int:
     return degrees[torch.as_tensor(ids, device=degrees.device)]
 
 
-class LocalizedShards(LocalGraph):
+class EdgesOfAllRanks(MessagePassingGraph):
+    """A graph that answers for all ranks, of which this one has a part."""
+
+    _structure: ShardStructure
+
+    def _etypes_of(self, etype: EType | None) -> Sequence[CanonicalEType]:
+        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge on any rank."""
+        return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
+        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
+
+
+class LocalizedShards(EdgesOfAllRanks, LocalGraph):
     """All in-edges of this rank's destinations, between extended source rows and own rows.
 
     Args:
@@ -48,15 +65,15 @@ class LocalizedShards(LocalGraph):
     """
 
     def __init__(
-        self, graph: _ShardedGraph, structure: ShardStructure, inputs: Collection[str]
+        self, graph: GraphShardManager, structure: ShardStructure, inputs: Collection[str]
     ) -> None:
         schema = graph._schema
         self._structure, self._original = structure, graph._original
-        halos = {ntype: structure.union_halo(ntype) for ntype in schema.srctypes}
         frames = []
-        for ntype, halo in halos.items():
-            is_local = halo is not None and ntype in inputs
-            rows = halo.num_extended if halo is not None and is_local else structure.num_src[ntype]
+        for ntype in schema.srctypes:
+            halo, rows = structure.union_halo(ntype), structure.num_src[ntype]
+            if halo is not None and ntype in inputs:
+                rows = halo.num_extended
             frames.append(Frame(rows, structure.device, f"source nodes of type {ntype!r}", "src"))
         self._init_local(
             Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes),
@@ -73,35 +90,11 @@ class LocalizedShards(LocalGraph):
                 f"a localized graph is sliced one relation at a time (got {len(relations)}); name "
                 "the relation by its triple"
             )
-        (relation,) = relations
-        schema = self._schema
-        view = object.__new__(LocalizedShards)
+        view = super()._relation_view(relations)
         view._structure, view._original = self._structure, self._original
-        view._init_local(
-            schema.single(relation),
-            [self.relations[relation]],
-            [self._src_frames[schema.src_of[relation]]],
-            [self._dst_frames[schema.dst_of[relation]]],
-            [self._edge_frames[relation]],
-            is_block=True,
-        )
         return view
 
-    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
-        """Whether some destination, on any rank, has no in-edge."""
-        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return any(self._structure.any_zero_in_degree(t) for t in etypes)
-
-    def has_edges(self, etype: EType | None = None) -> bool:
-        """Whether there is an edge on any rank."""
-        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return any(self._structure.global_num_edges(t) for t in etypes)
-
-    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
-        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
-        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
-
-    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
         degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
         return picked(degrees, u)

@@ -219,12 +219,8 @@ def suffix_key_lookup(
         )
     if not expand_to_all:
         return feature_dict[names[0]]
-    return _expanded(
-        {name.rpartition("/")[0]: feature_dict[name] for name in names},
-        feature_dict,
-        key,
-        type_list,
-    )
+    by_type = {name.rpartition("/")[0]: feature_dict[name] for name in names}
+    return _expanded(by_type, feature_dict, key, type_list)
 
 
 def _expanded(
@@ -301,8 +297,7 @@ def load_dgl_partition_data(
     if is_pyg_folder(Path(partition_json_file)):
         partition = PyGPartition.open(Path(partition_json_file))
         _check_part(own_partition_idx, partition.num_parts)
-        part = _of_pyg(partition, own_partition_idx)
-        return part.to(device, feature_device)
+        return _of_pyg(partition, own_partition_idx).to(device, feature_device)
     config = read_config(partition_json_file)
     _check_part(own_partition_idx, config.num_parts)
     graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
@@ -376,8 +371,7 @@ def _of_pyg(partition: PyGPartition, rank: int) -> PartitionData:
 
 
 def _sizes(parts: Tensor, num_parts: int) -> list[int]:
-    sizes: list[int] = torch.bincount(parts, minlength=num_parts).tolist()
-    return sizes
+    return torch.bincount(parts, minlength=num_parts).tolist()
 
 
 def _blocks(sizes: Mapping[T, Sequence[int]], num_parts: int) -> dict[T, list[list[int]]]:

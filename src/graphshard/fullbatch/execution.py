@@ -197,20 +197,15 @@ class AggregationMode:
 
 def _memory_of_a_rank(device: torch.device) -> int:
     """Bytes that are left for this rank where its graph is."""
-    num_ranks = _ranks_on_this_machine()
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1  # on this machine
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        num_ranks = max(int(os.environ["LOCAL_WORLD_SIZE"]), 1)
     if device.type != "cuda":
         return available_memory() // num_ranks
     free, _ = torch.cuda.mem_get_info(device)
     # What torch has taken from the device and does not use now is left, too.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free // -(-num_ranks // torch.cuda.device_count())
-
-
-def _ranks_on_this_machine() -> int:
-    local = os.environ.get("LOCAL_WORLD_SIZE")
-    if local is not None:
-        return max(int(local), 1)
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 # -- how source rows travel, and those that are kept -----------------------------------------------
@@ -269,10 +264,6 @@ class RowTransport(ABC):
     @abstractmethod
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         """Add what `start_return` brought to ``total``, which has all own rows, in place."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """All remote rows of some tensors, differentiable to any order; collective."""
-        return fetch_halo([(self.plan, tensor) for tensor in tensors], self.wire)
 
     def prefetched(
         self,
@@ -431,16 +422,13 @@ class _HaloRows:
 
 
 class HaloRowCache:
-    """Halo rows of constant tensors and of source fields.
-
-    Args:
-        wire: In which dtype wider rows travel; None is their own.
-    """
+    """Halo rows of constant tensors and of source fields; ``wire`` as in `RowTransport`."""
 
     def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
         self._constants, self._wire = structure.constants, wire
         self._fields: dict[tuple[int, int], _HaloRows] = {}
-        self._num_scopes = 0
+        #: Scopes that are open; without one, rows of fields are not kept for later calls.
+        self.num_scopes = 0
 
     # ------------------------------------------------------------------ constants
 
@@ -477,17 +465,12 @@ class HaloRowCache:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Inside, rows of fields are kept; on leaving, also an inner scope, they are dropped."""
-        self._num_scopes += 1
+        self.num_scopes += 1
         try:
             yield
         finally:
-            self._num_scopes -= 1
+            self.num_scopes -= 1
             self._fields.clear()
-
-    @property
-    def is_in_scope(self) -> bool:
-        """Whether rows of fields are kept for later calls."""
-        return self._num_scopes > 0
 
     def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
         """A source frame as one relation's edges see it: extended rows, fetched when read.
@@ -497,24 +480,20 @@ class HaloRowCache:
         """
         return FieldsOnRead(frame, lambda name: self._extended_field(halo, frame, name, frames))
 
-    def has(self, halo: Halo, tensor: Tensor) -> bool:
-        """Whether the tensor's halo rows are here."""
-        return self._find(halo, tensor) is not None
-
     def companions(self, halo: Halo, frame: Frame, name: str) -> list[Tensor]:
         """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
-        if not self.is_in_scope:
+        if not self.num_scopes:
             return []
         read = frame[name]
         others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
         distinct = {id(tensor): tensor for tensor in others if tensor is not read}
-        return [tensor for tensor in distinct.values() if not self.has(halo, tensor)]
+        return [tensor for tensor in distinct.values() if self.find(halo, tensor) is None]
 
     def put(
         self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
     ) -> None:
         """Keep halo rows of fields, as (field, rows) each, if a scope bounds how long."""
-        if not self.is_in_scope:
+        if not self.num_scopes:
             return
         in_use = {id(value) for frame in frames for value in frame.values()}
         self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
@@ -535,7 +514,8 @@ class HaloRowCache:
 
         return forget
 
-    def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
+    def find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
+        """The tensor's halo rows, if they are here."""
         entry = self._fields.get((id(halo), id(tensor)))
         if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
             return None
@@ -547,14 +527,12 @@ class HaloRowCache:
         self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
     ) -> Tensor:
         own = frame[name]
-        entry = self._find(halo, own)
+        entry = self.find(halo, own)
         if entry is None:
             distinct = [own, *self.companions(halo, frame, name)]
             fetched = self.fetch([(halo, tensor) for tensor in distinct])
             self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
-            entry = self._find(halo, own)
-            if entry is None:
-                entry = _HaloRows(own, version_of(own), fetched[0])
+            entry = self.find(halo, own) or _HaloRows(own, version_of(own), fetched[0])
         if entry.extended is None:
             alone = halo.plan.world_size == 1
             entry.extended = own if alone else torch.cat([own, entry.remote])
@@ -1044,8 +1022,9 @@ class ShardPass:
         with self._as_in_forward(0):
             values = {leaf.key: t for leaf, t in zip(self.leaves, views, strict=True)}
             own = {leaf.key: values[leaf.key] for leaf in self.sources}
-            remote = dict(zip(own, self.transport.fetch(list(own.values())), strict=True))
-            values |= {key: torch.cat([own[key], rows]) for key, rows in remote.items()}
+            rows = fetch_halo([(halo.plan, tensor) for tensor in own.values()], self.transport.wire)
+            remote = dict(zip(own, rows, strict=True))
+            values |= {key: torch.cat([own[key], part]) for key, part in remote.items()}
             outputs: list[Tensor] = []
             for part in self.parts:
                 shard = Shard(0, halo.adjacency(part.etype), None)
@@ -1120,8 +1099,7 @@ class _PassFunction(torch.autograd.Function):
         if torch.is_grad_enabled() and shard_pass is not None and shard_pass.transport.returns_rows:
             needed = ctx.needs_input_grad[2:]
             return (None, None, *shard_pass.differentiated(full, ctx.saved_tensors, needed))
-        results: tuple[Tensor | None, ...] = _gradients(ctx, *full)
-        return results
+        return _gradients(ctx, *full)
 
 
 @once_differentiable
@@ -1253,11 +1231,11 @@ class Runner:
             return True
         if num_calls > 1 or call.source is None:
             return False
-        return self.rows.has(self.transport([call.etype]).halo, source[call.source])
+        return self.rows.find(self.transport([call.etype]).halo, source[call.source]) is not None
 
     def companions(self, call: Compiled, source: Frame) -> list[Tensor] | None:
         """Source fields that travel with that of a call; None where no remote rows are kept."""
-        if not self.is_oneshot or call.source is None or not self.rows.is_in_scope:
+        if not self.is_oneshot or call.source is None or not self.rows.num_scopes:
             return None
         return self.rows.companions(self.transport([call.etype]).halo, source, call.source)
 

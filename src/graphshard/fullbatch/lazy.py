@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ class DeferredEdges:
             if result is not None:
                 return first._wrap(result)
         return func(
-            *(_materialized(a) for a in args), **{k: _materialized(v) for k, v in kwargs.items()}
+            *(materialized(a) for a in args), **{k: materialized(v) for k, v in kwargs.items()}
         )
 
     def _record(
@@ -216,8 +216,9 @@ class DeferredEdges:
         else:
             sample = func(self.expression.sample(), *args[1:], **kwargs)
             row = sample.shape[1:] if sample.shape[:1] == (NUM_SAMPLE_ROWS,) else None
-        shape = None if row is None else torch.Size((self.shape[0], *row))
-        return None if shape is None else Reshape(self.expression, shape)
+        if row is None:
+            return None
+        return Reshape(self.expression, torch.Size((self.shape[0], *row)))
 
     def _row_of(self, sizes: Sequence[Any]) -> Sequence[int] | None:
         """Shape of a row after ``view(*sizes)``, or None if rows would be split or joined."""
@@ -265,11 +266,12 @@ def _operand(operand: Any, has_rows: HasRows) -> Any:
     return EdgeRows(operand) if has_rows(operand) else Leaf("c", operand)
 
 
-def _materialized(value: Any) -> Any:
+def materialized(value: Any) -> Any:
+    """The same with whole tensors in place of deferred values; every rank must call it."""
     if isinstance(value, DeferredEdges):
         return value.materialize()
     if isinstance(value, list | tuple):
-        return type(value)(_materialized(v) for v in value)
+        return type(value)(materialized(v) for v in value)
     return value
 
 
@@ -319,12 +321,10 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
     Raises:
         ValueError: A plain tensor has neither one row nor as many as the lazy tensors.
     """
-    lazy: list[Any] = []
-    tensors: list[Tensor] = []
-    _collect((args, kwargs), lazy, tensors)
-    if not lazy or kwargs.get("out") is not None:
-        return None
-    if len({len(rows) for rows in lazy}) > 1:
+    operands = list(_flat((args, kwargs)))
+    lazy = [operand for operand in operands if is_lazy(operand)]
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if len({len(rows) for rows in lazy}) != 1 or kwargs.get("out") is not None:
         return None
     first: Any = args[0] if args else None
     if name in _OF_FIRST or name == "linear":
@@ -341,17 +341,15 @@ def is_lazy(value: Any) -> bool:
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
 
 
-def _collect(value: Any, lazy: list[Any], tensors: list[Tensor]) -> None:
-    """Find lazy tensors and plain ones in the arguments of a function."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-    elif is_lazy(value):
-        lazy.append(value)
-    elif isinstance(value, list | tuple):
+def _flat(value: Any) -> Iterator[Any]:
+    """What is in the arguments of a function, at any depth."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
         for item in value:
-            _collect(item, lazy, tensors)
-    elif isinstance(value, dict):
-        _collect(list(value.values()), lazy, tensors)
+            yield from _flat(item)
+    else:
+        yield value
 
 
 def _no_rows(tensor: Tensor) -> bool:
@@ -361,9 +359,7 @@ def _no_rows(tensor: Tensor) -> bool:
 def _broadcast(lazy: Sequence[Any], tensors: Sequence[Tensor]) -> HasRows | None:
     """Dimensions are aligned from the right, so rows meet rows if there are as many of them."""
     num_dims, num_rows = lazy[0].ndim, len(lazy[0])
-    if any(rows.ndim != num_dims for rows in lazy):
-        return None
-    if any(tensor.dim() > num_dims for tensor in tensors):
+    if any(rows.ndim != num_dims for rows in lazy) or any(t.dim() > num_dims for t in tensors):
         return None
     for tensor in tensors:
         if tensor.dim() == num_dims and tensor.shape[0] not in (1, num_rows):
@@ -388,7 +384,6 @@ def _matrix_product(lazy: Sequence[Any], tensors: Sequence[Tensor], left: Any) -
 # -- message functions of the user -----------------------------------------------------------------
 
 _NUM_PROBE_EDGES = 8
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def message_has_parameters(param_foo: Callable[[Any], Sequence[Tensor]]) -> Callable[..., Any]:
@@ -405,11 +400,7 @@ def message_has_parameters(param_foo: Callable[[Any], Sequence[Tensor]]) -> Call
             "message_has_parameters takes a function from the layer to its parameters (got "
             f"{type(param_foo).__name__}); for example lambda self: tuple(self.fc.parameters())"
         )
-
-    def decorate(function: FunctionT) -> FunctionT:
-        return function
-
-    return decorate
+    return lambda function: function
 
 
 class FieldsOnRead(Mapping[str, Any]):
@@ -449,7 +440,13 @@ class UserFunction:
     ) -> None:
         self.function, self.etype = function, etype
         frames = {"u": source, "v": destination, "e": edge}
-        self._frames = {t: {n: _as_read(t, v) for n, v in f.items()} for t, f in frames.items()}
+        self._frames: dict[str, dict[str, Leaf | Expression]] = {
+            target: {
+                name: value.expression if isinstance(value, DeferredEdges) else Leaf(target, value)
+                for name, value in frame.items()
+            }
+            for target, frame in frames.items()
+        }
         self.fields: dict[tuple[str, str], Leaf | Expression] = {}
         self.captured: dict[int, Tensor] = {}
         self._wants_grad = torch.is_grad_enabled()
@@ -458,7 +455,8 @@ class UserFunction:
         """Run once on a few edges of the own shard; returns those messages, to learn shapes."""
         probe = _head(own)
         leaves = _leaves([what for frame in self._frames.values() for what in frame.values()])
-        values = {leaf.key: _probe_rows(probe, leaf) for leaf in leaves}
+        values = {leaf.key: leaf.tensor.detach() for leaf in leaves}
+        values |= {k: probe.edge_rows(rows) for k, rows in values.items() if k[0] == "e"}
         state = torch.get_rng_state()
         with torch.no_grad():
             messages = self._call(ShardEvaluation(probe, values), recording=True)
@@ -466,9 +464,6 @@ class UserFunction:
         # One order on all ranks, whatever order the function asked in.
         self.fields = dict(sorted(self.fields.items()))
         return messages
-
-    def leaves(self) -> list[Leaf]:
-        return _leaves(list(self.fields.values()))
 
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
@@ -545,7 +540,7 @@ class UserMessage(Message):
 
     def __init__(self, function: UserFunction, field: str) -> None:
         self.function, self.field = function, field
-        self.leaves = function.leaves()
+        self.leaves = _leaves(list(function.fields.values()))
 
     def parameters(self) -> list[Tensor]:
         return list(self.function.captured.values())
@@ -563,10 +558,6 @@ class UserMessage(Message):
         return messages[self.field]
 
 
-def _as_read(target: str, value: Tensor | DeferredEdges) -> Leaf | Expression:
-    return value.expression if isinstance(value, DeferredEdges) else Leaf(target, value)
-
-
 def _leaves(read: Sequence[Leaf | Expression]) -> list[Leaf]:
     """The distinct leaves of some fields."""
     leaves_by_field = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
@@ -580,11 +571,6 @@ def _head(shard: Shard) -> Shard:
         src[:count], dst[:count], shard.adjacency.num_src, shard.adjacency.num_dst, check=False
     )
     return Shard(0, adjacency, lambda: shard.edge_ids()[:count])
-
-
-def _probe_rows(probe: Shard, leaf: Leaf) -> Tensor:
-    rows = leaf.tensor.detach()
-    return probe.edge_rows(rows) if leaf.target == "e" else rows
 
 
 def _each_cast_anew(kind: str) -> AbstractContextManager[Any]:

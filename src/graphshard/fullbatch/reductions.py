@@ -49,7 +49,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -99,21 +99,17 @@ class Leaf:
         return new
 
 
-Substitution: TypeAlias = Mapping[LeafKey, Tensor]
-"""Leaf key to the rows of that leaf that one shard sees."""
-
-
 @dataclass
 class ShardEvaluation:
     """One evaluation on one shard: what stands for the leaves, and what is computed already.
 
     Args:
-        values: What they see of each leaf, cut to the block where the leaf is cut.
+        values: What the shard sees of each leaf, cut to the block where the leaf is cut.
         block: The columns to compute. See [Note: column blocks].
     """
 
     shard: Shard
-    values: Substitution
+    values: Mapping[LeafKey, Tensor]
     block: ColumnBlock = WHOLE
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -196,12 +192,6 @@ class _OfOne(Expression):
 
     def children(self) -> Sequence[Expression]:
         return (self.child,)
-
-    def with_child(self, child: Expression) -> Expression:
-        """The same of another expression."""
-        new = copy.copy(self)
-        new.child = child
-        return new
 
 
 class EdgeRows(Expression):
@@ -351,11 +341,8 @@ class LazySoftmax(_OfOne):
         """The same weights as plain per-edge arithmetic, given each destination's statistics."""
         num_edges = self.shape[0]
         shifted = Apply(torch.sub, (self.child, Endpoint("v", peak, num_edges)), {})
-        return Apply(
-            torch.div,
-            (Apply(torch.exp, (shifted,), {}), Endpoint("v", total, num_edges)),
-            {},
-        )
+        exponentials = Apply(torch.exp, (shifted,), {})
+        return Apply(torch.div, (exponentials, Endpoint("v", total, num_edges)), {})
 
 
 class ShiftedSoftmax(_OfOne):
@@ -379,29 +366,22 @@ def substitute(root: Expression, replacements: Mapping[int, Expression]) -> Expr
     """``root`` with some nodes, given by ``id``, replaced; shared nodes stay shared."""
     done: dict[int, Expression] = dict(replacements)
     for node in walk(root):
-        if id(node) in done:
-            continue
-        if not any(done.get(id(c), c) is not c for c in node.children()):
-            done[id(node)] = node
-            continue
-        done[id(node)] = _rebuild(node, done)
+        if id(node) not in done:
+            is_changed = any(done.get(id(c), c) is not c for c in node.children())
+            done[id(node)] = _rebuild(node, done) if is_changed else node
     return done[id(root)]
 
 
 def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
     if isinstance(node, Apply):
-        return Apply(
-            node.function,
-            [done.get(id(a), a) if isinstance(a, Expression) else a for a in node.args],
-            {
-                k: done.get(id(v), v) if isinstance(v, Expression) else v
-                for k, v in node.kwargs.items()
-            },
-        )
+        args = [done.get(id(a), a) for a in node.args]
+        return Apply(node.function, args, {k: done.get(id(v), v) for k, v in node.kwargs.items()})
     if isinstance(node, Sddmm):
         return Sddmm(node.op, done.get(id(node.lhs), node.lhs), done.get(id(node.rhs), node.rhs))
     if isinstance(node, _OfOne):
-        return node.with_child(done[id(node.child)])
+        new = copy.copy(node)
+        new.child = done[id(node.child)]
+        return new
     raise AssertionError(f"{type(node).__name__} has no children to replace")
 
 
@@ -461,11 +441,6 @@ class Message(ABC):
     def sum_adjoint(self, evaluation: ShardEvaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""
         return Adjoint(self.reduce_sum(evaluation), grad)
-
-    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
-        """Extremum at each destination, and the position of the edge that won, -1 for none."""
-        op, lhs, rhs = self.operands(evaluation)
-        return gspmm_arg(evaluation.shard.adjacency, op, reduce, lhs, rhs)
 
     def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         """How to find the gradients of an extremum over several shards.
@@ -540,6 +515,10 @@ class Weighted(Message):
         self.source = released[self.source.key]
         self.leaves = distinct([self.source, *self.value_leaves])
 
+    def with_value(self, value: Expression) -> Weighted:
+        """The same with other values of edges."""
+        return Weighted(self.op, self.source.tensor, value)
+
     def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         value = self.value.evaluate(evaluation)
         return self._onto_sources(evaluation, grad, value, evaluation.leaf(self.source))
@@ -550,9 +529,9 @@ class Weighted(Message):
         """``sum_e w_e g_v`` for each source, summed over what its row is repeated along."""
         reverse = evaluation.shard.adjacency.reverse()
         output = gspmm(reverse, "mul", "sum", grad.contiguous(), value)
-        return output.sum_to_size(output.shape[0], *_padded(rows.shape[1:], output)).reshape(
-            output.shape[0], *rows.shape[1:]
-        )
+        count, row = output.shape[0], rows.shape[1:]
+        missing = [1] * (output.dim() - rows.dim())
+        return output.sum_to_size(count, *missing, *row).reshape(count, *row)
 
     def operands(self, evaluation: ShardEvaluation) -> tuple[str, Tensor | None, Tensor | None]:
         return self.op, *self._operands(evaluation)
@@ -592,18 +571,17 @@ class PerEdge(Message):
     def __init__(self, value: Expression) -> None:
         self.value, self.leaves = value, leaves_of([value])
 
+    def with_value(self, value: Expression) -> PerEdge:
+        """The same with other values of edges."""
+        return PerEdge(value)
+
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
         return self.value.evaluate(evaluation)
 
 
-def _padded(row: torch.Size, like: Tensor) -> list[int]:
-    """A row's shape with extents of 1 in front, to have as many as ``like``'s rows."""
-    return [1] * (like.dim() - 1 - len(row)) + list(row)
-
-
 # -- where messages are cut ------------------------------------------------------------------------
 
-_HEADS, _COLUMNS = 2, 1
+HEADS, COLUMNS = 2, 1  # dimensions of messages and values, counted from the right
 
 
 @dataclass(frozen=True)
@@ -625,7 +603,7 @@ def find_cut(message: Message) -> ColumnCut | None:
     """The cut that makes most blocks, or None where there is none; the same on every rank."""
     if not isinstance(message, CopySource | Weighted):
         return None
-    cuts = [cut for axis in (_HEADS, _COLUMNS) if (cut := _cut_along(message, axis))]
+    cuts = [cut for axis in (HEADS, COLUMNS) if (cut := _cut_along(message, axis))]
     return max(cuts, key=lambda cut: cut.most, default=None)
 
 
@@ -647,20 +625,12 @@ def _cut_along(message: CopySource | Weighted, axis: int) -> ColumnCut | None:
     return ColumnCut(axis, leaves, most) if most > 1 else None
 
 
-class _Cuttable(Protocol):
-    @property
-    def cut(self) -> ColumnCut | None: ...
-
-
 def find_chunks(
-    reductions: Sequence[_Cuttable], leaves: Sequence[Leaf], longest_message: int
+    reductions: Sequence[Reduction], leaves: Sequence[Leaf], longest_message: int
 ) -> tuple[list[ColumnBlock], list[int | None]]:
     """The blocks of a pass over several reductions, and the dimension of each leaf that they cut.
 
-    Args:
-        reductions: Those of the pass; if one cannot be cut, or two cut a leaf differently, no leaf
-            is cut.
-        longest_message: Most rows that any rank sends to any other.
+    If one of them cannot be cut, or two cut a leaf differently, no leaf is cut.
     """
     whole: tuple[list[ColumnBlock], list[int | None]] = [WHOLE], [None] * len(leaves)
     agreed: dict[LeafKey, int | None] = {}
@@ -903,8 +873,9 @@ class Extremum(Reduction):
         self._edge: Tensor | None = None  # local edge ids; num_edges where there is none
 
     def merge(self, evaluation: ShardEvaluation) -> None:
-        value, position = self.message.reduce_arg(evaluation, self.reduce)
-        eids = evaluation.shard.eids
+        adjacency, eids = evaluation.shard.adjacency, evaluation.shard.eids
+        op, lhs, rhs = self.message.operands(evaluation)
+        value, position = gspmm_arg(adjacency, op, self.reduce, lhs, rhs)
         if self._best is None or self._edge is None:
             dtype = position.dtype if eids is None else eids.dtype
             self._best = empty_like(value).zero_()
@@ -948,11 +919,10 @@ class Extremum(Reduction):
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        if self.needs_sources or not keys:
-            return None if self.needs_sources else {}
-        (source,) = keys
-        grad = self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
-        return {source: grad}
+        if self.needs_sources:
+            return None
+        arg = self._positions(evaluation)
+        return {key: self.message.best_gradient(evaluation, grads[0], arg) for key in keys}
 
 
 class EdgeValues(Reduction):

@@ -29,6 +29,8 @@ from ..graph.frame import version_of
 from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm, gspmm_arg
 from ..ops.attention import begin_backward, compute, finish, finish_
 from .reductions import (
+    COLUMNS,
+    HEADS,
     Adjoint,
     Apply,
     ColumnCut,
@@ -66,10 +68,16 @@ class SoftmaxSum(Reduction):
     """
 
     def __init__(
-        self, softmax: LazySoftmax, message: Message | None = None, reshapes: Sequence[Reshape] = ()
+        self,
+        softmax: LazySoftmax,
+        message: Weighted | PerEdge | None = None,
+        reshapes: Sequence[Reshape] = (),
     ) -> None:
         self.shifted = ShiftedSoftmax(softmax)
-        self._weighted = _around(message, softmax, self.shifted)
+        self._weighted: Message | None = None
+        if message is not None:
+            value = substitute(message.value, {id(softmax): self.shifted})
+            self._weighted = message.with_value(value)
         self.reshapes = list(reshapes)
         self._total_message = PerEdge(self.shifted)
         super().__init__([self._total_message] + ([self._weighted] if self._weighted else []))
@@ -86,8 +94,10 @@ class SoftmaxSum(Reduction):
             self._dtypes = [part.dtype for part in parts]
             self._sums = [part.to(accumulation_dtype(part.dtype)) for part in parts]
             return
-        sums = self._seen(evaluation, self._sums)
-        factors = self._seen(evaluation, self._factors())
+        scales = [self._scale]  # by what each sum shrinks, to be broadcast
+        if self._weighted is not None:
+            scales.insert(0, self._aligned(self._scale, self._sums[0]))
+        sums, factors = self._seen(evaluation, self._sums), self._seen(evaluation, scales)
         for total, part, factor in zip(sums, parts, factors, strict=True):
             total.mul_(factor).add_(part)
 
@@ -104,11 +114,6 @@ class SoftmaxSum(Reduction):
         finite = _finite(peak)
         self._scale = (self._peak - finite).exp()
         self._peak, self.shifted.peak = peak, finite
-
-    def _factors(self) -> list[Tensor]:
-        """By what each of the sums shrinks, to be broadcast."""
-        scale = self._scale
-        return [scale] if self._weighted is None else [self._aligned(scale, self._sums[0]), scale]
 
     def _seen(self, evaluation: ShardEvaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
         """The part of whole outputs, or of what broadcasts with them, that a block contributes."""
@@ -138,8 +143,7 @@ class SoftmaxSum(Reduction):
     def normalize(self, weighted: Tensor, total: Tensor) -> Tensor:
         """The weighted mean; rows without in-edges stay 0."""
         divisor = self._aligned(total.masked_fill(total == 0, 1.0), weighted)
-        quotient: Tensor = _Quotient.apply(weighted, divisor)
-        return quotient
+        return _Quotient.apply(weighted, divisor)
 
     def _aligned(self, rows: Tensor, like: Tensor) -> Tensor:
         """``rows``, one per destination and softmax column, shaped to broadcast with ``like``."""
@@ -180,17 +184,6 @@ def _pad(rows: Tensor, trailing: int) -> Tensor:
     """Insert dimensions of size 1 after the first, up to ``trailing`` of them in all."""
     missing = trailing - (rows.dim() - 1)
     return rows.reshape(rows.shape[0], *[1] * max(missing, 0), *rows.shape[1:])
-
-
-def _around(message: Message | None, old: Expression, new: Expression) -> Message | None:
-    if isinstance(message, Weighted):
-        return Weighted(
-            message.op, message.source.tensor, substitute(message.value, {id(old): new})
-        )
-    if isinstance(message, PerEdge):
-        return PerEdge(substitute(message.value, {id(old): new}))
-    assert message is None
-    return None
 
 
 def proportional_softmax(root: Expression) -> tuple[LazySoftmax, list[Reshape]] | None:
@@ -241,7 +234,6 @@ def holds_softmax(root: Expression) -> bool:
 
 # -- fused attention -------------------------------------------------------------------------------
 
-_HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
 _TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
 
 
@@ -276,36 +268,31 @@ class AttentionSum(Reduction):
     @cached_property
     def cut(self) -> ColumnCut | None:
         """Between heads; or between columns of the values, where scores do not read them."""
-        cuts = [self._cut_of(_HEADS), self._cut_of(_COLUMNS)]
+        cuts = [self._cut_of(HEADS), self._cut_of(COLUMNS)]
         return max((c for c in cuts if c is not None), key=lambda cut: cut.most, default=None)
 
     def _cut_of(self, axis: int) -> ColumnCut | None:
-        values = self._leaves[0]
+        values, src, *_ = self._leaves
         assert values is not None
         leaves = self.leaves
         axes: dict[LeafKey, int | None] = {leaf.key: None for leaf in leaves}
-        if axis == _HEADS:
+        if axis == HEADS:
             for leaf in leaves:
                 row = leaf.tensor.shape if leaf.target == "c" else leaf.tensor.shape[1:]
                 if row[0] == self._heads:  # not one factor for all
                     axes[leaf.key] = len(row)
-        elif self._rule.score == "joint" or self._leaves[1] is None or self._reads_values:
+        elif self._rule.score == "joint" or src is None or src.key == values.key:
             return None
         else:
-            axes[values.key] = _COLUMNS
+            axes[values.key] = COLUMNS
         columns = [leaf.tensor.shape[1:].numel() for leaf in leaves if leaf.target == "u"]
-        columns = columns if axis == _HEADS else [values.tensor.shape[1:].numel()]
+        columns = columns if axis == HEADS else [values.tensor.shape[1:].numel()]
         most = most_blocks(values.tensor.shape[-axis], sum(columns))
         return ColumnCut(axis, axes, most) if most > 1 else None
 
     @property
-    def _reads_values(self) -> bool:
-        values, src, *_ = self._leaves
-        return src is None or values is None or src.key == values.key
-
-    @property
     def _is_cut_by_heads(self) -> bool:
-        return self.cut is not None and self.cut.axis == _HEADS
+        return self.cut is not None and self.cut.axis == HEADS
 
     def _seen(self, evaluation: ShardEvaluation) -> Attention:
         """The attention as one shard and block has it."""
@@ -325,7 +312,7 @@ class AttentionSum(Reduction):
         if self._is_cut_by_heads:  # a part of the state, in its place
             whole = self._states[0]
             peak, total = block.of(whole.peak, 1), block.of(whole.total, 1)
-            state = compute.AttentionState(peak, total, block.of(whole.sums, _HEADS))
+            state = compute.AttentionState(peak, total, block.of(whole.sums, HEADS))
         else:
             if len(self._states) != block.count:
                 self._states = self._split(self._states[0], block.count)
@@ -336,32 +323,24 @@ class AttentionSum(Reduction):
         """The state of each block of columns in memory of its own; all have the same peaks."""
         states = []
         for index in range(count):
-            part = ColumnBlock(index, count).of(state.sums, _COLUMNS)
+            part = ColumnBlock(index, count).of(state.sums, COLUMNS)
             sums = empty_like(part).copy_(part)
             states.append(compute.AttentionState(state.peak.clone(), state.total.clone(), sums))
         return states
 
-    def _of_heads(self, block: ColumnBlock, state: compute.AttentionState) -> tuple[Tensor, Tensor]:
-        """Peak and total of a block, in memory of their own."""
-        axis = 1 if self._is_cut_by_heads else None
-        return block.of(state.peak, axis).clone(), block.of(state.total, axis).clone()
-
     def finish(self) -> tuple[Tensor, ...]:
-        first = self._states[0]
+        first, count = self._states[0], len(self._states)
         self._statistics = compute.AttentionState(first.peak, first.total, self._out)
+        shape, device = [first.sums.shape[0], self._heads, self._dim], first.sums.device
         del first
         bias = None if self._bias is None else self._bias.tensor
-        if len(self._states) == 1:
+        if count == 1:
             result = finish(self._states.pop(), self._dtype, bias, self._rule.relu)
         else:
-            count = len(self._states)
-            like = self._states[0].sums
-            shape = [like.shape[0], self._heads, self._dim]
-            result = empty(shape, self._dtype, like.device)
-            del like
+            result = empty(shape, self._dtype, device)
             for index in range(count):
                 part = finish(self._states.pop(0), self._dtype)
-                ColumnBlock(index, count).of(result, _COLUMNS).copy_(part)
+                ColumnBlock(index, count).of(result, COLUMNS).copy_(part)
             finish_(result, bias, self._rule.relu)
         self._out, self._version = result.detach(), version_of(result)
         return (result,)
@@ -413,13 +392,10 @@ class AttentionSum(Reduction):
         return grad
 
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self._has_begun:
-            self._has_begun = False
-            return grads
-        grad = self._begin(grads[0], self._awaits_relu)
-        self._awaits_relu = False
-        self._has_begun = False
-        return [grad]
+        if not self._has_begun:
+            grads = [self._begin(grads[0], self._awaits_relu)]
+        self._has_begun = self._awaits_relu = False
+        return grads
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:
         self.leaves = [released[leaf.key] for leaf in self.leaves]
@@ -433,12 +409,14 @@ class AttentionSum(Reduction):
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], keys: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
-        block = evaluation.block
+        block, axis = evaluation.block, 1 if self._is_cut_by_heads else None
         (grad,) = grads
+        peak = block.of(self._statistics.peak, axis).clone()
+        total = block.of(self._statistics.total, axis).clone()
         shares = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
-            (*self._of_heads(block, self._statistics), self._delta_of(block)),
+            (peak, total, self._delta_of(block)),
             grad,
             [leaf is not None and leaf.key in keys for leaf in self._leaves],
         )
@@ -488,14 +466,8 @@ def softmax_over_out_edges(
 ) -> list[Tensor]:
     """Softmax over the out-edges of each source, which are spread over the ranks.
 
-    The peak and the total of each source are put together at its owner and fetched back.
-
-    Args:
-        etypes: Relations out of one node type.
-        logits: ``[num_edges, ...]`` for each.
-
-    Returns:
-        Weights like ``logits``; those of one source add up to 1 over all relations and ranks.
+    The peak and the total of each source are put together at its owner and fetched back. Relations
+    are out of one node type; all else is as for `softmax_over_in_edges`.
     """
     halo = structure.halo(etypes)
     outgoing = [halo.adjacency(etype).reverse() for etype in etypes]

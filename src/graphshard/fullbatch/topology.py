@@ -149,6 +149,7 @@ class Shard:
         return torch.arange(self.adjacency.num_edges, device=self.adjacency.device)
 
 
+@dataclass(eq=False)
 class Halo:
     """Rows of one source type that this rank reads from others, for some relations.
 
@@ -160,17 +161,12 @@ class Halo:
         longest_message: Most rows that any rank sends to any other; the same on all ranks.
     """
 
-    def __init__(
-        self,
-        num_owned: int,
-        edges: Mapping[CanonicalEType, LocalEdges],
-        plan: ExchangePlan,
-        longest_message: int,
-    ) -> None:
-        self.num_owned = num_owned
-        self.plan = plan
-        self.longest_message = longest_message
-        self._edges = dict(edges)
+    num_owned: int
+    edges: Mapping[CanonicalEType, LocalEdges]
+    plan: ExchangePlan
+    longest_message: int
+
+    def __post_init__(self) -> None:
         self._extended: dict[CanonicalEType, Tensor] = {}
         self._adjacency: dict[CanonicalEType, Adjacency] = {}
         self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
@@ -186,12 +182,12 @@ class Halo:
 
     @cached_property
     def _needed(self) -> list[Tensor]:
-        return needed_rows(list(self._edges.values()), self.plan.rank, self.plan.world_size)
+        return needed_rows(list(self.edges.values()), self.plan.rank, self.plan.world_size)
 
     def extended_src(self, etype: CanonicalEType) -> Tensor:
         """``[num_edges]`` extended row of each local edge's source."""
         if etype not in self._extended:
-            edges = self._edges[etype]
+            edges = self.edges[etype]
             rows = edges.src.clone() if self.num_extended <= _INT32_MAX else edges.src.long()
             for part, needed in enumerate(self._needed):
                 of_part = edges.src_part == part
@@ -205,7 +201,7 @@ class Halo:
     def adjacency(self, etype: CanonicalEType) -> Adjacency:
         """From extended rows to destinations, all local edges in id order."""
         if etype not in self._adjacency:
-            edges = self._edges[etype]
+            edges = self.edges[etype]
             src = self.extended_src(etype)
             self._adjacency[etype] = Adjacency(
                 src, edges.dst.to(src.dtype), self.num_extended, edges.num_dst
@@ -239,13 +235,13 @@ class Halo:
 
     def _forget_needed(self) -> None:
         """Drop `_needed` once all relations have their shards; it can be computed again."""
-        if len(self._edges) in (len(self._shards), len(self._halves)):
+        if len(self.edges) in (len(self._shards), len(self._halves)):
             self.__dict__.pop("_needed", None)
 
     def _make_shard(self, etype: CanonicalEType, step: int, owners: Sequence[int]) -> Shard:
         if self.plan.world_size == 1:
             return Shard(0, self.adjacency(etype), None)
-        edges, rank = self._edges[etype], self.plan.rank
+        edges, rank = self.edges[etype], self.plan.rank
 
         def find_eids() -> Tensor:
             is_here = edges.src_part == owners[0]
@@ -280,12 +276,11 @@ def _by_destination(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adj
 
 def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:
     """Per owner, the distinct rows, ascending, that these edges read; none of ``rank``'s own."""
+    empty = torch.empty(0, dtype=torch.int64, device=edges[0].src.device if edges else None)
     needed = []
     for part in range(world_size):
         rows = [e.src[e.src_part == part] for e in edges] if part != rank else []
-        device = edges[0].src.device if edges else None
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        needed.append(torch.unique(torch.cat([empty, *rows])) if rows else empty)
+        needed.append(torch.unique(torch.cat([empty, *rows])))
     return needed
 
 
@@ -397,15 +392,12 @@ class ShardStructure:
             chosen = {etype: self.edges[etype] for etype in self.edges if etype in key}
             (source_type,) = {source for source, _, _ in chosen}
             num_owned = self.num_src[source_type]
-            plan = self._plan(list(chosen.values()), num_owned)
+            needed = needed_rows(list(chosen.values()), self.rank, self.world_size)
+            plan = ExchangePlan.build(needed, num_owned, group=self.group, device=self.device)
             longest = torch.tensor([max(plan.send_splits, default=0)])
             longest = all_reduce(longest, "max", group=self.group)
             self._halos[key] = Halo(num_owned, chosen, plan, int(longest))
         return self._halos[key]
-
-    def _plan(self, edges: Sequence[LocalEdges], num_rows: int) -> ExchangePlan:
-        needed = needed_rows(edges, self.rank, self.world_size)
-        return ExchangePlan.build(needed, num_rows, group=self.group, device=self.device)
 
     def union_halo(self, source_type: str) -> Halo | None:
         """The remote rows that any relation reads of one source type."""
@@ -609,12 +601,7 @@ def most_blocks(extent: int, row_numel: int) -> int:
 
 
 def column_blocks(longest_message: int, sources: Sequence[Tensor], most: int) -> list[ColumnBlock]:
-    """How remote shards are taken; the same on every rank.
-
-    Args:
-        longest_message: Most rows that any rank sends to any other.
-        sources: Whole source tensors, all fetched together, at least one.
-    """
+    """How remote shards are taken whose sources are fetched together; the same on every rank."""
     row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in sources)
     count = min(most, longest_message * row_bytes // _SMALLEST_BLOCK + 1)
     return [ColumnBlock(index, count) for index in range(count)]

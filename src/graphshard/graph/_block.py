@@ -34,6 +34,7 @@ from .structure import (
     places_of,
     read_relations,
 )
+from .transforms import select_fields
 
 
 class Block(LocalGraph):
@@ -71,9 +72,6 @@ class Block(LocalGraph):
             is_block=True,
         )
 
-    def _relation_view(self, relations: list[int]) -> Block:
-        return self._sliced(relations, Block)
-
     def __repr__(self) -> str:
         if len(self.srctypes) == len(self.dsttypes) == len(self.etypes) == 1:
             return (
@@ -92,12 +90,8 @@ class Block(LocalGraph):
 ForkingPickler.register(Block, parts_to_send)
 
 
-@functools.lru_cache(maxsize=64)
-def _schema(
-    srctypes: tuple[str, ...], dsttypes: tuple[str, ...], etypes: tuple[CanonicalEType, ...]
-) -> Schema:
-    """One schema for all blocks of the same types: samplers make thousands of them."""
-    return Schema.of_block(list(srctypes), list(dsttypes), list(etypes))
+# One schema for all blocks of the same types: samplers make thousands of them.
+_schema = functools.lru_cache(maxsize=64)(Schema.of_block)
 
 
 def create_block(
@@ -214,15 +208,19 @@ def to_block(
         num_nodes = g.num_nodes(ntype)
         check_ids(dst_of[ntype], num_nodes, "an id in dst_nodes", f"nodes of type {ntype!r}")
         dst_map[ntype] = places_of(dst_of[ntype], num_nodes, "last")
-        first = [dst_of[ntype]] if include_dst_in_src else []
+        first = dst_of[ntype] if include_dst_in_src else empty  # where an id may be repeated
         if given_src is None:
             others = by_first_occurrence(torch.cat([empty, *out_of[ntype]]))
-            if first:  # in which an id may be repeated
+            if include_dst_in_src:
                 others = others[dst_map[ntype].index_select(0, others) < 0]
-            src_of[ntype] = torch.cat([empty, *first, others])
+            src_of[ntype] = torch.cat([first, others])
         else:
             src_of[ntype] = given_src.get(ntype, empty)
-            _check_begins(src_of[ntype], first, ntype)
+            if not torch.equal(src_of[ntype][: first.shape[0]], first):
+                raise GraphValueError(
+                    f"src_nodes of type {ntype!r} must begin with dst_nodes, because "
+                    f"include_dst_in_src is set; reorder them, or pass include_dst_in_src=False"
+                )
         check_ids(src_of[ntype], num_nodes, "an id in src_nodes", f"nodes of type {ntype!r}")
         src_map[ntype] = places_of(src_of[ntype], num_nodes)
         if include_dst_in_src:
@@ -252,10 +250,8 @@ def _carry_features(
     for ntype in g.ntypes:
         data = g.nodes[ntype].data
         for view, ids in ((block.srcnodes, src_of[ntype]), (block.dstnodes, dst_of[ntype])):
-            target = view[ntype].data
-            for name, value in data.items():
-                target[name] = value.index_select(0, ids)
-            target[NID] = ids
+            select_fields(data, view[ntype].data, ids)
+            view[ntype].data[NID] = ids
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         target = block.edges[etype].data
         stop = 0 if etype[2] in left_out else adj.num_edges
@@ -291,12 +287,3 @@ def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: Canoni
             f"relation {etype}); add it, or leave {what} out"
         )
     return new
-
-
-def _check_begins(ids: Tensor, first: list[Tensor], ntype: str) -> None:
-    for head in first:
-        if ids.shape[0] < head.shape[0] or bool((ids[: head.shape[0]] != head).any()):
-            raise GraphValueError(
-                f"src_nodes of type {ntype!r} must begin with dst_nodes, because "
-                f"include_dst_in_src is set; reorder them, or pass include_dst_in_src=False"
-            )

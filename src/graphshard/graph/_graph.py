@@ -50,7 +50,7 @@ class Graph(LocalGraph):
         check_relations(num_nodes, num_nodes, relations)
         schema = Schema.of_graph(list(num_nodes), list(relations))
         device = next(iter(relations.values())).device
-        frames = {name: node_frame(name, num_nodes[name], device) for name in schema.ntypes}
+        frames = {n: Frame(num_nodes[n], device, f"nodes of type {n!r}") for n in schema.ntypes}
         src_frames = [frames[name] for name in schema.srctypes]
         dst_frames = [frames[name] for name in schema.dsttypes] if schema.split else src_frames
         edge_frames = [edge_frame(etype, adj) for etype, adj in relations.items()]
@@ -58,24 +58,14 @@ class Graph(LocalGraph):
             schema, list(relations.values()), src_frames, dst_frames, edge_frames, is_block=False
         )
 
-    def _relation_view(self, relations: list[int]) -> Graph:
-        return self._sliced(relations, Graph)
-
     def _share_frames(self, g: Graph) -> None:
         """Take the features of ``g``, which has all types of this graph: the very same frames."""
-        schema = self._schema
-        frames = {name: g._node_frame(name) for name in schema.ntypes}
-        self._src_frames = [frames[name] for name in schema.srctypes]
-        self._dst_frames = self._src_frames
+        schema, places = self._schema, map(g._schema.node_id, self._schema.ntypes)
+        frames = {n: g._frames(side)[i] for n, (side, i) in zip(schema.ntypes, places, strict=True)}
+        self._src_frames = self._dst_frames = [frames[name] for name in schema.srctypes]
         if schema.split:
             self._dst_frames = [frames[name] for name in schema.dsttypes]
-        self._edge_frames = [
-            g._edge_frames[g._schema.relation(etype)] for etype in schema.canonical_etypes
-        ]
-
-    def _node_frame(self, ntype: str) -> Frame:
-        side, index = self._schema.node_id(ntype)
-        return self._frames(side)[index]
+        self._edge_frames = [g._edge_frames[g.get_etype_id(t)] for t in schema.canonical_etypes]
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
@@ -87,25 +77,14 @@ class Graph(LocalGraph):
         nodes = {name: self.num_nodes(name) for name in self.ntypes}
         edges = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
         # As NetworkX lists the edges of `metagraph`: by source, then by destination.
-        places: dict[str, int] = {}
-        first: dict[tuple[str, str], int] = {}
-        for source, _, destination in self.canonical_etypes:
-            places.setdefault(source, len(places))
-            places.setdefault(destination, len(places))
-            first.setdefault((source, destination), len(first))
-        listed = sorted(
-            self.canonical_etypes, key=lambda etype: (places[etype[0]], first[etype[0], etype[2]])
-        )
-        metagraph = [(source, destination, name) for source, name, destination in listed]
+        metagraph = [(source, destination, name) for source, name, destination in edges]
+        ntypes = list(dict.fromkeys(ntype for triple in metagraph for ntype in triple[:2]))
+        pairs = list(dict.fromkeys(triple[:2] for triple in metagraph))
+        metagraph.sort(key=lambda triple: (ntypes.index(triple[0]), pairs.index(triple[:2])))
         return f"Graph(num_nodes={nodes},\n      num_edges={edges},\n      metagraph={metagraph})"
 
 
 ForkingPickler.register(Graph, parts_to_send)
-
-
-def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:
-    """An empty frame for the nodes of a type."""
-    return Frame(num_rows, device, f"nodes of type {ntype!r}")
 
 
 def graph(

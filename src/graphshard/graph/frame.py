@@ -20,6 +20,7 @@ graph's frames are others than outside, and a view made outside must follow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 from .._base.device import device_of
 from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
-from .structure import ALL, is_all
+from .structure import ALL, is_all, is_triple
 
 if TYPE_CHECKING:
     from .message_passing import MessagePassingGraph
@@ -276,10 +277,7 @@ class Frame(MutableMapping[str, Any]):
     def _check(self, name: str, value: Any, num_rows: int) -> None:
         if not isinstance(name, str):
             raise GraphTypeError(f"a field name must be a string (got {name!r})")
-        try:
-            shape, device = value.shape, value.device
-        except AttributeError:
-            shape, device = None, None
+        shape, device = getattr(value, "shape", None), getattr(value, "device", None)
         if shape is None or not isinstance(device, torch.device):
             raise GraphTypeError(
                 f"field {name!r} on {self.what} must be a torch tensor (got "
@@ -403,20 +401,13 @@ class Frame(MutableMapping[str, Any]):
         }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RowsView(Mapping[str, Any]):
-    """Chosen rows of a mapping's columns, gathered on first use and kept.
+    """Chosen rows of a mapping's columns, gathered on first use and kept."""
 
-    Args:
-        source: The columns, each ``[num_rows, ...]``.
-        index: ``[k]`` row numbers (int32 or int64), or None for all rows as they are.
-    """
-
-    __slots__ = ("_source", "_index", "_cache")
-
-    def __init__(self, source: Mapping[str, Any], index: Tensor | None) -> None:
-        self._source = source
-        self._index = index
-        self._cache: dict[str, Any] = {}
+    _source: Mapping[str, Any]  # each column [num_rows, ...]
+    _index: Tensor | None  # [k] row numbers, int32 or int64; None for all rows as they are
+    _cache: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __getitem__(self, name: str) -> Any:
         value = self._cache.get(name)
@@ -447,14 +438,12 @@ class RowsView(Mapping[str, Any]):
         return repr({name: self[name] for name in self})
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OverlayView(Mapping[str, Any]):
     """One mapping laid over another: what ``apply_node_func`` sees, results before old fields."""
 
-    __slots__ = ("_top", "_bottom")
-
-    def __init__(self, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> None:
-        self._top = top
-        self._bottom = bottom
+    _top: Mapping[str, Any]
+    _bottom: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
         return self._top[name] if name in self._top else self._bottom[name]
@@ -482,22 +471,14 @@ class DataSpace(NamedTuple):
     data: MutableMapping[str, Any]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrameView(MutableMapping[str, Any]):
-    """Features of one node type or one relation.
+    """Features of one node type or one relation."""
 
-    Args:
-        view: The view that settings are recorded under; ``"edge"`` chooses the edge frames.
-        side: ``"src"``, ``"dst"`` or ``"edge"``: the list of frames.
-        index: Place in that list.
-    """
-
-    __slots__ = ("_graph", "_view", "_side", "_index")
-
-    def __init__(self, graph: MessagePassingGraph, view: View, side: str, index: int) -> None:
-        self._graph = graph
-        self._view = view
-        self._side = side
-        self._index = index
+    _graph: MessagePassingGraph
+    _view: View  # that settings are recorded under
+    _side: str  # the list of frames: "src", "dst" or "edge"
+    _index: int  # place in that list
 
     @property
     def frame(self) -> Frame:
@@ -526,20 +507,11 @@ class FrameView(MutableMapping[str, Any]):
         return repr(self.frame)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrameRowsView(FrameView):
-    """Features of some nodes or edges: reading gathers rows, setting replaces rows.
+    """Features of some nodes or edges: reading gathers rows, setting replaces rows."""
 
-    Args:
-        rows: ``[k]`` row numbers, in range and, for setting, distinct.
-    """
-
-    __slots__ = ("_rows",)
-
-    def __init__(
-        self, graph: MessagePassingGraph, view: View, side: str, index: int, rows: Tensor
-    ) -> None:
-        super().__init__(graph, view, side, index)
-        self._rows = rows
+    _rows: Tensor  # [k] row numbers, in range and, for setting, distinct
 
     def __getitem__(self, name: str) -> Any:
         return self.frame[name].index_select(0, self._rows)
@@ -556,37 +528,25 @@ class FrameRowsView(FrameView):
         return repr(dict(self))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
-    """Features of several types at once: field -> {type: values}; types without it are left out.
+    """Features of several types at once: field -> {type: values}; types without it are left out."""
 
-    Args:
-        find: Turns a type, or what a user calls it, into (side, index).
-    """
-
-    __slots__ = ("_graph", "_view", "_keys", "_find")
-
-    def __init__(
-        self,
-        graph: MessagePassingGraph,
-        view: View,
-        keys: list[Any],
-        find: Callable[[Any], tuple[str, int]],
-    ) -> None:
-        self._graph = graph
-        self._view = view
-        self._keys = keys
-        self._find = find
+    _graph: MessagePassingGraph
+    _view: View
+    _keys: list[Any]
+    _find: Callable[[Any], tuple[str, int]]  # from a type, or what a user calls it, to its frame
 
     def _frame(self, key: Any) -> Frame:
         side, index = self._find(key)
         return self._graph._frames(side)[index]
 
-    def _typed_frames(self) -> Iterator[tuple[Any, Frame]]:
-        for key in self._keys:
-            yield key, self._frame(key)
+    @property
+    def _frames(self) -> dict[Any, Frame]:
+        return {key: self._frame(key) for key in self._keys}
 
     def __getitem__(self, name: str) -> dict[Any, Any]:
-        return {key: frame[name] for key, frame in self._typed_frames() if name in frame}
+        return {key: frame[name] for key, frame in self._frames.items() if name in frame}
 
     def __setitem__(self, name: str, value: Mapping[Any, Any]) -> None:
         if not isinstance(value, Mapping):
@@ -599,17 +559,16 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
             self._frame(key).set(name, values, self._view)
 
     def __delitem__(self, name: str) -> None:
-        frames = [frame for _, frame in self._typed_frames() if name in frame]
-        if not frames:
+        if name not in self:
             raise KeyError(f"no field {name!r} on any type")
-        for frame in frames:
+        for frame in self._frames.values():
             frame.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return any(name in frame for _, frame in self._typed_frames())
+        return any(name in frame for frame in self._frames.values())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for _, frame in self._typed_frames() for name in frame))
+        return iter(dict.fromkeys(name for frame in self._frames.values() for name in frame))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -618,14 +577,12 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
         return repr(dict(self))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class NodeSpaceView:
     """``g.nodes``, ``g.srcnodes``, ``g.dstnodes``: call for ids, index by type for features."""
 
-    __slots__ = ("_graph", "_view")
-
-    def __init__(self, graph: MessagePassingGraph, view: View) -> None:
-        self._graph = graph
-        self._view: View = view
+    _graph: MessagePassingGraph
+    _view: View
 
     def _place(self, ntype: str | None) -> tuple[str, int]:
         schema = self._graph._schema
@@ -644,21 +601,17 @@ class NodeSpaceView:
         )
 
     def __getitem__(self, key: Any) -> DataSpace:
-        ids: Any = ALL
-        if key is None or isinstance(key, str):
-            ntype = key
-        elif isinstance(key, slice):
-            _check_full_slice(key)
-            ntype = None
-        elif (
-            isinstance(key, tuple) and len(key) == 2 and (key[1] is None or isinstance(key[1], str))
-        ):
-            ids, ntype = key
-            if isinstance(ids, slice):
-                _check_full_slice(ids)
-                ids = ALL
-        else:
-            ids, ntype = key, None
+        ids: Any
+        match key:
+            case None | str():
+                ids, ntype = ALL, key
+            case (ids, None | str() as ntype) if isinstance(key, tuple):
+                pass
+            case _:
+                ids, ntype = key, None
+        if isinstance(ids, slice):
+            _check_full_slice(ids)
+            ids = ALL
         side, index = self._place(ntype)
         if is_all(ids):
             return DataSpace(FrameView(self._graph, self._view, side, index))
@@ -666,13 +619,11 @@ class NodeSpaceView:
         return DataSpace(FrameRowsView(self._graph, self._view, side, index, rows))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EdgeSpaceView:
     """``g.edges``: call for end points, index by relation for features."""
 
-    __slots__ = ("_graph",)
-
-    def __init__(self, graph: MessagePassingGraph) -> None:
-        self._graph = graph
+    _graph: MessagePassingGraph
 
     def __call__(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """See `Graph.all_edges`."""
@@ -683,19 +634,15 @@ class EdgeSpaceView:
         if isinstance(key, slice):
             _check_full_slice(key)
             key = None
-        if key is None or isinstance(key, str) or _is_type_triple(key):
+        if key is None or isinstance(key, str) or (isinstance(key, tuple) and is_triple(key)):
             return DataSpace(FrameView(graph, "edge", "edge", graph._schema.relation(key)))
         relation = graph._schema.relation(None)
         rows = graph._edge_ids(key, relation)
         return DataSpace(FrameRowsView(graph, "edge", "edge", relation, rows))
 
 
-def _is_type_triple(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 3 and all(isinstance(name, str) for name in key)
-
-
 def _check_full_slice(key: slice) -> None:
-    if key != slice(None, None, None):
+    if key != slice(None):
         raise GraphValueError(
             f"only the full slice ':' can be used here (got {key}); give a list of ids"
         )

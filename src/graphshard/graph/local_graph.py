@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -112,36 +113,24 @@ class LocalGraph(MessagePassingGraph):
     ) -> None:
         self.relations = list(relations)
         self._facts = [RelationFacts() for _ in relations] if facts is None else facts
-        self._init_protocol(
-            schema,
-            src_frames,
-            dst_frames,
-            edge_frames,
-            is_block,
-            self.relations[0].device,
-            self.relations[0].idtype,
-        )
+        like = self.relations[0]
+        frames = src_frames, dst_frames, edge_frames
+        self._init_protocol(schema, *frames, is_block, like.device, like.idtype)
 
-    def _sliced(self, relations: list[int], kind: type[LocalT]) -> LocalT:
-        """A view of one relation, or several joined into one, as a graph of class ``kind``."""
+    def _relation_view(self: LocalT, relations: list[int]) -> LocalT:
+        """Several relations are joined into one."""
         if len(relations) > 1:
-            return flattened(self, relations, kind)
+            return flattened(self, relations, type(self))
         (relation,) = relations
         schema = self._schema.single(relation)
         src_frames = [self._src_frames[self._schema.src_of[relation]]]
         dst_frames = src_frames
         if schema.split:
             dst_frames = [self._dst_frames[self._schema.dst_of[relation]]]
-        view = object.__new__(kind)
-        view._init_local(
-            schema,
-            [self.relations[relation]],
-            src_frames,
-            dst_frames,
-            [self._edge_frames[relation]],
-            self.is_block,
-            facts=[self._facts[relation]],
-        )
+        view = object.__new__(type(self))
+        frames = src_frames, dst_frames, [self._edge_frames[relation]]
+        facts = [self._facts[relation]]
+        view._init_local(schema, [self.relations[relation]], *frames, self.is_block, facts)
         return view
 
     def _become(self: LocalT, new: LocalT) -> None:
@@ -170,13 +159,13 @@ class LocalGraph(MessagePassingGraph):
         return self.relations[self._schema.relation(None)]
 
     def any_zero_in_degree(self, etype: EType | None = None) -> bool:
-        return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
-
-    def _has_zero_in_degree(self, relation: int) -> bool:
-        facts = self._facts[relation]
-        if facts.zero_in_degree is None:
-            facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
-        return facts.zero_in_degree
+        for relation in self._asked(etype):
+            facts = self._facts[relation]
+            if facts.zero_in_degree is None:
+                facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
+            if facts.zero_in_degree:
+                return True
+        return False
 
     def has_edges(self, etype: EType | None = None) -> bool:
         return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
@@ -307,7 +296,8 @@ class LocalGraph(MessagePassingGraph):
         src, dst = adj.coo()
         eids = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
         if order == "srcdst":
-            eids = _by_source_then_destination(src, dst).to(adj.idtype)
+            by_dst = torch.sort(dst, stable=True).indices
+            eids = by_dst[torch.sort(src[by_dst], stable=True).indices].to(adj.idtype)
             src, dst = src.index_select(0, eids), dst.index_select(0, eids)
         return _in_form(form, src, dst, eids)
 
@@ -326,13 +316,11 @@ class LocalGraph(MessagePassingGraph):
 
     def predecessors(self, v: int, etype: EType | None = None) -> Tensor:
         """Sources of the in-edges of one node, by ascending edge id."""
-        sources: Tensor = self.in_edges(_one(v, "v"), "uv", etype)[0]
-        return sources
+        return self.in_edges(_one(v, "v"), "uv", etype)[0]
 
     def successors(self, v: int, etype: EType | None = None) -> Tensor:
         """Destinations of the out-edges of one node, by ascending edge id."""
-        destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
-        return destinations
+        return self.out_edges(_one(v, "v"), "uv", etype)[1]
 
     def find_edges(self, eid: Ids, etype: EType | None = None) -> tuple[Tensor, Tensor]:
         """(sources, destinations) of edges given by id.
@@ -341,9 +329,7 @@ class LocalGraph(MessagePassingGraph):
             ValueError: an id is out of range.
         """
         relation = self._schema.relation(etype)
-        eids = self._checked_eids(eid, relation)
-        src, dst = self.relations[relation].coo()
-        return src.index_select(0, eids), dst.index_select(0, eids)
+        return self._edges_in_form(relation, self._checked_edge_ids(eid, relation), "uv")
 
     def has_nodes(self, vid: Ids, ntype: str | None = None) -> Any:
         """Whether nodes with these ids exist; a bool for a number, else a bool tensor.
@@ -382,10 +368,8 @@ class LocalGraph(MessagePassingGraph):
         first, counts = self._match(relation, src, dst)
         order = self._pair_order(relation)[1]
         if return_uv:
-            positions = _spread(first, counts)
-            eids = order[positions].to(self.idtype)
-            repeat = counts.to(src.device)
-            return src.repeat_interleave(repeat), dst.repeat_interleave(repeat), eids
+            eids = order[_spread(first, counts)].to(self.idtype)
+            return src.repeat_interleave(counts), dst.repeat_interleave(counts), eids
         absent = counts == 0
         if bool(absent.any()):
             at = int(absent.nonzero()[0])
@@ -398,11 +382,8 @@ class LocalGraph(MessagePassingGraph):
     @property
     def is_multigraph(self) -> bool:
         """Whether some pair of nodes is joined by several edges of one relation."""
-        for relation in range(len(self.relations)):
-            keys = self._pair_order(relation)[0]
-            if bool((keys[1:] == keys[:-1]).any()):
-                return True
-        return False
+        sorted_keys = (self._pair_order(relation)[0] for relation in range(len(self.relations)))
+        return any(bool((keys[1:] == keys[:-1]).any()) for keys in sorted_keys)
 
     def adj_tensors(self, fmt: str, etype: EType | None = None) -> tuple[Tensor, ...]:
         """The arrays of one sparse format.
@@ -434,18 +415,11 @@ class LocalGraph(MessagePassingGraph):
         check_ids(checked, frame.num_rows, "a node id", frame.what)
         return checked
 
-    def _checked_eids(self, eid: Ids, relation: int) -> Tensor:
-        frame = self._frames("edge")[relation]
-        checked = id_tensor(eid, "edge ids", self.idtype, self.device)
-        check_ids(checked, frame.num_rows, "an edge id", frame.what)
-        return checked
-
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
         if isinstance(edges, tuple) and len(edges) == 2:
             etype = self._schema.canonical_etypes[relation]
-            edge_ids: Tensor = self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
-            return edge_ids
-        return self._checked_eids(edges, relation)
+            return self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
+        return self._checked_edge_ids(edges, relation)
 
     def _in_edge_ids(self, relation: int, nodes: Tensor) -> Tensor:
         return _compressed_edges(self.relations[relation].csc(), nodes)
@@ -461,13 +435,13 @@ class LocalGraph(MessagePassingGraph):
         return relation, *paired(src, dst)
 
     def _pair_order(self, relation: int) -> tuple[Tensor, Tensor]:
-        """Keys ``source * num_dst + destination``, ascending, and the edge ids in that order."""
+        """See `RelationFacts`."""
         facts = self._facts[relation]
         if facts.pair_order is None:
             adj = self.relations[relation]
             src, dst = adj.coo()
-            keys, ids = torch.sort(src.long() * adj.num_dst + dst.long(), stable=True)
-            facts.pair_order = keys, ids
+            keys, eids = torch.sort(src.long() * adj.num_dst + dst.long(), stable=True)
+            facts.pair_order = keys, eids
         return facts.pair_order
 
     def _match(self, relation: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
@@ -659,14 +633,7 @@ class LocalGraph(MessagePassingGraph):
     def _copied(self: LocalT, change: Callable[[Any], Any]) -> LocalT:
         """A graph with ``change`` of every array and every field, which may be lazy."""
         new = self._with_relations([adj.map(change) for adj in self.relations])
-        shared = new._dst_frames is new._src_frames
-        new._src_frames = [frame.map(change, new.device) for frame in new._src_frames]
-        new._dst_frames = (
-            new._src_frames
-            if shared
-            else [frame.map(change, new.device) for frame in new._dst_frames]
-        )
-        new._edge_frames = [frame.map(change, new.device) for frame in new._edge_frames]
+        new._enter_scope(lambda frame: frame.map(change, new.device))
         return new
 
     def cpu(self: LocalT) -> LocalT:
@@ -703,9 +670,8 @@ class LocalGraph(MessagePassingGraph):
             created = [name for name in self._formats if all(each[name] for each in built)]
             missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
-        asked_formats = [formats] if isinstance(formats, str) else list(formats)
-        unknown = [name for name in asked_formats if name not in FORMATS]
-        if unknown or not asked_formats:
+        asked_formats = {formats} if isinstance(formats, str) else set(formats)
+        if not asked_formats or not asked_formats <= set(FORMATS):
             raise GraphValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
         names = tuple(name for name in FORMATS if name in asked_formats)
         new = self._with_relations([adj.restricted(names) for adj in self.relations])
@@ -777,10 +743,8 @@ class LocalGraph(MessagePassingGraph):
 
     def _replaced(self: LocalT, change: Callable[[Tensor], Tensor]) -> LocalT:
         self.relations[:] = [adj.map(change) for adj in self.relations]
-        sides = [self._src_frames, self._edge_frames]
-        if self._dst_frames is not self._src_frames:
-            sides.append(self._dst_frames)
-        for frame in (frame for frames in sides for frame in frames):
+        frames = {id(f): f for f in (*self._src_frames, *self._dst_frames, *self._edge_frames)}
+        for frame in frames.values():
             for name in frame:
                 frame[name] = change(frame[name])
         return self
@@ -825,11 +789,6 @@ def check_relations(
     if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
         kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
         raise GraphValueError(f"all relations must have one idtype and one device (got {kinds})")
-
-
-def _by_source_then_destination(src: Tensor, dst: Tensor) -> Tensor:
-    by_dst = torch.sort(dst, stable=True).indices
-    return by_dst[torch.sort(src[by_dst], stable=True).indices]
 
 
 def _in_form(form: str, src: Tensor, dst: Tensor, eids: Tensor) -> Any:
@@ -902,48 +861,32 @@ def flattened(g: LocalGraph, relations: Sequence[int], kind: type[LocalT]) -> Lo
     src_ids = sorted({schema.src_of[r] for r in relations})
     dst_ids = sorted({schema.dst_of[r] for r in relations})
     shared = not schema.split and src_ids == dst_ids
-    src_start = _starts(g._src_frames, src_ids)
-    dst_start = _starts(g._dst_frames, dst_ids)
-    num_src = sum(g._src_frames[i].num_rows for i in src_ids)
-    num_dst = sum(g._dst_frames[i].num_rows for i in dst_ids)
+    src_start, num_src = _starts(g._src_frames, src_ids)
+    dst_start, num_dst = _starts(g._dst_frames, dst_ids)
     sources, destinations = [], []
     for relation in relations:
-        src, dst = g.relations[relation].coo()
-        sources.append(src + src_start[schema.src_of[relation]])
-        destinations.append(dst + dst_start[schema.dst_of[relation]])
+        ends = g.relations[relation].coo()
+        sources.append(ends[0] + src_start[schema.src_of[relation]])
+        destinations.append(ends[1] + dst_start[schema.dst_of[relation]])
     adj = Adjacency(torch.cat(sources), torch.cat(destinations), num_src, num_dst, check=False)
     src_name = joined_name(schema.srctypes[i] for i in src_ids)
     dst_name = joined_name(schema.dsttypes[i] for i in dst_ids)
     etype = (src_name, joined_name(schema.etypes[r] for r in relations), dst_name)
 
-    src_frame = _joined(g._src_frames, src_ids, f"nodes of type {src_name!r}", NTYPE, NID, g)
-    dst_frame = src_frame
+    src = [_joined(g._src_frames, src_ids, f"nodes of type {src_name!r}", NTYPE, NID, g)]
+    dst = src
     if not shared:
-        dst_frame = _joined(g._dst_frames, dst_ids, f"nodes of type {dst_name!r}", NTYPE, NID, g)
-    edge_frame = _joined(g._edge_frames, relations, f"edges of relation {etype}", ETYPE, EID, g)
-    if shared:
-        new_schema = Schema([src_name], [src_name], [src_name], [etype], split=False)
-    else:
-        new_schema = Schema.of_block([src_name], [dst_name], [etype])
-    src_frames = [src_frame]
+        dst = [_joined(g._dst_frames, dst_ids, f"nodes of type {dst_name!r}", NTYPE, NID, g)]
+    edge = [_joined(g._edge_frames, relations, f"edges of relation {etype}", ETYPE, EID, g)]
     new = object.__new__(kind)
-    new._init_local(
-        new_schema,
-        [adj],
-        src_frames,
-        src_frames if shared else [dst_frame],
-        [edge_frame],
-        is_block=g.is_block,
-    )
+    new._init_local(Schema.of_relation(etype, not shared), [adj], src, dst, edge, g.is_block)
     return new
 
 
-def _starts(frames: Sequence[Frame], ids: Sequence[int]) -> dict[int, int]:
-    starts, total = {}, 0
-    for i in ids:
-        starts[i] = total
-        total += frames[i].num_rows
-    return starts
+def _starts(frames: Sequence[Frame], ids: Sequence[int]) -> tuple[dict[int, int], int]:
+    """Where the rows of each frame start if they come one after the other, and how many rows."""
+    *starts, total = accumulate((frames[i].num_rows for i in ids), initial=0)
+    return dict(zip(ids, starts, strict=True)), total
 
 
 def _joined(
@@ -969,19 +912,16 @@ def _joined(
                 f"{sorted(map(str, kinds))}); rename or delete it on some"
             )
         joined[name] = torch.cat(values)
-    counts = torch.tensor([frame.num_rows for frame in chosen], device=g.device)
-    kinds_of = torch.tensor(list(ids), dtype=g.idtype, device=g.device)
-    joined[type_field] = kinds_of.repeat_interleave(counts)
-    own: list[Tensor] = [
-        torch.arange(frame.num_rows, dtype=g.idtype, device=g.device) for frame in chosen
-    ]
-    joined[id_field] = torch.cat(own)
+    like: Any = {"dtype": g.idtype, "device": g.device}
+    counts = [frame.num_rows for frame in chosen]
+    joined[type_field] = torch.cat(
+        [torch.full((n,), i, **like) for i, n in zip(ids, counts, strict=True)]
+    )
+    joined[id_field] = torch.cat([torch.arange(n, **like) for n in counts])
     return joined
 
 
-def parts_to_send(
-    graph: LocalGraph,
-) -> tuple[Callable[..., LocalGraph], tuple[type[Any], dict[str, Any]]]:
+def parts_to_send(graph: LocalGraph) -> tuple[Any, tuple[type[LocalGraph]], dict[str, Any]]:
     """What ``torch.multiprocessing`` sends of a graph.
 
     A graph goes through queues and pipes, and as an argument of ``spawn``, in parts: its types and
@@ -995,10 +935,4 @@ def parts_to_send(
             for name in frame:
                 if isinstance(frame.unread(name), LazyRows):
                     frame[name] = frame[name]  # the rows alone, not the column they come from
-    return _received, (type(graph), dict(graph.__dict__))
-
-
-def _received(kind: type[LocalGraph], state: dict[str, Any]) -> LocalGraph:
-    graph = object.__new__(kind)
-    graph.__dict__.update(state)
-    return graph
+    return object.__new__, (type(graph),), dict(graph.__dict__)

@@ -129,17 +129,22 @@ class Schema:
         ntypes = [*srctypes, *dsttypes]
         return cls(ntypes, srctypes, dsttypes, canonical_etypes, split=True)
 
+    @classmethod
+    def of_relation(cls, etype: CanonicalEType, split: bool) -> Schema:
+        """Schema of one relation alone."""
+        source, _, destination = etype
+        if split:
+            return cls.of_block([source], [destination], [etype])
+        return cls([source], [source], [source], [etype], split=False)
+
     def single(self, relation: int) -> Schema:
         """Schema of the view that holds one relation alone."""
         schema = self._single.get(relation)
         if schema is None:
             etype = self.canonical_etypes[relation]
-            source, _, destination = etype
-            if self.split or source != destination:
-                schema = Schema.of_block([source], [destination], [etype])
-            else:
-                schema = Schema([source], [source], [source], [etype], split=False)
-            self._single[relation] = schema
+            schema = self._single[relation] = Schema.of_relation(
+                etype, self.split or etype[0] != etype[2]
+            )
         return schema
 
     def relation(self, etype: EType | None) -> int:
@@ -162,11 +167,7 @@ class Schema:
                     f"give one of the triples {triples}"
                 )
         else:
-            index = (
-                self._relation_index.get((etype[0], etype[1], etype[2]))
-                if _is_triple(etype)
-                else None
-            )
+            index = self._relation_index.get(tuple(etype)) if is_triple(etype) else None
             if index is not None:
                 return index
         raise GraphValueError(f"no relation {etype!r}; the graph has {self.canonical_etypes}")
@@ -184,7 +185,7 @@ class Schema:
                 f"a graph is sliced as g['etype'] or g['srctype', 'etype', 'dsttype'], with ':' "
                 f"for any (got {key!r})"
             )
-        exact = self._relation_index.get(pattern) if _is_triple(pattern) else None
+        exact = self._relation_index.get(pattern) if is_triple(pattern) else None
         if exact is not None:
             return [exact]
         places = [set(self.srctypes), set(self.etypes), set(self.dsttypes)]
@@ -248,12 +249,10 @@ class Schema:
         return number
 
 
-def _is_triple(etype: Any) -> bool:
-    return (
-        isinstance(etype, tuple | list)
-        and len(etype) == 3
-        and all(isinstance(name, str) for name in etype)
-    )
+def is_triple(etype: Any) -> bool:
+    """Whether this could be a relation, as three names."""
+    is_sequence = isinstance(etype, tuple | list)
+    return is_sequence and len(etype) == 3 and all(isinstance(name, str) for name in etype)
 
 
 def joined_name(names: Iterable[str]) -> str:
@@ -267,15 +266,7 @@ _MAX_INT32 = 2**31 - 1
 # ------------------------------------------------------------------ ids
 
 
-def check_idtype(idtype: Any) -> torch.dtype:
-    """Return ``idtype`` if ids can have it."""
-    if idtype not in INDEX_DTYPES:
-        raise GraphTypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
-    chosen: torch.dtype = idtype
-    return chosen
-
-
-def as_integers(ids: Ids, what: str) -> Tensor:
+def as_integers(ids: Any, what: str) -> Tensor:
     """A one-dimensional integer tensor from a tensor, an array, a sequence or one number.
 
     Tensors keep dtype and device if they are int32 or int64; other integers become int64.
@@ -358,25 +349,15 @@ def paired(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def by_first_occurrence(ids: Tensor) -> Tensor:
     """The distinct ids, in the order in which they first occur."""
     distinct, group = torch.unique(ids, return_inverse=True)
-    return distinct[first_of_groups(group, distinct.shape[0]).argsort()]
-
-
-def first_of_groups(group: Tensor, count: int) -> Tensor:
-    """``[count]`` position of the first member of each group, given the group of each position."""
-    first = torch.full((count,), group.shape[0], dtype=torch.int64, device=group.device)
-    position = torch.arange(group.shape[0], device=group.device)
-    return first.scatter_reduce_(0, group, position, "amin")
+    return distinct[places_of(group, distinct.shape[0]).argsort()]
 
 
 def places_of(ids: Tensor, count: int, which: Literal["first", "last"] = "first") -> Tensor:
     """``[count]`` place of each id in ``ids``, the first or the last of several; -1 if none."""
     positions = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
-    if which == "last":
-        places = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
-        return places.scatter_reduce_(0, ids.long(), positions, "amax")
-    places = torch.full((count,), ids.shape[0], dtype=ids.dtype, device=ids.device)
-    places.scatter_reduce_(0, ids.long(), positions, "amin")
-    return places.masked_fill_(places == ids.shape[0], -1)
+    places = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
+    reduce = "amin" if which == "first" else "amax"
+    return places.scatter_reduce_(0, ids.long(), positions, reduce, include_self=False)
 
 
 def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
@@ -488,8 +469,8 @@ def read_edges(
     Args:
         idtype: dtype to convert ids to; None keeps that of tensors.
     """
-    if idtype is not None:
-        check_idtype(idtype)
+    if idtype is not None and idtype not in INDEX_DTYPES:
+        raise GraphTypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
     form, parts, shape = _split(data, what)
     names = ("sources", "destinations") if form == "coo" else ("indptr", "indices", "edge ids")
     tensors = [
@@ -596,9 +577,8 @@ def _read_compressed(form: str, tensors: list[Tensor], what: str) -> EdgeArrays:
             f"indptr of {what} must ascend from 0 to the number of indices, {num_edges} (got "
             f"{indptr[:8].tolist()}{'...' if indptr.shape[0] > 8 else ''})"
         )
-    if eids.shape[0] == 0:
-        order = None
-    else:
+    order = eids if eids.shape[0] else None
+    if order is not None:
         if eids.shape[0] != num_edges:
             raise GraphValueError(
                 f"edge ids of {what} must be none (an empty list) or one per index, {num_edges} "
@@ -607,7 +587,6 @@ def _read_compressed(form: str, tensors: list[Tensor], what: str) -> EdgeArrays:
         check_ids(eids, num_edges, f"an edge id of {what}", "edges")
         if int(torch.bincount(eids, minlength=num_edges).max()) > 1:
             raise GraphValueError(f"edge ids of {what} must differ (some occur twice)")
-        order = eids
     num_keys = int(indptr.shape[0]) - 1
     num_others = _least_count(indices, f"indices of {what}")
     least = (num_others, num_keys) if form == "csc" else (num_keys, num_others)

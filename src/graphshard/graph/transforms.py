@@ -15,7 +15,7 @@ initializer makes, else 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -33,7 +33,6 @@ from .structure import (
     NTYPE,
     by_first_occurrence,
     check_ids,
-    first_of_groups,
     id_tensor,
     kept_counts,
     paired,
@@ -79,6 +78,33 @@ def add_self_loop(
         >>> add_self_loop(graph(([0, 0], [1, 2]))).edges()
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
+    chosen = _loop_relation(g, etype, "add_self_loop")
+    adj, fields = g.adjacency(chosen), g.edges[chosen].data
+    added = loop_values(chosen, fields, edge_feat_names, fill_data, adj.num_src, lambda: adj)
+    src, dst = adj.coo()
+    loops = torch.arange(adj.num_src, dtype=adj.idtype, device=adj.device)
+    new = Adjacency(
+        torch.cat([src, loops]), torch.cat([dst, loops]), adj.num_src, adj.num_dst, check=False
+    )
+    values = {name: torch.cat([old, added[name]]) for name, old in fields.items()}
+    return _with_relation(g, chosen, new, values)
+
+
+def loop_values(
+    etype: CanonicalEType,
+    fields: Mapping[str, Tensor],
+    names: Sequence[str] | None,
+    fill_data: float | str,
+    num_nodes: int,
+    adjacency: Callable[[], Adjacency],
+    numbered: str | None = None,
+) -> dict[str, Tensor]:
+    """Values of new self loops, one per node; see `add_self_loop`.
+
+    Args:
+        adjacency: The edges that the features are of; called where they are reduced.
+        numbered: A feature that is not reduced.
+    """
     if isinstance(fill_data, str) and fill_data not in _REDUCES:
         raise GraphValueError(
             f"fill_data must be a number or one of {_REDUCES} (got {fill_data!r})"
@@ -87,28 +113,19 @@ def add_self_loop(
         raise GraphTypeError(
             f"fill_data must be a number or one of {_REDUCES} (got {type(fill_data)})"
         )
-    chosen = _loop_relation(g, etype, "add_self_loop")
-    adj = g.adjacency(chosen)
-    fields = g.edges[chosen].data
-    filled = set(fields) if edge_feat_names is None else set(edge_feat_names)
-    for name in filled - set(fields):
-        raise KeyError(f"no edge feature {name!r} on {chosen}; there are {sorted(fields)}")
-
-    src, dst = adj.coo()
-    loops = torch.arange(adj.num_src, dtype=adj.idtype, device=adj.device)
-    new = Adjacency(
-        torch.cat([src, loops]), torch.cat([dst, loops]), adj.num_src, adj.num_dst, check=False
-    )
+    filled = set(fields) if names is None else set(names)
+    for name in sorted(filled - set(fields)):
+        raise KeyError(f"no edge feature {name!r} on {etype}; there are {sorted(fields)}")
     values = {}
     for name, old in fields.items():
-        added = old.new_zeros((adj.num_src, *old.shape[1:]))
-        if name in filled:
-            if isinstance(fill_data, str):
-                added = gspmm(adj, "copy_rhs", fill_data, None, old)
-            else:
-                added = torch.full_like(added, fill_data)
-        values[name] = torch.cat([old, added])
-    return _with_relation(g, chosen, new, values)
+        values[name] = old.new_zeros((num_nodes, *old.shape[1:]))
+        if name not in filled:
+            continue
+        if not isinstance(fill_data, str):
+            values[name].fill_(fill_data)
+        elif name != numbered:
+            values[name] = gspmm(adjacency(), "copy_rhs", fill_data, None, old)
+    return values
 
 
 def remove_self_loop(g: Graph, etype: EType | None = None) -> Graph:
@@ -162,10 +179,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
         keys = torch.unique(torch.cat([src * size + dst, dst * size + src]))
         ends = (keys // size).to(adj.idtype), (keys % size).to(adj.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
-    new = _made(node_counts(g), relations)
-    if copy_ndata:
-        share_nodes(g, new)
-    return new
+    return _with_relations(g, relations, copy_ndata)
 
 
 def add_reverse_edges(
@@ -207,9 +221,7 @@ def add_reverse_edges(
         elif not ignore_bipartite:
             _check_one_type(etype, "add_reverse_edges", "; or pass ignore_bipartite=True")
         relations[etype], origins[etype] = adj, origin
-    new = _made(node_counts(g), relations)
-    if copy_ndata:
-        share_nodes(g, new)
+    new = _with_relations(g, relations, copy_ndata)
     for etype, origin in origins.items() if copy_edata else ():
         select_fields(g.edges[etype].data, new.edges[etype].data, origin)
         new.edges[etype].data[EID] = origin
@@ -242,9 +254,7 @@ def reverse(
     copy_edata = copy_edata if share_edata is None else share_edata
     turned = {etype: (etype[2], etype[1], etype[0]) for etype in g.canonical_etypes}
     relations = {new: g.adjacency(old).reverse() for old, new in turned.items()}
-    new_graph = _made(node_counts(g), relations)
-    if copy_ndata:
-        share_nodes(g, new_graph)
+    new_graph = _with_relations(g, relations, copy_ndata)
     for old, new in turned.items() if copy_edata else ():
         new_graph.edges[new].data.update(g.edges[old].data)
     return new_graph
@@ -254,10 +264,8 @@ def _with_relation(
     g: Graph, changed: CanonicalEType, adj: Adjacency, values: dict[str, Tensor]
 ) -> Graph:
     """``g`` with one relation replaced and all other things shared."""
-    relations = {etype: g.adjacency(etype) for etype in g.canonical_etypes}
-    relations[changed] = adj
-    new = _made(node_counts(g), relations)
-    share_nodes(g, new)
+    relations = dict(zip(g.canonical_etypes, g.relations, strict=True)) | {changed: adj}
+    new = _with_relations(g, relations, copy_ndata=True)
     for etype in g.canonical_etypes:
         fields = new.edges[etype].data
         fields.update(values if etype == changed else g.edges[etype].data)
@@ -323,18 +331,15 @@ def to_simple(
         ends = (keys // width).to(g.idtype), (keys % width).to(g.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
         maps[etype], counts[etype] = new_edge_of, count.to(g.idtype)
-    new = _made(node_counts(g), relations)
-    if copy_ndata:
-        share_nodes(g, new)
+    new = _with_relations(g, relations, copy_ndata)
     for etype in g.canonical_etypes:
         fields = new.edges[etype].data
         if copy_edata:
-            size = relations[etype].num_edges
-            for name, value in g.edges[etype].data.items():
-                fields[name] = _joined_rows(value, maps[etype], size, counts[etype], aggregator)
+            old = dict(g.edges[etype].data)
             if aggregator == "arbitrary":
-                old = g.edges("eid", etype=etype)
-                fields[EID] = _joined_rows(old, maps[etype], size, counts[etype], aggregator)
+                old[EID] = g.edges("eid", etype=etype)
+            for name, value in old.items():
+                fields[name] = _joined_rows(value, maps[etype], counts[etype], aggregator)
         if return_counts is not None:
             fields[return_counts] = counts[etype]
     if not writeback_mapping:
@@ -343,12 +348,11 @@ def to_simple(
     return new, mapping if len(mapping) > 1 else mapping[g.canonical_etypes[0]]
 
 
-def _joined_rows(
-    value: Tensor, new_rows: Tensor, size: int, counts: Tensor, aggregator: str
-) -> Tensor:
-    """``[size, ...]``: what the rows that get one new row number become."""
+def _joined_rows(value: Tensor, new_rows: Tensor, counts: Tensor, aggregator: str) -> Tensor:
+    """What rows become, of which ``counts[i]`` get the new row number i."""
+    size = counts.shape[0]
     if aggregator == "arbitrary":
-        return value.index_select(0, first_of_groups(new_rows, size))
+        return value.index_select(0, places_of(new_rows, size))
     total = value.new_zeros((size, *value.shape[1:])).index_add(0, new_rows, value)
     if aggregator == "sum":
         return total
@@ -390,9 +394,8 @@ def in_subgraph(
     chosen = _chosen_nodes(graph, nodes, "in_subgraph")
     eids = {
         etype: graph.in_edges(chosen[etype[2]], "eid", etype)
-        if etype[2] in chosen
-        else _no_ids(graph)
         for etype in graph.canonical_etypes
+        if etype[2] in chosen
     }
     return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
@@ -409,9 +412,8 @@ def out_subgraph(
     chosen = _chosen_nodes(graph, nodes, "out_subgraph")
     eids = {
         etype: graph.out_edges(chosen[etype[0]], "eid", etype)
-        if etype[0] in chosen
-        else _no_ids(graph)
         for etype in graph.canonical_etypes
+        if etype[0] in chosen
     }
     return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
@@ -448,15 +450,11 @@ def edge_subgraph(
                 f"edges must be a dict of relations, since the graph has {graph.canonical_etypes}"
             )
         edges = {graph.canonical_etypes[0]: edges}
-    named = {graph.to_canonical_etype(etype): ids for etype, ids in edges.items()}
-    eids = {
-        etype: _ids_of(
-            graph, named[etype], graph.num_edges(etype), "an edge id", f"edges of {etype}"
-        )
-        if etype in named
-        else _no_ids(graph)
-        for etype in graph.canonical_etypes
-    }
+    eids = {}
+    for name, ids in edges.items():
+        etype = graph.to_canonical_etype(name)
+        count = graph.num_edges(etype)
+        eids[etype] = _ids_of(graph, ids, count, "an edge id", f"edges of {etype}")
     return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
 
@@ -525,8 +523,10 @@ def _check_repeats_come_last(ntype: str, ids: Tensor, first_places: Tensor) -> N
 
 
 def _from_edges(
-    g: Graph, eids: dict[CanonicalEType, Tensor], relabel_nodes: bool, store_ids: bool
+    g: Graph, edge_ids: Mapping[CanonicalEType, Tensor], relabel_nodes: bool, store_ids: bool
 ) -> Graph:
+    """The graph of some edges: none of the relations that are not named."""
+    eids = {etype: edge_ids.get(etype, _no_ids(g)) for etype in g.canonical_etypes}
     if not relabel_nodes:
         return _build(g, eids, None, store_ids)
     ends: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
@@ -632,9 +632,7 @@ def add_nodes(
     if int(num) < 0:
         raise GraphValueError(f"num must not be negative (got {num})")
     type_id = g.get_ntype_id(ntype)
-    new = _grown(g, {g.ntypes[type_id]: (int(num), dict(data or {}))}, {})
-    new._batch_nodes = new._batch_edges = None
-    return new
+    return _grown(g, {g.ntypes[type_id]: (int(num), dict(data or {}))}, {})
 
 
 def add_edges(
@@ -674,9 +672,7 @@ def add_edges(
     more: dict[str, tuple[int, Mapping[str, Tensor]]] = {
         ntype: (max(count - g.num_nodes(ntype), 0), {}) for ntype, count in least.items()
     }
-    new = _grown(g, more, {chosen: (src, dst, dict(data or {}))})
-    new._batch_nodes = new._batch_edges = None
-    return new
+    return _grown(g, more, {chosen: (src, dst, dict(data or {}))})
 
 
 def remove_edges(
@@ -713,7 +709,7 @@ def remove_edges(
         else g.edges("eid", etype=etype)
         for etype in g.canonical_etypes
     }
-    new = edge_subgraph(g, left, relabel_nodes=False, store_ids=store_ids)
+    new = _build(g, eids, None, store_ids)
     _carry_initializers(g, new)
     _carry_batch(g, new, {}, masks)
     return new
@@ -753,20 +749,11 @@ def remove_nodes(
         node_masks[name][ids.long()] = False
     if all(bool(mask.all()) for mask in node_masks.values()):
         return g.local_var()
-    new = node_subgraph(g, node_masks)
+    new = node_subgraph(g, node_masks, store_ids=store_ids)
     edge_masks = {}
-    for etype in g.canonical_etypes:
-        fields, old = new.edges[etype].data, g.edges[etype].data.get(EID)
-        eids = fields[EID] if store_ids else fields.pop(EID)
-        edge_masks[etype] = torch.zeros(g.num_edges(etype), dtype=torch.bool, device=g.device)
-        edge_masks[etype][eids.long()] = True
-        if not store_ids and old is not None:
-            fields[EID] = old.index_select(0, eids)
-    for name in g.ntypes if not store_ids else ():
-        fields, old = new.nodes[name].data, g.nodes[name].data.get(NID)
-        rows = fields.pop(NID)
-        if old is not None:
-            fields[NID] = old.index_select(0, rows)
+    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
+        src, dst = (end.long() for end in adj.coo())
+        edge_masks[etype] = node_masks[etype[0]][src] & node_masks[etype[2]][dst]
     _carry_initializers(g, new)
     _carry_batch(g, new, node_masks, edge_masks)
     return new
@@ -789,9 +776,11 @@ def _grown(
         same = etype not in edges and sizes == (adj.num_src, adj.num_dst)
         relations[etype] = adj if same else Adjacency(src, dst, *sizes, check=False)
     new = _made(counts, relations)
-    for (ntype, side, index), frame in _node_frames(g).items():
-        num, data = nodes.get(ntype, (0, {}))
-        frames_of(new)[side][index] = frame.extended(num, data)
+    # One side stands for both where they are the same nodes.
+    for side, ntypes in enumerate([g.srctypes, *([g.dsttypes] if g.is_unibipartite else [])]):
+        for index, ntype in enumerate(ntypes):
+            added_nodes = nodes.get(ntype, (0, {}))
+            frames_of(new)[side][index] = frames_of(g)[side][index].extended(*added_nodes)
     for index, etype in enumerate(g.canonical_etypes):
         u, _, data = edges.get(etype, (torch.empty(0), None, {}))
         frames_of(new)[2][index] = frames_of(g)[2][index].extended(int(u.shape[0]), data)
@@ -821,15 +810,6 @@ def _carry_batch(
         etype: kept_counts(each, edges[etype]) if etype in edges else each
         for etype, each in g._batch_edges.items()
     }
-
-
-def _node_frames(g: Graph) -> dict[tuple[str, int, int], Any]:
-    """(node type, 0 for sources or 1 for destinations, place) -> frame, each frame once."""
-    sources, destinations, _ = frames_of(g)
-    frames = {(name, 0, i): sources[i] for i, name in enumerate(g.srctypes)}
-    if destinations is not sources:
-        frames |= {(name, 1, i): destinations[i] for i, name in enumerate(g.dsttypes)}
-    return frames
 
 
 # ------------------------------------------------------------------ types as numbers
@@ -890,17 +870,15 @@ def to_homogeneous(
     check_plain(g, "to_homogeneous")
     counts = node_counts(g)
     offsets = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
-    ends = [
-        (src + offsets[source], dst + offsets[destination])
-        for (source, _, destination), (src, dst) in (
-            (etype, g.edges(etype=etype, order="eid")) for etype in g.canonical_etypes
-        )
-    ]
-    num_edges = [g.num_edges(etype) for etype in g.canonical_etypes]
-    pair = torch.cat([src for src, _ in ends]), torch.cat([dst for _, dst in ends])
+    sources, destinations = [], []
+    for (source, _, destination), adj in zip(g.canonical_etypes, g.relations, strict=True):
+        src, dst = adj.coo()
+        sources.append(src + offsets[source])
+        destinations.append(dst + offsets[destination])
+    num_edges = [adj.num_edges for adj in g.relations]
     from ._graph import graph
 
-    new = graph(pair, num_nodes=sum(counts.values()))
+    new = graph((torch.cat(sources), torch.cat(destinations)), num_nodes=sum(counts.values()))
     for name in ndata or ():
         columns = {f"nodes of type {t!r}": g.nodes[t].data.get(name) for t in g.ntypes}
         new.ndata[name] = _joined(name, columns, list(counts.values()))
@@ -1048,8 +1026,6 @@ def _relations(
         return {_triple(key, ntypes, etypes): key for key in present}
     if hasattr(metagraph, "edges"):
         metagraph = [(s, name, d) for s, d, name in metagraph.edges(keys=True)]
-    ntype_number = {name: i for i, name in enumerate(ntypes)}
-    etype_number = {name: list(etypes).index(name) for name in etypes}
     out = {}
     for source, name, destination in metagraph:
         unknown = {source, destination} - set(ntypes) | ({name} - set(etypes))
@@ -1057,8 +1033,8 @@ def _relations(
             raise GraphValueError(
                 f"metagraph must use the names in ntypes and etypes (got {unknown})"
             )
-        middle = ntype_number[source] * len(etypes) + etype_number[name]
-        key = middle * len(ntypes) + ntype_number[destination]
+        middle = list(ntypes).index(source) * len(etypes) + list(etypes).index(name)
+        key = middle * len(ntypes) + list(ntypes).index(destination)
         out[(source, name, destination)] = key
     return out
 
@@ -1079,6 +1055,16 @@ def _made(counts: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacenc
     return Graph(counts, relations)
 
 
+def _with_relations(
+    g: Graph, relations: Mapping[CanonicalEType, Adjacency], copy_ndata: bool
+) -> Graph:
+    """A new graph of the same nodes, with their features or without."""
+    new = _made(node_counts(g), relations)
+    if copy_ndata:
+        share_nodes(g, new)
+    return new
+
+
 def check_plain(g: Graph, name: str) -> None:
     """Raise unless every node type of the graph is one set of nodes."""
     if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
@@ -1096,8 +1082,7 @@ def node_counts(g: Graph) -> dict[str, int]:
 def share_nodes(g: Graph, new: Graph) -> None:
     """Give ``new`` the node features of ``g``."""
     for ntype in g.ntypes:
-        fields = new.nodes[ntype].data
-        fields.update(g.nodes[ntype].data)
+        new.nodes[ntype].data.update(g.nodes[ntype].data)
 
 
 def select_fields(old: Any, new: Any, rows: Tensor) -> None:

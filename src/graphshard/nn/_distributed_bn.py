@@ -145,10 +145,8 @@ class DistributedBN1D(nn.BatchNorm1d):
             variance = statistics.squares / max(statistics.count, 1)
             inverse_std = (variance + self.eps).rsqrt()
         count, mean = statistics.count, statistics.mean
-        output: Tensor = _Normalize.apply(
-            input, self.weight, self.bias, mean, inverse_std, count, self.group
-        )
-        return output
+        affine = self.weight, self.bias
+        return _Normalize.apply(input, *affine, mean, inverse_std, count, self.group)
 
     def _update_running_statistics(self, statistics: Statistics) -> None:
         """Move the running mean and (unbiased) variance towards those of this batch."""
@@ -260,15 +258,9 @@ class _Normalize(torch.autograd.Function):
             )
             grad_x = grad_x.addcmul_(grad, _column(scale, centered)).to(x.dtype)
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
-        return (
-            grad_x,
-            (product_sum * inverse_std).to(weight.dtype) if needs_weight else None,
-            grad_sum.to(weight.dtype) if needs_bias else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        grad_weight = (product_sum * inverse_std).to(weight.dtype) if needs_weight else None
+        grad_bias = grad_sum.to(weight.dtype) if needs_bias else None
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 def _center(x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -138,19 +138,9 @@ class HeteroGraphConv(nn.Module):
             The joined results by destination node type; types that nothing reached are absent.
         """
         mod_args, mod_kwargs = mod_args or {}, mod_kwargs or {}
-        source: TensorMapping
-        destination: TensorMapping
-        if isinstance(inputs, tuple):
-            source, destination = inputs
-        elif g.is_block:
-            source = inputs
-            destination = {
-                ntype: inputs[ntype][: g.num_dst_nodes(ntype)]
-                for ntype in g.dsttypes
-                if ntype in inputs
-            }
-        else:
-            source = destination = inputs
+        source, destination = inputs if isinstance(inputs, tuple) else (inputs, inputs)
+        if g.is_block and not isinstance(inputs, tuple):
+            destination = {t: source[t][: g.num_dst_nodes(t)] for t in g.dsttypes if t in source}
         skip_missing = isinstance(inputs, tuple) or g.is_block
         relations = [
             relation

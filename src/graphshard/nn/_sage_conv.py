@@ -169,8 +169,7 @@ class SAGEConv(nn.Module):
         graph.srcdata["h"] = linear(source, self.fc_neigh) if transform_first else source
         if self._aggre_type == "mean":
             yield AggregationStep(graph, message, fn.mean("m", "neigh"))
-            neighbours: Tensor = graph.dstdata["neigh"]
-            return neighbours
+            return graph.dstdata["neigh"]
         own = linear(destination, self.fc_neigh) if transform_first else destination
         yield AggregationStep(graph, message, fn.sum("m", "neigh"))
         degrees = graph.in_degrees().to(own.device) + 1

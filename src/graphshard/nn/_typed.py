@@ -69,24 +69,20 @@ class TypedLinear(nn.Module):
         self.num_types = num_types
         self.regularizer = regularizer
         self.num_bases = num_bases
-        if regularizer is None:
+        if regularizer is None or num_bases is None:
             self.W = nn.Parameter(torch.empty(num_types, in_size, out_size))
+        elif regularizer == "basis":
+            self.W = nn.Parameter(torch.empty(num_bases, in_size, out_size))
+            self.coeff = nn.Parameter(torch.empty(num_types, num_bases))
+        elif in_size % num_bases or out_size % num_bases:
+            raise ValueError(
+                "num_bases must divide in_size and out_size for regularizer 'bdd' (got "
+                f"num_bases={num_bases}, in_size={in_size}, out_size={out_size})"
+            )
         else:
-            assert num_bases is not None
-            if regularizer == "basis":
-                self.W = nn.Parameter(torch.empty(num_bases, in_size, out_size))
-                self.coeff = nn.Parameter(torch.empty(num_types, num_bases))
-            elif in_size % num_bases or out_size % num_bases:
-                raise ValueError(
-                    "num_bases must divide in_size and out_size for regularizer 'bdd' (got "
-                    f"num_bases={num_bases}, in_size={in_size}, out_size={out_size})"
-                )
-            else:
-                self.submat_in = in_size // num_bases
-                self.submat_out = out_size // num_bases
-                self.W = nn.Parameter(
-                    torch.empty(num_types, num_bases * self.submat_in * self.submat_out)
-                )
+            self.submat_in, self.submat_out = in_size // num_bases, out_size // num_bases
+            size_of_blocks = num_bases * self.submat_in * self.submat_out
+            self.W = nn.Parameter(torch.empty(num_types, size_of_blocks))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -93,7 +93,7 @@ def from_edge_index(
         g = heterograph(pairs, num_nodes_dict=num_nodes, idtype=idtype, device=device)
         if edge_attr is not None and not isinstance(edge_attr, Mapping):
             raise GraphTypeError("edge_attr of a typed graph must be a dict of relations")
-        for etype, attributes in ({} if edge_attr is None else edge_attr).items():
+        for etype, attributes in (edge_attr or {}).items():
             _store(g, etype, attributes)
         return g
     if isinstance(num_nodes, Mapping):
@@ -278,13 +278,10 @@ def from_networkx(
     dst = torch.tensor([number[v] for _, v, _ in edges], dtype=torch.int64)
     g = graph((src, dst), num_nodes=len(order), idtype=idtype, device=device)
     for name in node_attrs or ():
-        g.ndata[name] = stack_attribute(name, "node", [(n, nx_graph.nodes[n]) for n in order]).to(
-            g.device
-        )
+        rows = stack_attribute(name, "node", [(n, nx_graph.nodes[n]) for n in order])
+        g.ndata[name] = rows.to(g.device)
     for name in edge_attrs or ():
-        g.edata[name] = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).to(
-            g.device
-        )
+        g.edata[name] = _stacked(name, edges).to(g.device)
     return g
 
 
@@ -302,12 +299,16 @@ def _directed_edges(nx_graph: Any) -> Iterator[_NxEdge]:
 
 
 def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
-    ids = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
+    ids = _stacked(name, edges).reshape(-1).tolist()
     if sorted(ids) != list(range(len(edges))):
         raise GraphValueError(
             f"edge attribute {name!r} must number the edges 0 to {len(edges) - 1}, each once"
         )
     return [edges[i] for i in np.argsort(ids, kind="stable")]
+
+
+def _stacked(name: str, edges: list[_NxEdge]) -> Tensor:
+    return stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges])
 
 
 def stack_attribute(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
@@ -373,23 +374,27 @@ def to_networkx(
     first: dict[str, int] = {}
     for ntype in g.ntypes:
         first[ntype] = out.number_of_nodes()
-        data = g.nodes[ntype].data
-        named = [name for name in node_attrs or () if not typed or name in data]
-        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        columns = _columns(g.nodes[ntype].data, node_attrs)
         label = {"label": ntype} if typed else {}
         for node in range(g.num_nodes(ntype)):
             row = {name: values[node] for name, values in columns.items()}
             out.add_node(first[ntype] + node, **label, **row)
     for etype in g.canonical_etypes:
-        data = g.edges[etype].data
-        named = [name for name in edge_attrs or () if not typed or name in data]
-        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        columns = _columns(g.edges[etype].data, edge_attrs)
         kind: dict[str, Any] = {"triples": etype} if typed else {}
-        pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
+        pair = (end.tolist() for end in g.edges(etype=etype))
         for i, (u, v) in enumerate(zip(*pair, strict=True)):
             row = {name: values[i] for name, values in columns.items()}
             out.add_edge(first[etype[0]] + u, first[etype[2]] + v, id=i, **kind, **row)
     return out
+
+
+def _columns(
+    fields: Mapping[str, Tensor], names: Sequence[str] | None
+) -> dict[str, tuple[Tensor, ...]]:
+    """The rows of those of the named features that there are."""
+    present = [name for name in names or () if name in fields]
+    return {name: fields[name].detach().cpu().unbind(0) for name in present}
 
 
 def from_dgl(g: DGLGraph) -> Any:
@@ -425,15 +430,14 @@ def to_dgl(g: Graph | Block) -> DGLGraph:
             f"{type(g).__name__}); DGL has no graph that spans ranks: write the parts for it with "
             "graphshard convert"
         )
-    dgl = require("dgl", "graphshard[dgl]", "to_dgl")
-    theirs: DGLGraph = _rebuilt(g, dgl)
-    return theirs
+    return _rebuilt(g, require("dgl", "graphshard[dgl]", "to_dgl"))
 
 
 def _rebuilt(g: Any, library: Any) -> Any:
     """A graph or block made anew by the functions of another library, which have DGL's names."""
     edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
     kind = {"idtype": g.idtype, "device": g.device}
+    sides: list[tuple[str, Any]]
     if g.is_block:
         num_src = {ntype: g.num_src_nodes(ntype) for ntype in g.srctypes}
         num_dst = {ntype: g.num_dst_nodes(ntype) for ntype in g.dsttypes}
@@ -450,11 +454,9 @@ def _rebuilt(g: Any, library: Any) -> Any:
         if g.batch_size > 1:
             new.set_batch_num_nodes({t: g.batch_num_nodes(t) for t in g.ntypes})
             new.set_batch_num_edges({t: g.batch_num_edges(t) for t in g.canonical_etypes})
-    for view, ntypes in sides:
-        for ntype in ntypes:
-            for name, value in dict(getattr(g, view)[ntype].data).items():
-                getattr(new, view)[ntype].data[name] = value
-    for etype in g.canonical_etypes:
-        for name, value in dict(g.edges[etype].data).items():
-            new.edges[etype].data[name] = value
+    sides.append(("edges", g.canonical_etypes))
+    for view, kinds in sides:
+        for each in kinds:
+            for name, value in dict(getattr(g, view)[each].data).items():
+                getattr(new, view)[each].data[name] = value
     return new

@@ -178,7 +178,7 @@ def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> Edge
     needed_columns = list(dict.fromkeys([src, dst, *fields]))
     tables: list[Any] = []
     for file in _parquet_files(path):
-        table = _plain(_read_parquet(file, needed_columns))
+        table = _read_parquet(file, needed_columns)
         if tables and table.schema.types != tables[0].schema.types:
             raise ValueError(
                 f"{file}: the columns {needed_columns} must have the types that they have in the "
@@ -191,6 +191,7 @@ def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> Edge
 
 
 def _read_parquet(path: Path, columns: list[str]) -> Any:
+    """The columns of one file, each as it would be without a dictionary."""
     import pyarrow
     from pyarrow import parquet
 
@@ -201,6 +202,10 @@ def _read_parquet(path: Path, columns: list[str]) -> Any:
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "Parquet", error) from error
+    for number, field in enumerate(table.schema):
+        if pyarrow.types.is_dictionary(field.type):
+            column = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, column)
     return table
 
 
@@ -255,17 +260,6 @@ def _check_header(
             )
 
 
-def _plain(table: Any) -> Any:
-    """The same table with every column as it would be without a dictionary."""
-    import pyarrow
-
-    for number, field in enumerate(table.schema):
-        if pyarrow.types.is_dictionary(field.type):
-            column = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.name, column)
-    return table
-
-
 def _edge_table(
     path: Path, reader: str, table: Any, src: str, dst: str, fields: list[str]
 ) -> EdgeTable:
@@ -289,7 +283,6 @@ def integer_ids(
     Args:
         column: Name and values; text means that some cell could not be read as an integer.
         num_nodes: Ids must be below this, where it is known.
-        idtype: Ids must fit this dtype.
         reader: Name of the function that takes names instead of ids, for errors.
     """
     import pyarrow
@@ -352,23 +345,20 @@ class NameTable:
         import pyarrow
         from pyarrow import compute
 
-        first: tuple[Path, str, Any] | None = None
-        pieces = []
-        self._as_text = any(_needs_text(values) for _, (_, values) in columns)
+        kinds = []
         for path, (name, values) in columns:
             _refuse_nulls(path, name, values, "a node name")
-            kind = _name_type(path, name, values)
-            if first is not None and kind != first[2]:
+            kinds.append(_name_type(path, name, values))
+            if kinds[-1] != kinds[0]:
+                first_path, (first_name, _) = columns[0]
                 raise ValueError(
                     f"{path}, column {name!r}: names of one node type must be all text or all "
-                    f"integers (got {kind}, but column {first[1]!r} of {first[0]} is {first[2]}); "
-                    "store both as text"
+                    f"integers (got {kinds[-1]}, but column {first_name!r} of {first_path} is "
+                    f"{kinds[0]}); store both as text"
                 )
-            first = first or (path, name, kind)
-        assert first is not None
-        self._type = pyarrow.large_string() if self._as_text else first[2]
-        for _, (_, values) in columns:
-            pieces += values.cast(self._type).chunks
+        needs_text = any(_needs_text(values) for _, (_, values) in columns)
+        self._type = pyarrow.large_string() if needs_text else kinds[0]
+        pieces = [chunk for _, (_, values) in columns for chunk in values.cast(self._type).chunks]
         self._names = compute.unique(pyarrow.chunked_array(pieces, self._type))
 
     def __len__(self) -> int:
@@ -402,9 +392,8 @@ def _needs_text(values: Any) -> bool:
     import pyarrow
     from pyarrow import compute
 
-    if not pyarrow.types.is_uint64(values.type):
-        return False
-    return (compute.max(values).as_py() or 0) > _INT64_MAX
+    is_unsigned = pyarrow.types.is_uint64(values.type)
+    return is_unsigned and (compute.max(values).as_py() or 0) > _INT64_MAX
 
 
 def _name_type(path: Path, name: str, values: Any) -> Any:

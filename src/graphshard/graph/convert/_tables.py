@@ -23,6 +23,7 @@ from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES
 from .._graph import Graph, graph, heterograph
 from ._table_files import (
     EdgeTable,
+    NamedColumn,
     NameTable,
     integer_ids,
     names_column,
@@ -270,36 +271,30 @@ def _load(
     if num_nodes is not None and isinstance(num_nodes, Mapping) != typed:
         raise TypeError("num_nodes must be a dict of node types for a typed graph, else an integer")
     tables = {etype: read(file, _columns_of(etype, edge_columns)) for etype, file in files.items()}
-    counts = dict(num_nodes) if isinstance(num_nodes, Mapping) else None
-    limits: dict[str, int | None] = dict(counts or {})
-    if isinstance(num_nodes, int):
-        limits[DEFAULT_NTYPE] = num_nodes
+    counts: Any = num_nodes if typed or num_nodes is None else {DEFAULT_NTYPE: num_nodes}
+    limits = dict(counts) if isinstance(num_nodes, int | Mapping) else {}
+    ends = {
+        etype: ((etype[0], table.src), (etype[2], table.dst)) for etype, table in tables.items()
+    }
     naming: dict[str, NameTable] = {}
     if relabel:
-        ends = [
-            (t.path, n, c) for e, t in tables.items() for n, c in ((e[0], t.src), (e[2], t.dst))
-        ]
-        for ntype in dict.fromkeys(n for _, n, _ in ends):
-            naming[ntype] = NameTable([(file, c) for file, n, c in ends if n == ntype])
-
-    edges: dict[CanonicalEType, tuple[Tensor, Tensor]] = {}
-    for etype, table in tables.items():
-        pair = []
-        for ntype, column in ((etype[0], table.src), (etype[2], table.dst)):
-            if relabel:
-                ids = naming[ntype].ids(column)
-            else:
-                ids = integer_ids(table.path, column, limits.get(ntype), idtype, table.reader)
-            pair.append(ids.to(idtype))
-        edges[etype] = (pair[0], pair[1])
-
-    if relabel:
+        columns: dict[str, list[tuple[Path, NamedColumn]]] = {}
+        for etype, pair in ends.items():
+            for ntype, column in pair:
+                columns.setdefault(ntype, []).append((tables[etype].path, column))
+        naming = {ntype: NameTable(of_type) for ntype, of_type in columns.items()}
         counts = {ntype: len(table) for ntype, table in naming.items()}
+
+    def ids_of(table: EdgeTable, ntype: str, column: NamedColumn) -> Tensor:
+        if relabel:
+            return naming[ntype].ids(column).to(idtype)
+        return integer_ids(table.path, column, limits.get(ntype), idtype, table.reader).to(idtype)
+
+    edges = {t: tuple(ids_of(tables[t], *end) for end in pair) for t, pair in ends.items()}
     if typed:
         g = heterograph(edges, num_nodes_dict=counts, idtype=idtype)
     else:
-        count = counts[DEFAULT_NTYPE] if counts is not None else num_nodes
-        assert not isinstance(count, Mapping)
+        count = None if counts is None else counts[DEFAULT_NTYPE]
         g = graph(edges[DEFAULT_CANONICAL_ETYPE], num_nodes=count, idtype=idtype)
     for etype, table in tables.items():
         for name, column in table.fields.items():
@@ -374,10 +369,8 @@ def _tables(
         check_text(name, "the name of a column")
     out = []
     for etype, file in files.items():
-        sides = []
-        for ntype, ids in zip((etype[0], etype[2]), g.edges(etype=etype, order="eid"), strict=True):
-            sides.append(names_column(_names_of(ntype, names), ids))
-        columns = {src: sides[0], dst: sides[1]}
+        ends = zip((src, dst), (etype[0], etype[2]), g.edges(etype=etype), strict=True)
+        columns = {column: names_column(_names_of(t, names), ids) for column, t, ids in ends}
         for name in _columns_of(etype, edge_columns):
             check_text(name, "the name of a column")
             if name in columns:
@@ -390,7 +383,7 @@ def _tables(
 def _names_of(ntype: str, names: NodeNames | None) -> dict[Hashable, int] | None:
     if names is None:
         return None
-    nested = next((value for key, value in names.items() if key == ntype), None)
+    nested = names.get(ntype)
     return nested if isinstance(nested, dict) else names  # type: ignore[return-value]
 
 

@@ -304,10 +304,8 @@ def _write_relation(
     num_src, num_dst = adjacency.num_src, adjacency.num_dst
     none = torch.empty(0, dtype=torch.int64)
     for name in (name for name in FORMATS if name in formats):
-        if is_square:
-            _write_types(writer, 1, [(0, 0)], [0])
-        else:
-            _write_types(writer, 2, [(0, 1)], [0])
+        num_types = 1 if is_square else 2
+        _write_types(writer, num_types, [(0, num_types - 1)], [0])
         if name == "coo":
             writer.u64(_COO)
             writer.i64(num_dst, num_src)

@@ -23,6 +23,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce as fold
 from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 
 import torch
@@ -44,8 +45,8 @@ from ..frame import (
     Scheme,
     TypedFrameView,
 )
-from ..structure import ALL, All, Schema, is_all
-from ._relation import EdgeBatch, NodeBatch, run_apply
+from ..structure import ALL, Schema, check_ids, id_tensor, is_all
+from ._relation import NodeBatch, run_apply
 
 ProtocolT = TypeVar("ProtocolT", bound="MessagePassingGraph")
 ResultT = TypeVar("ResultT")
@@ -262,6 +263,13 @@ class MessagePassingGraph:
         """Checked ids of edges given by ids or by a pair of end points."""
         self._unsupported("naming single edges", "use all edges")
 
+    def _checked_edge_ids(self, ids: Any, relation: int) -> Tensor:
+        """``ids`` as a tensor, if they are those of edges."""
+        frame = self._edge_frames[relation]
+        edge_ids = id_tensor(ids, "edge ids", self.idtype, self.device)
+        check_ids(edge_ids, frame.num_rows, "an edge id", frame.what)
+        return edge_ids
+
     def all_edges(self, form: str = "uv", order: str = "eid", etype: EType | None = None) -> Any:
         """End points or ids of all edges of a relation.
 
@@ -466,13 +474,14 @@ class MessagePassingGraph:
             name: self.__dict__[name] for name in ("_src_frames", "_dst_frames", "_edge_frames")
         }
 
-    def _enter_scope(self) -> None:
-        shared = self._dst_frames is self._src_frames
-        self._src_frames = [frame.scope() for frame in self._src_frames]
-        self._dst_frames = (
-            self._src_frames if shared else [frame.scope() for frame in self._dst_frames]
-        )
-        self._edge_frames = [frame.scope() for frame in self._edge_frames]
+    def _enter_scope(self, changed: Callable[[Frame], Frame] = Frame.scope) -> None:
+        """Have other frames from now on, each made of the one that was there."""
+        old_src, old_dst = self._src_frames, self._dst_frames
+        self._src_frames = [changed(frame) for frame in old_src]
+        self._dst_frames = self._src_frames
+        if old_dst is not old_src:
+            self._dst_frames = [changed(frame) for frame in old_dst]
+        self._edge_frames = [changed(frame) for frame in self._edge_frames]
 
     def local_var(self: ProtocolT) -> ProtocolT:
         """The same graph with its own dictionaries of features: what is set there stays there."""
@@ -511,8 +520,7 @@ class MessagePassingGraph:
     def __deepcopy__(self: ProtocolT, memo: dict[int, Any]) -> ProtocolT:
         new = object.__new__(type(self))
         memo[id(self)] = new
-        for name, value in self.__dict__.items():
-            new.__dict__[name] = copy.deepcopy(value, memo)
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return new
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -677,10 +685,9 @@ class MessagePassingGraph:
             calls.append((self._schema.relation(etype), message, reduce))
             applies.append(parts[2] if len(parts) == 3 else None)
         for index, result in self._cross(calls, applies, cross_reducer):
-            applied = {}
             if apply_node_func is not None:
-                applied = self._applied(index, result, apply_node_func)
-            self._store(index, {**result, **applied}, None)
+                result = result | self._applied(index, result, apply_node_func)
+            self._store(index, result, None)
 
     def _cross(
         self,
@@ -697,15 +704,14 @@ class MessagePassingGraph:
                 result = self._applied(index, result, apply)
             op = reduce.op if isinstance(reduce, ReduceFunction) and apply is None else None
             by_type.setdefault(index, []).append((relation, op, result))
+
+        def in_degrees(relation: int) -> Any:
+            return self.in_degrees(etype=self._schema.canonical_etypes[relation])
+
         return [
-            (index, _cross_reduce(parts, cross_reducer, self._relation_in_degrees))
+            (index, _cross_reduce(parts, cross_reducer, in_degrees))
             for index, parts in by_type.items()
         ]
-
-    def _relation_in_degrees(self, relation: int) -> Tensor:
-        degrees = self.in_degrees(etype=self._schema.canonical_etypes[relation])
-        assert isinstance(degrees, Tensor)
-        return degrees
 
     def _store(
         self, index: int, result: Mapping[str, Any], apply_node_func: ApplyFunction | None
@@ -846,9 +852,7 @@ def _cross_reduce(
         elif reducer in ("max", "min"):
             combined[name] = _extreme(having, values, reducer, in_degrees)
         else:
-            total = values[0]
-            for value in values[1:]:
-                total = total + value
+            total = fold(torch.add, values)
             combined[name] = total / len(values) if reducer == "mean" else total
     return combined
 

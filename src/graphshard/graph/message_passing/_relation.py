@@ -94,12 +94,12 @@ def reduce_messages(data: RelationData, message: Any, reduce: Any) -> dict[str, 
     Returns:
         Fields of ``num_dst`` rows; 0 where a destination has no in-edge.
     """
+    if isinstance(reduce, ReduceFunction) and isinstance(message, MessageFunction):
+        fused = _fused(data, message, reduce.op)
+        if fused is not None:
+            return {reduce.out_field: fused}
+    messages = edge_values(data, message)
     if isinstance(reduce, ReduceFunction):
-        if isinstance(message, MessageFunction):
-            fused = _fused(data, message, reduce.op)
-            if fused is not None:
-                return {reduce.out_field: fused}
-        messages = edge_values(data, message)
         if reduce.msg_field not in messages:
             raise KeyError(
                 f"no message {reduce.msg_field!r} to reduce; the message function returned "
@@ -107,7 +107,6 @@ def reduce_messages(data: RelationData, message: Any, reduce: Any) -> dict[str, 
             )
         value = messages[reduce.msg_field]
         return {reduce.out_field: gspmm(data.adj, "copy_rhs", reduce.op, None, value)}
-    messages = edge_values(data, message)
     nodes = data.dst_ids
     if nodes is None:
         nodes = torch.arange(data.adj.num_dst, dtype=data.adj.idtype, device=data.adj.device)
@@ -251,7 +250,8 @@ def run_reduce(
     present = torch.unique(degrees).tolist()
     for degree in [d for d in present if d > 0] or [1]:
         rows = torch.nonzero(degrees == degree).squeeze(1)
-        positions = (indptr[:-1][rows].unsqueeze(1) + _arange(degree, indptr)).reshape(-1)
+        offsets = torch.arange(degree, dtype=indptr.dtype, device=indptr.device)
+        positions = (indptr[:-1][rows].unsqueeze(1) + offsets).reshape(-1)
         edges = positions if eids is None else eids.index_select(0, positions)
         mailbox = _Mailbox(messages, edges, rows.shape[0], degree)
         batch = NodeBatch(RowsView(data, rows), mailbox, nodes[rows], ntype)
@@ -287,10 +287,6 @@ class _Mailbox(RowsView):
             raise KeyError(f"no message {name!r} in the mailbox; there are {sorted(self._source)}")
         flat = super().__getitem__(name)
         return flat.view(self._num_nodes, self._degree, *flat.shape[1:])
-
-
-def _arange(stop: int, like: Tensor) -> Tensor:
-    return torch.arange(stop, dtype=like.dtype, device=like.device)
 
 
 def _check_group(
