@@ -91,12 +91,10 @@ def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
         raise ValueError(f"mode must be 'rb' or 'r' (got {mode!r}); files are only read here")
     check_regular(path)
     # What was a file a moment ago may be a pipe now: without O_NONBLOCK opening that would wait.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path)
-        if hasattr(os, "set_blocking"):
-            os.set_blocking(descriptor, True)
+        os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, mode, encoding="utf-8" if mode == "r" else None)
     except BaseException:
         os.close(descriptor)
@@ -182,7 +180,7 @@ _CURE = "check that disk, or write to another"
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+def writing(path: PathLike) -> Iterator[None]:
     """Write a file in here: an `OSError` that names no file becomes one that names ``path``.
 
     Raises:
@@ -200,7 +198,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
 
 
-def check_path(path: str | os.PathLike[str]) -> None:
+def check_path(path: PathLike) -> None:
     """Raise if the file system cannot hold a path.
 
     Raises:
@@ -267,7 +265,7 @@ class TemporaryFolder:
         descriptor: Holds the lock; a process that inherits it keeps the folder.
     """
 
-    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, parent: PathLike | None = None) -> None:
         parent = tempfile.gettempdir() if parent is None else parent
         remove_abandoned(parent)
         self.descriptor = -1
@@ -298,7 +296,7 @@ def shared_memory_folder() -> str | None:
     return _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
 
 
-def remove_abandoned(*parents: str | os.PathLike[str]) -> None:
+def remove_abandoned(*parents: PathLike) -> None:
     """Remove folders of processes that were killed; by default temporary and shared-memory ones."""
     memory = shared_memory_folder()
     for parent in parents or {tempfile.gettempdir(), memory or tempfile.gettempdir()}:

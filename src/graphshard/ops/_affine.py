@@ -49,8 +49,7 @@ def affine(
     if not rows:
         raise ValueError("affine needs at least one pair of rows and a matrix (got none)")
     if not all(isinstance(x, Tensor) for x in rows):
-        stood_in: Tensor = handle_torch_function(affine, rows, products, bias, plus, relu)
-        return stood_in
+        return handle_torch_function(affine, rows, products, bias, plus, relu)
     _check_shapes(products, bias, plus)
     leading = rows[0].shape[:-1]
     if not _gains(products):
@@ -68,8 +67,7 @@ def affine(
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """What ``layer`` makes of ``x``; see `affine`. What is not `is_plain` is called."""
     if not is_plain(layer, nn.Linear):
-        result: Tensor = layer(x)
-        return result
+        return layer(x)
     return affine([(x, layer.weight.t())], layer.bias)
 
 

@@ -505,8 +505,7 @@ def _spmm(adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand) -> T
     rhs = None if op == "copy_lhs" else rhs
     if not _tracked(lhs, rhs):
         return _compute_spmm(adj, op, reduce, lhs, rhs)[0]
-    result: Tensor = _SpMM.apply(adj, op, reduce, lhs, rhs)
-    return result
+    return _SpMM.apply(adj, op, reduce, lhs, rhs)
 
 
 def _sddmm(
@@ -515,8 +514,7 @@ def _sddmm(
     """Differentiable `_compute_sddmm`."""
     if not _tracked(lhs, rhs):
         return _compute_sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
-    result: Tensor = _SDDMM.apply(adj, op, lhs, rhs, lhs_target, rhs_target)
-    return result
+    return _SDDMM.apply(adj, op, lhs, rhs, lhs_target, rhs_target)
 
 
 def _gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
@@ -525,8 +523,7 @@ def _gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
         return values
     if not _tracked(values):
         return _compute_gather(adj, values, target)
-    result: Tensor = _Gather.apply(adj, values, target)
-    return result
+    return _Gather.apply(adj, values, target)
 
 
 def _scatter(adj: Adjacency, values: Tensor, target: str) -> Tensor:
@@ -540,15 +537,13 @@ def _edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     """Differentiable `_compute_edge_softmax`."""
     if not _tracked(logits):
         return _compute_edge_softmax(adj, logits)
-    result: Tensor = _EdgeSoftmax.apply(adj, logits)
-    return result
+    return _EdgeSoftmax.apply(adj, logits)
 
 
 def _edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     if not _tracked(out, grad):
         return _compute_edge_softmax_backward(adj, out, grad)
-    result: Tensor = _EdgeSoftmaxBackward.apply(adj, out, grad)
-    return result
+    return _EdgeSoftmaxBackward.apply(adj, out, grad)
 
 
 class _SpMM(Function):

@@ -361,8 +361,7 @@ def _join(pieces: list[IdArray]) -> IdArray:
 
 def _sources(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     """New homogenised source of edges given by new per-type id."""
-    ids: IdArray = relabeling.relations[relation].sources[positions].astype(np.int64)
-    return ids
+    return relabeling.relations[relation].sources[positions].astype(np.int64)
 
 
 def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Tensor:
@@ -381,14 +380,12 @@ def _destinations(relabeling: Relabeling, relation: int, positions: IdArray) -> 
     source = relabeling.source
     per_type = np.searchsorted(relabeling.relations[relation].indptr, positions, side="right") - 1
     ntype = source.ntypes[source.dst_type[relation]]
-    homogenised: IdArray = relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
-    return homogenised
+    return relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
 
 
 def _homogenised_edges(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     etype = relabeling.source.canonical_etypes[relation]
-    ids: IdArray = relabeling.book.map_to_homo_eid(positions, etype).numpy()
-    return ids
+    return relabeling.book.map_to_homo_eid(positions, etype).numpy()
 
 
 def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:

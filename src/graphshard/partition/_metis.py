@@ -110,11 +110,7 @@ class UndirectedGraph:
 
     @classmethod
     def from_edges(
-        cls,
-        edges: Iterable[tuple[Tensor, Tensor]],
-        num_nodes: int,
-        *,
-        count: bool = False,
+        cls, edges: Iterable[tuple[Tensor, Tensor]], num_nodes: int, *, count: bool = False
     ) -> UndirectedGraph:
         """Forget directions, loops and repetitions.
 
@@ -343,11 +339,7 @@ def metis_partition(
     num_constraints = 1 if weights is None else weights.shape[1]
     bounds = None if tolerances is None else np.asarray(tolerances, dtype=real)
     parts = np.zeros(graph.num_nodes, dtype=index)
-    call = (
-        library.handle.METIS_PartGraphRecursive
-        if method == "recursive"
-        else library.handle.METIS_PartGraphKway
-    )
+    call = getattr(library.handle, f"METIS_PartGraph{method.capitalize()}")
     node_array = None if weights is None else np.ascontiguousarray(weights, dtype=index)
     edge_array = None if edge_weights is None else np.ascontiguousarray(edge_weights, dtype=index)
     with _metis_lock, _quiet(_may_print(graph, num_parts, weights)):
@@ -507,7 +499,7 @@ def _pymetis_partition(
     num_constraints = 1 if weights is None else weights.shape[1]
     if num_constraints > 1 or objective != "cut":
         request = (
-            f"{num_constraints} constraints" if num_constraints > 1 else f"objtype {objective}"
+            f"objtype {objective}" if num_constraints == 1 else f"{num_constraints} constraints"
         )
         raise MetisError(
             f"pymetis balances one thing and minimises the cut (asked for {request}); for more, "

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from ._metis import IntArray
-from .assign import Constraint, part_loads
+from .assign import Constraint
 from .checked_files import listing, mapping, only_keys, required, shown, text, whole_number
 
 
@@ -148,16 +148,14 @@ class PartitionStats:
 
 
 def measure_balance(
-    constraints: Sequence[Constraint],
-    parts: IntArray,
-    num_parts: int,
+    constraints: Sequence[Constraint], parts: IntArray, num_parts: int
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""
-    balances = []
-    for constraint in constraints:
-        loads = part_loads(parts, constraint.weights[:, None], num_parts)[:, 0]
-        balances.append(Balance(constraint.name, tuple(loads.astype(np.int64).tolist())))
-    return tuple(balances)
+    loads_of = (np.bincount(parts, weights=c.weights, minlength=num_parts) for c in constraints)
+    return tuple(
+        Balance(constraint.name, tuple(loads.astype(np.int64).tolist()))
+        for constraint, loads in zip(constraints, loads_of, strict=True)
+    )
 
 
 def _ratio(value: Any) -> float:

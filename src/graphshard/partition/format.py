@@ -143,22 +143,12 @@ class PartitionConfig:
     files: tuple[dict[str, PartFile], ...] = ()
     stats: PartitionStats | None = None
 
-    def check_part(self, part_id: int) -> int:
-        """``part_id``, if there is such a part."""
-        if not 0 <= part_id < self.num_parts:
-            raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
-        return int(part_id)
-
     def book(self, part_id: int) -> RangePartitionBook:
         """Who owns what, seen from one part."""
-        return RangePartitionBook(
-            self.check_part(part_id),
-            self.num_parts,
-            self.node_map,
-            self.edge_map,
-            self.ntypes,
-            self.etypes,
-        )
+        if not 0 <= part_id < self.num_parts:
+            raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
+        maps, types = (self.node_map, self.edge_map), (self.ntypes, self.etypes)
+        return RangePartitionBook(part_id, self.num_parts, *maps, *types)
 
     def open_part(self, part_id: int, kind: str) -> TensorFile | DGLPartFile:
         """Open one file of one part, after checking that it is the one this JSON speaks of.
@@ -573,8 +563,6 @@ def _inside_path(name: Any) -> str:
     """A path that stays inside the folder that it is taken from, as far as its text can tell."""
     path = PurePosixPath(text(name, "a path"))
     is_elsewhere = path.is_absolute() or PureWindowsPath(name).is_absolute() or ".." in path.parts
-    # A colon follows the letter of a drive there; elsewhere a graph may be called "kg:1".
-    forbidden = "\\\0:" if os.name == "nt" else "\\\0"
-    if is_elsewhere or not path.parts or set(forbidden) & set(name):
+    if is_elsewhere or not path.parts or set("\\\0") & set(name):
         raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
     return str(name)

@@ -21,7 +21,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +97,6 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 PAIR, NODE = "pair", "node"
 """Node types of the graph of pairs. Not the default name, which in a book means all types."""
-
-_Type = TypeVar("_Type", str, CanonicalEType)
 
 
 class OneHotRelGraphConv(nn.Module):
@@ -199,14 +196,9 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
     counts = gather_int(pairs.numel())
     nodes = [data.node_map().size(part) for part in range(data.num_parts)]
     in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
-    book = RangePartitionBook(
-        data.rank,
-        data.num_parts,
-        _blocks({NODE: nodes, PAIR: counts}),
-        _blocks({changed: in_edges}),
-        {NODE: 0, PAIR: 1},
-        {changed: 0},
-    )
+    node_sizes = list(zip(nodes, counts, strict=True))
+    edge_sizes = [[number] for number in in_edges]
+    book = RangePartitionBook.of_sizes(data.rank, (NODE, PAIR), (changed,), node_sizes, edge_sizes)
     changed_data = replace(
         data,
         partition_book=book,
@@ -217,14 +209,3 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
         edges={changed: RelationEdges(edges.src_part, src, edges.dst)},
     )
     return changed_data, pairs
-
-
-def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
-    """Per type, the homogenised ids of each part: parts in order, types in order inside a part."""
-    blocks: dict[_Type, list[list[int]]] = {name: [] for name in sizes}
-    start = 0
-    for of_part in zip(*sizes.values(), strict=True):
-        for name, size in zip(sizes, of_part, strict=True):
-            blocks[name].append([start, start + size])
-            start += size
-    return blocks

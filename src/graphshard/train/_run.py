@@ -290,8 +290,7 @@ class TrainingRun:
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
     ) -> TrainResult:
         learner, best, last = self._learner, self._history.best, self._history.last
-        assert best is not None, "the last epoch is always evaluated"
-        assert last is not None, "the last epoch is always evaluated"
+        assert best is not None and last is not None, "the last epoch is always evaluated"
         epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
         device_memory = gather_int(self._device_memory.peak())
         return TrainResult(
@@ -781,7 +780,7 @@ class Learner:
             tables, self.pairs = one_hot_tables(shard, first)
             if self.pairs is not None:
                 pairs = self.pairs.to(self.device, feature_device="cpu")
-                self.graphs[0] = self._shard.graph_of(pairs, config, width)
+                self.graphs[0] = self._shard.graph(config, width, pairs)
         self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
         self.model.to(self.device)
         self.embeddings.to(self.device)
@@ -813,8 +812,7 @@ class Learner:
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
-        scores: Tensor = self.model(self.graphs, model_features(self._shard, rows))
-        return scores
+        return self.model(self.graphs, model_features(self._shard, rows))
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
         """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
@@ -933,6 +931,7 @@ class Learner:
             ValueError: A tensor is missing, is unknown, or has another shape or dtype.
         """
         is_evaluated = any(name.startswith("best/") for name in shared)
+        on_gpu = self.device.type == "cuda"
         for loaded, module, prefix in (
             (shared, self.model, "model/"),
             (local, self.embeddings, "embeddings/"),
@@ -942,9 +941,9 @@ class Learner:
             if module is self.embeddings:
                 like["random"] = torch.get_rng_state()
                 if GPU_RANDOM in loaded:
-                    on_gpu = self.device.type == "cuda"
-                    state_now = torch.cuda.get_rng_state(self.device) if on_gpu else None
-                    like[GPU_RANDOM] = loaded[GPU_RANDOM] if state_now is None else state_now
+                    like[GPU_RANDOM] = loaded[GPU_RANDOM]
+                    if on_gpu:
+                        like[GPU_RANDOM] = torch.cuda.get_rng_state(self.device)
             if is_evaluated:
                 like |= {f"best/{k}": v for k, v in state.items()}
             _check_tensors(loaded, {**like, **self._optimizer_shapes(loaded, prefix)})
@@ -958,9 +957,9 @@ class Learner:
             device = torch.device("cpu") if key == "step" else parameter.device
             self.optimizer.state[parameter][key] = value.to(device, copy=True)
         torch.set_rng_state(local["random"].clone())
-        if self.device.type == "cuda" and GPU_RANDOM in local:
+        if on_gpu and GPU_RANDOM in local:
             torch.cuda.set_rng_state(local[GPU_RANDOM].clone(), self.device)
-        elif self.device.type == "cuda":
+        elif on_gpu:
             torch.cuda.manual_seed(_drawn_seed(local["random"]))
         self.best = None
         if is_evaluated:

@@ -55,8 +55,7 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     check_attention(adj.num_src, adj.num_dst, adj.num_edges, adj.device, attention)
     tensors = (*attention.operands, attention.bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: Tensor = _Attend.apply(adj, _with_tensors(attention, [None] * 7), *tensors)
-        return result
+        return _Attend.apply(adj, _with_tensors(attention, [None] * 7), *tensors)
     return finish_(compute.whole(adj, attention)[0], attention.bias, attention.relu)
 
 
@@ -244,8 +243,7 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
         return rows, *_plain_products(rows, first, second)
     tensors = (rows, first, second)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        result: tuple[Tensor, Tensor, Tensor] = _HeadProducts.apply(*tensors)
-        return result
+        return _HeadProducts.apply(*tensors)
     return rows, *_compute_products(*tensors)
 
 
