@@ -102,24 +102,13 @@ def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
 
 
 def read_text_regular(path: PathLike) -> str:
-    """The text of a regular file in UTF-8.
-
-    Raises:
-        UnicodeDecodeError: It is not UTF-8.
-        OSError: As for `open_regular`.
-    """
+    """The text of a regular file, opened by `open_regular`; a UnicodeDecodeError if not UTF-8."""
     with open_regular(path, "r") as file:
-        text: str = file.read()
-    return text
+        return str(file.read())
 
 
 def read_json_regular(path: PathLike) -> Any:
-    """What a JSON file in UTF-8 holds; stricter than the standard library.
-
-    Raises:
-        ValueError: As for `parse_json`.
-        OSError: As for `open_regular`.
-    """
+    """What a JSON file in UTF-8 holds; errors are those of `open_regular` and `parse_json`."""
     return parse_json(read_text_regular(path))
 
 
@@ -181,11 +170,7 @@ _CURE = "check that disk, or write to another"
 
 @contextlib.contextmanager
 def writing(path: PathLike) -> Iterator[None]:
-    """Write a file in here: an `OSError` that names no file becomes one that names ``path``.
-
-    Raises:
-        OSError: With the same ``errno``, such as ``ENOSPC``.
-    """
+    """Write a file in here: an `OSError` that names no file becomes one that names ``path``."""
     check_path(path)
     try:
         yield
@@ -199,11 +184,7 @@ def writing(path: PathLike) -> Iterator[None]:
 
 
 def check_path(path: PathLike) -> None:
-    """Raise if the file system cannot hold a path.
-
-    Raises:
-        ValueError: It cannot.
-    """
+    """Raise ValueError if the file system cannot hold a path."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -214,13 +195,10 @@ def check_path(path: PathLike) -> None:
 
 
 def check_text(name: str, what: str) -> str:
-    """Return ``name`` if UTF-8 can hold it, as every file and message here is written in it.
+    """Return ``name`` if UTF-8 can hold it, in which files and messages are; else a ValueError.
 
     A text that was read from bytes of another encoding, such as a file name in Latin-1, has halves
     of characters in it.
-
-    Raises:
-        ValueError: It cannot.
     """
     try:
         name.encode()

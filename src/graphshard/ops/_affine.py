@@ -126,11 +126,9 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
         x.dim() > 0 and w.shape == (x.shape[-1], *width) and x.shape[:-1] == leading
         for x, w in products
     )
-    if (
-        not fits
-        or (bias is not None and bias.shape != width)
-        or (plus is not None and plus.shape != (*leading, *width))
-    ):
+    fits &= bias is None or bias.shape == width
+    fits &= plus is None or plus.shape == (*leading, *width)
+    if not fits:
         shapes = [(tuple(x.shape), tuple(w.shape)) for x, w in products]
         sizes = [None if t is None else tuple(t.shape) for t in (bias, plus)]
         raise ValueError(

@@ -75,11 +75,7 @@ class PartitionWriter:
         self._stack.close()
 
     def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | RowSource]) -> None:
-        """Write one file of a part. Several threads may write, each a file of its own.
-
-        Args:
-            part: The part; in the end, those from 0 up must have all their files.
-        """
+        """Write one file of a part, counted from 0; several threads may, each a file of its own."""
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
         record = write_tensors(folder / PART_FILES[kind], tensors)
@@ -90,21 +86,14 @@ class PartitionWriter:
         return sum(record.bytes for record in self._records[part].values())
 
     def commit(self, content: Mapping[str, Any]) -> None:
-        """Put everything in place.
-
-        Args:
-            content: The JSON without what this class knows: format, files, build.
-        """
+        """Put everything in place; ``content`` is the JSON without format, files and build."""
         full = dict(content)
         names = {folder.name for folder in _items(self.root, self._part_folder)}
         for part in range(len(self._records)):
             names.add(folder := self._folder_of(part))
             sync_folder(self._staging / folder)
-            entry: dict[str, Any] = {}
-            files: dict[str, Any] = {}
-            for kind, name in PART_FILES.items():
-                entry[kind] = f"{folder}/{name}"
-                files[entry[kind]] = asdict(self._records[part][kind])
+            entry = {kind: f"{folder}/{name}" for kind, name in PART_FILES.items()}
+            files = {path: asdict(self._records[part][kind]) for kind, path in entry.items()}
             full[f"part-{part}"] = {**entry, "files": files}
         full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
         full["build"] = build_of(full)

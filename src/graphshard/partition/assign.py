@@ -14,8 +14,8 @@ passes and first partitions then take most of the time for next to nothing (of 2
 4 parts, 18 s instead of 6 s, and no smaller cut), so there are fewer of them.
 
 [Note: repair]
-METIS takes balance as a goal and sometimes misses it, by a little with many constraints, by a lot
-when single nodes are heavy. This pass starts from its result. First, overfull parts give nodes to
+METIS misses a bound by a little with many constraints, by a lot when single nodes are heavy. This
+pass starts from its result. First, overfull parts give nodes to
 parts that have room for everything the node weighs, best gain in cut first. Where no part has
 room, pairs of nodes change places. The cost is that of the moves made, not of the graph.
 """
@@ -191,11 +191,9 @@ def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
     if feature.dim() != 1 or feature.is_floating_point() or feature.is_complex():
         return None
     values = feature.detach().cpu()
-    if values.dtype != torch.bool:
-        if bool(((values != 0) & (values != 1)).any()):
-            return None
-        values = values != 0
-    return values.numpy()
+    if values.dtype != torch.bool and bool(((values != 0) & (values != 1)).any()):
+        return None
+    return (values != 0).numpy()
 
 
 OwnParts: TypeAlias = (

@@ -230,7 +230,9 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
     try:
         content = mapping(content, "the JSON")
         num_parts = whole_number(required(content, "num_parts"), "num_parts", 1)
-        ntypes = _read_ntypes(content)
+        ntypes = _numbers_of(content, "ntypes", "a node type", DEFAULT_NTYPE)
+        if not ntypes:
+            raise ValueError("ntypes must name at least one node type (got none)")
         blocks = required(content, "node_map")
         node_map = _read_map(blocks, "node_map", DEFAULT_NTYPE, num_parts)
         of_layout: dict[str, Any] = {}
@@ -335,12 +337,15 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
     by_destination = content.get("edges_by_destination", True)
     if not isinstance(by_destination, bool):
         raise ValueError("edges_by_destination must be true or false")
+    build = required(content, "build")  # it names the folder, too, that parts step aside to
+    if not isinstance(build, str) or not _BUILD.fullmatch(build):
+        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
     return {
         **settings,
         "layout": "graphshard",
         "graph_formats": tuple(formats),
         "edges_by_destination": by_destination,
-        "build": _read_build(content),
+        "build": build,
         "files": files,
         "stats": stats,
     }
@@ -390,12 +395,7 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 
 def displaced_folder(json_path: Path, build: str) -> Path:
-    """Where the parts of a JSON step aside while they are being replaced.
-
-    Args:
-        build: What `PartitionConfig.build` says: 16 hexadecimal digits, so that no path comes of
-            it that leads elsewhere.
-    """
+    """Where the parts of a JSON, of a checked ``build``, step aside while they are replaced."""
     return json_path.parent / f".{json_path.stem}-{build}"
 
 
@@ -431,24 +431,14 @@ def _read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
     return triples
 
 
-def _read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
-    """Node type to its number; DGL leaves them out where there is one."""
-    types = mapping(content.get("ntypes", {DEFAULT_NTYPE: 0}), "ntypes")
-    if not types:
-        raise ValueError("ntypes must name at least one node type (got none)")
-    return {
-        text(name, "a node type"): whole_number(n, f"ntypes[{shown(name)}]")
-        for name, n in types.items()
-    }
+def _numbers_of(content: Mapping[str, Any], key: str, what: str, only_type: str) -> dict[str, int]:
+    """Type, as the JSON names it, to its number; DGL leaves them out where there is one."""
+    types = mapping(content.get(key, {only_type: 0}), key)
+    return {text(t, what): whole_number(n, f"{key}[{shown(t)}]") for t, n in types.items()}
 
 
 def _relation_names(content: Mapping[str, Any]) -> dict[str, int]:
-    """Relation, as the JSON names it, to its number; DGL leaves them out where there is one."""
-    types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
-    return {
-        text(key, "a relation"): whole_number(n, f"etypes[{shown(key)}]")
-        for key, n in types.items()
-    }
+    return _numbers_of(content, "etypes", "a relation", etype_key(DEFAULT_CANONICAL_ETYPE))
 
 
 def _read_etypes(
@@ -505,14 +495,6 @@ def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[st
                 raise ValueError(f"a block of {what} must be [start, stop] (got {shown(row)})")
         by_type[key] = [[whole_number(n, f"a bound in {what}") for n in row] for row in rows]
     return by_type
-
-
-def _read_build(content: Mapping[str, Any]) -> str:
-    """The digest that names a partition, and the folder its parts step aside to: 16 hex digits."""
-    build = required(content, "build")
-    if not isinstance(build, str) or not _BUILD.fullmatch(build):
-        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
-    return build
 
 
 def _read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:

@@ -22,8 +22,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -33,9 +31,8 @@ from ..comm import ExchangePlan, ragged_all_to_all
 from ..comm.collectives import gather_int
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
+from ..ops.counter_random import GAMMA, mix, unit
 from ..partition import RangePartitionBook
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -81,18 +78,10 @@ def uniform_rows(seed: int, stream: str, ids: Tensor, width: int) -> Tensor:
     Each number is the hash of its place: SplitMix64's finaliser over (seed and stream, id, column).
     The stream keeps the numbers of different uses apart.
     """
-    word = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
-    key = np.frombuffer(word, dtype="<u8").astype(np.uint64)
-    rows = _mix(_mix(ids.cpu().numpy().astype(np.uint64) + key) ^ key)
-    columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(rows[:, None] + columns[None, :])
-    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "little", signed=True)
+    rows = mix(mix(ids.cpu().long() + key) ^ key)
+    return unit(mix(rows.unsqueeze(1) + torch.arange(1, width + 1) * GAMMA))
 
 
 PAIR, NODE = "pair", "node"
@@ -193,11 +182,9 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
                 src[of_part] = rows[start + torch.searchsorted(needed[part], code[of_part])]
     src[here] = torch.searchsorted(pairs, code[here])
     changed: CanonicalEType = (PAIR, "read_by", NODE)
-    counts = gather_int(pairs.numel())
-    nodes = [data.node_map().size(part) for part in range(data.num_parts)]
-    in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
-    node_sizes = list(zip(nodes, counts, strict=True))
-    edge_sizes = [[number] for number in in_edges]
+    counts = enumerate(gather_int(pairs.numel()))
+    node_sizes = [(data.node_map().size(part), count) for part, count in counts]
+    edge_sizes = [(data.partition_book.partid2eids(p).numel(),) for p in range(data.num_parts)]
     book = RangePartitionBook.of_sizes(data.rank, (NODE, PAIR), (changed,), node_sizes, edge_sizes)
     changed_data = replace(
         data,

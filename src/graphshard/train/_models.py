@@ -132,11 +132,9 @@ class GCN(NodeClassifier):
         self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
     ) -> None:
         super().__init__()
-        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(widths))
-        self.input_dropout = InputDropout(dropout)
-        self.dropout = nn.Dropout(dropout)
-        self._widths = widths
+        self._widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(self._widths))
+        self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         return layer(graph, h, edge_weight=graph.edata.get("weight"))
@@ -163,11 +161,10 @@ class SAGE(NodeClassifier):
         aggregator: Literal["mean", "gcn", "pool"] = "mean",
     ) -> None:
         super().__init__()
-        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(widths))
-        self.input_dropout = InputDropout(dropout)
-        self.dropout = nn.Dropout(dropout)
-        self._widths, self._sends_inputs = widths, aggregator == "pool"
+        self._widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self._sends_inputs = aggregator == "pool"
+        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(self._widths))
+        self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """All."""

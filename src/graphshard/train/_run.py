@@ -158,11 +158,7 @@ class TrainingRun:
         """Make what epochs need, before anything is resumed."""
 
     def _train_epoch(self, epoch: int) -> float:
-        """Train; returns this rank's share of the mean loss over all training nodes.
-
-        Args:
-            epoch: How many epochs have been trained before.
-        """
+        """Train epoch ``epoch``, from 0; this rank's share of the mean loss over training nodes."""
         raise NotImplementedError
 
     def _sampling(self) -> SamplingReport | None:
@@ -683,9 +679,7 @@ def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
     """Node types whose rows may reach the target type in so many layers."""
     reached = {shard.target}
     for _ in range(num_layers):
-        reached |= {
-            source for source, _, target in shard.data.canonical_etypes if target in reached
-        }
+        reached |= {src for src, _, dst in shard.data.canonical_etypes if dst in reached}
     return reached
 
 
@@ -791,13 +785,9 @@ class Learner:
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
         chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [p for p in self._named.values() if id(p) in chosen],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in self._named.values() if id(p) not in chosen]},
-        ]
+        penalized = [p for p in self._named.values() if id(p) in chosen]
+        others = [p for p in self._named.values() if id(p) not in chosen]
+        groups = [{"params": penalized, "weight_decay": config.weight_decay}, {"params": others}]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
@@ -822,8 +812,7 @@ class Learner:
     def descend(self, loss: Tensor, when: str) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
 
-        Args:
-            when: The step, for the error: "epoch 3".
+        ``when`` names the step in errors: "epoch 3".
 
         Raises:
             FloatingPointError: On every rank, before the step, if the loss or a gradient of any
@@ -849,10 +838,6 @@ class Learner:
         What one rank has in its rows reaches others with the messages, so the rank that speaks is
         one at which the error can have begun: features come before embeddings, these before what
         all ranks hold alike, and that before what follows from it.
-
-        Args:
-            what: The number, for the message.
-            gradients: Name of each parameter to its gradient.
         """
         text, order = describe_not_finite(
             {
@@ -1015,17 +1000,9 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
     hidden, layers = config.hidden, config.layers
     classes, dropout = shard.num_classes, config.dropout
     if shard.is_typed:
-        return TypedRGCN(
-            {t: f.shape[1] for t, f in shard.features.items()},
-            shard.data.canonical_etypes,
-            shard.data.node_type_names,
-            shard.target,
-            hidden,
-            classes,
-            layers,
-            config.num_bases,
-            dropout,
-        )
+        widths = {t: f.shape[1] for t, f in shard.features.items()}
+        types = shard.data.canonical_etypes, shard.data.node_type_names, shard.target
+        return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     features = shard.features.get(shard.target)
     if config.model == "rgcn":
         in_feats = None if features is None else features.shape[1]

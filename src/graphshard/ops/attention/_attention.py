@@ -295,15 +295,10 @@ class _HeadProducts(Function):
         assert kernels is not None
         rows_grad = empty(rows.shape, rows.dtype)
         vectors_grad = torch.empty((2, math.prod(rows.shape[1:])), dtype=dtype)
+        vectors = _stacked(first, second, dtype)
+        grads_of_rows = map(flat_rows, (passed, by_first, by_second, rows_grad))
         kernels.head_products_backward(
-            flat_rows(rows),
-            _stacked(first, second, dtype),
-            flat_rows(passed),
-            flat_rows(by_first),
-            flat_rows(by_second),
-            flat_rows(rows_grad),
-            vectors_grad,
-            torch.get_num_threads(),
+            flat_rows(rows), vectors, *grads_of_rows, vectors_grad, torch.get_num_threads()
         )
         first_grad, second_grad = vectors_grad.view(2, *rows.shape[1:])
         return rows_grad, first_grad, second_grad

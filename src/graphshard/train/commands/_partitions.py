@@ -13,7 +13,7 @@ from rich.table import Table
 from ..._base.files import writing
 from ..._base.typing import Unset
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
-from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
+from ...data.task import partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
     PartitionStats,
@@ -110,17 +110,20 @@ def inspect(
     config.check_format()
     if plot is not None:
         plot_partition(load_partition_stats(path), plot)
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     console.print(_types_table(config))
     if config.stats is not None:
         console.print(config.stats.table())
         console.print(_balance_table(config.stats))
     else:
-        console.print("DGL wrote it: it has no statistics until graphshard convert", markup=False)
-    for line in _facts(task):
-        console.print(line, markup=False, highlight=False)
+        console.print("DGL wrote it: it has no statistics until graphshard convert")
+    if task.target is not None:
+        classes = f"{task.num_classes} classes"
+        console.print(f"task: classify nodes of type {task.target} into {classes}")
+        if task.num_relations:
+            console.print(f"relations: {task.num_relations}, as the edge feature etype")
     if plot is not None:
-        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {plot}", soft_wrap=True)
 
 
 def _types_table(config: PartitionConfig) -> Table:
@@ -153,15 +156,6 @@ def _balance_table(stats: PartitionStats) -> Table:
             f"{item.ratio:.3f}",
         )
     return table
-
-
-def _facts(task: TaskInfo) -> list[str]:
-    if task.target is None:
-        return []
-    facts = [f"task: classify nodes of type {task.target} into {task.num_classes} classes"]
-    if task.num_relations:
-        facts.append(f"relations: {task.num_relations}, as the edge feature etype")
-    return facts
 
 
 def plot_partition(stats: PartitionStats, path: Path) -> None:

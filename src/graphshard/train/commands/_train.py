@@ -237,9 +237,8 @@ def result_table(result: TrainResult, model: str) -> Table:
     how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
     table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")
     table.add_column("")
-    table.add_column("nodes", justify="right")
-    table.add_column(f"epoch {best.epoch} (chosen)", justify="right")
-    table.add_column(f"epoch {last.epoch} (last)", justify="right")
+    for heading in ("nodes", f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
+        table.add_column(heading, justify="right")
     for split, accuracy in best.accuracy.items():
         table.add_row(
             f"{SPLIT_NAMES[split]} accuracy",

@@ -76,13 +76,12 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.num_trainers < 1:
             raise ValueError(f"num_trainers must be at least 1 (got {self.num_trainers})")
-        for name in ("start_timeout", "timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 (got {getattr(self, name)})")
-            if getattr(self, name) > LONGEST_TIMEOUT:
+        for name, value in (("start_timeout", self.start_timeout), ("timeout", self.timeout)):
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0 (got {value})")
+            if value > LONGEST_TIMEOUT:
                 raise ValueError(
-                    f"{name} must be at most {LONGEST_TIMEOUT:,} seconds (got "
-                    f"{getattr(self, name)})"
+                    f"{name} must be at most {LONGEST_TIMEOUT:,} seconds (got {value})"
                 )
 
 
@@ -333,11 +332,8 @@ def run_job(
 
     Args:
         token: What trainers must know; it goes to hosts by standard input alone.
-        on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
-        start_timeout: Seconds until all servers are up.
-        timeout: Seconds that trainers have to end after one has ended with 0.
+        on_line: See `launch`; times are those of `LaunchConfig`.
         silence: Seconds after which a host, or on a host the launcher, is taken for gone.
-        logs: Where to keep what each process prints.
     """
     run = _RunningJob(hosts, commands, on_line, timeout, silence, logs)
     with stop_on_signals():
