@@ -158,7 +158,7 @@ def _import_of(name: str, value: object) -> str | None:
                             return f"from {node.module} import {alias.name} as {name}"
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     is_named = isinstance(module, str) and qualname.isidentifier()
-    if is_named and _attribute(module, qualname) is value:
+    if is_named and _attribute(str(module), qualname) is value:
         return f"from {module} import {qualname} as {name}"
     return None
 

@@ -280,7 +280,7 @@ def _warning_filters() -> list[list[Any]]:
 
 
 def _pattern(expression: str | re.Pattern[str] | None) -> str:
-    return getattr(expression, "pattern", expression) or ""
+    return expression.pattern if isinstance(expression, re.Pattern) else expression or ""
 
 
 class LocalServers:

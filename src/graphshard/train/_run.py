@@ -787,7 +787,8 @@ class Learner:
         chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
         penalized = [p for p in self._named.values() if id(p) in chosen]
         others = [p for p in self._named.values() if id(p) not in chosen]
-        groups = [{"params": penalized, "weight_decay": config.weight_decay}, {"params": others}]
+        decay = {"weight_decay": config.weight_decay}
+        groups: list[dict[str, Any]] = [{"params": penalized, **decay}, {"params": others}]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
