@@ -151,11 +151,11 @@ def measure_balance(
     constraints: Sequence[Constraint], parts: IntArray, num_parts: int
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""
-    loads_of = (np.bincount(parts, weights=c.weights, minlength=num_parts) for c in constraints)
-    return tuple(
-        Balance(constraint.name, tuple(loads.astype(np.int64).tolist()))
-        for constraint, loads in zip(constraints, loads_of, strict=True)
-    )
+    balances = []
+    for constraint in constraints:
+        loads = np.bincount(parts, weights=constraint.weights, minlength=num_parts)
+        balances.append(Balance(constraint.name, tuple(loads.astype(np.int64).tolist())))
+    return tuple(balances)
 
 
 def _ratio(value: Any) -> float:

@@ -92,8 +92,11 @@ class PartitionWriter:
         for part in range(len(self._records)):
             names.add(folder := self._folder_of(part))
             sync_folder(self._staging / folder)
-            entry = {kind: f"{folder}/{name}" for kind, name in PART_FILES.items()}
-            files = {path: asdict(self._records[part][kind]) for kind, path in entry.items()}
+            entry: dict[str, Any] = {}
+            files: dict[str, Any] = {}
+            for kind, name in PART_FILES.items():
+                entry[kind] = f"{folder}/{name}"
+                files[entry[kind]] = asdict(self._records[part][kind])
             full[f"part-{part}"] = {**entry, "files": files}
         full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
         full["build"] = build_of(full)

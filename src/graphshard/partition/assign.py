@@ -385,9 +385,12 @@ def _table(
     constraints: Sequence[Constraint], num_nodes: int, num_parts: int, tolerance: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Weights, one column per constraint, and the limit of each."""
-    rows = np.array([c.weights for c in constraints], dtype=np.int64)
-    limits = np.array([c.limit(num_parts, tolerance) for c in constraints], dtype=np.float64)
-    return rows.reshape(len(constraints), num_nodes).T.copy(), limits
+    weights = np.zeros((num_nodes, len(constraints)), dtype=np.int64)
+    limits = np.zeros(len(constraints))
+    for column, constraint in enumerate(constraints):
+        weights[:, column] = constraint.weights
+        limits[column] = constraint.limit(num_parts, tolerance)
+    return weights, limits
 
 
 def _repaired(

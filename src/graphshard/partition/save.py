@@ -350,7 +350,9 @@ def _check_arguments(
 
 def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
     own = {"orig_id"} | ({"trainer_id"} if num_trainers_per_machine > 1 else set())
-    owners = {f"node type '{t}'": source.node_features(i) for i, t in enumerate(source.ntypes)}
+    owners = {}
+    for type_id, ntype in enumerate(source.ntypes):
+        owners[f"node type '{ntype}'"] = source.node_features(type_id)
     for relation, etype in enumerate(source.canonical_etypes):
         owners[f"relation {etype}"] = source.edge_features(relation)
     for owner, features in owners.items():

@@ -148,8 +148,9 @@ def serve(
         stack.callback(server.stop)
         if restore is not None:
             what = f"found no checkpoint in {restore}"
-            if (step := server.restored) is not None:
-                what = f"restored {step.num_tensors} tensors of step {step.step} from {step.path}"
+            if (from_step := server.restored) is not None:
+                what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
+                what += f" from {from_step.path}"
             print(f"host {host} of {len(hosts)} {what}", flush=True)
         print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
         threading.Event().wait()  # until a signal ends it
