@@ -91,12 +91,10 @@ def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
         raise ValueError(f"mode must be 'rb' or 'r' (got {mode!r}); files are only read here")
     check_regular(path)
     # What was a file a moment ago may be a pipe now: without O_NONBLOCK opening that would wait.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path)
-        if hasattr(os, "set_blocking"):
-            os.set_blocking(descriptor, True)
+        os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, mode, encoding="utf-8" if mode == "r" else None)
     except BaseException:
         os.close(descriptor)
@@ -104,24 +102,13 @@ def open_regular(path: PathLike, mode: str = "rb") -> IO[Any]:
 
 
 def read_text_regular(path: PathLike) -> str:
-    """The text of a regular file in UTF-8.
-
-    Raises:
-        UnicodeDecodeError: It is not UTF-8.
-        OSError: As for `open_regular`.
-    """
+    """The text of a regular file, opened by `open_regular`; a UnicodeDecodeError if not UTF-8."""
     with open_regular(path, "r") as file:
-        text: str = file.read()
-    return text
+        return str(file.read())
 
 
 def read_json_regular(path: PathLike) -> Any:
-    """What a JSON file in UTF-8 holds; stricter than the standard library.
-
-    Raises:
-        ValueError: As for `parse_json`.
-        OSError: As for `open_regular`.
-    """
+    """What a JSON file in UTF-8 holds; errors are those of `open_regular` and `parse_json`."""
     return parse_json(read_text_regular(path))
 
 
@@ -182,12 +169,8 @@ _CURE = "check that disk, or write to another"
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write a file in here: an `OSError` that names no file becomes one that names ``path``.
-
-    Raises:
-        OSError: With the same ``errno``, such as ``ENOSPC``.
-    """
+def writing(path: PathLike) -> Iterator[None]:
+    """Write a file in here: an `OSError` that names no file becomes one that names ``path``."""
     check_path(path)
     try:
         yield
@@ -200,12 +183,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
 
 
-def check_path(path: str | os.PathLike[str]) -> None:
-    """Raise if the file system cannot hold a path.
-
-    Raises:
-        ValueError: It cannot.
-    """
+def check_path(path: PathLike) -> None:
+    """Raise ValueError if the file system cannot hold a path."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -216,13 +195,10 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def check_text(name: str, what: str) -> str:
-    """Return ``name`` if UTF-8 can hold it, as every file and message here is written in it.
+    """Return ``name`` if UTF-8 can hold it, in which files and messages are; else a ValueError.
 
     A text that was read from bytes of another encoding, such as a file name in Latin-1, has halves
     of characters in it.
-
-    Raises:
-        ValueError: It cannot.
     """
     try:
         name.encode()
@@ -267,7 +243,7 @@ class TemporaryFolder:
         descriptor: Holds the lock; a process that inherits it keeps the folder.
     """
 
-    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, parent: PathLike | None = None) -> None:
         parent = tempfile.gettempdir() if parent is None else parent
         remove_abandoned(parent)
         self.descriptor = -1
@@ -298,7 +274,7 @@ def shared_memory_folder() -> str | None:
     return _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
 
 
-def remove_abandoned(*parents: str | os.PathLike[str]) -> None:
+def remove_abandoned(*parents: PathLike) -> None:
     """Remove folders of processes that were killed; by default temporary and shared-memory ones."""
     memory = shared_memory_folder()
     for parent in parents or {tempfile.gettempdir(), memory or tempfile.gettempdir()}:

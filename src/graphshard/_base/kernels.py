@@ -177,8 +177,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str =
             raise MemoryError(
                 f"there is no memory for a tensor of shape {tuple(shape)} and {dtype} on {device}"
             ) from error
-    block: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
-    return block
+    return torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
 
 
 def empty_like(tensor: Tensor) -> Tensor:
@@ -196,6 +195,4 @@ def release_memory() -> None:
 
 
 def _kernels() -> ModuleType | None:
-    if os.environ.get("GRAPHSHARD_KEEP_MEMORY", "1") == "0":
-        return None
-    return kernels_for(_CPU)
+    return None if os.environ.get("GRAPHSHARD_KEEP_MEMORY") == "0" else kernels_for(_CPU)

@@ -199,8 +199,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    both = [
-        mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK) != 0,
-        mallopt(_TRIM_THRESHOLD, _MOST_KEPT) != 0,
-    ]
-    return all(both)
+    return all([mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK), mallopt(_TRIM_THRESHOLD, _MOST_KEPT)])

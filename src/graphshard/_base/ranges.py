@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -35,10 +36,7 @@ class RangeMap:
     @classmethod
     def from_sizes(cls, sizes: Sequence[int]) -> RangeMap:
         """Build from the number of ids that each part owns."""
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + int(size))
-        return cls(tuple(starts))
+        return cls(tuple(accumulate(map(int, sizes), initial=0)))
 
     @property
     def num_parts(self) -> int:

@@ -46,7 +46,7 @@ LONGEST_TIMEOUT = 1_000_000_000
 
 @dataclass(frozen=True)
 class Unset:
-    """What a field or option that is None stands for; in its annotation, for the reader."""
+    """What a field or option that is left out stands for; in its annotation, for the reader."""
 
     text: str
 

@@ -166,37 +166,28 @@ class Adjacency:
             ids: False if nothing is read or written by edge: they may then be None in any case,
                 and take neither time nor memory.
         """
-        return self._out_of_src(ids) if self._transposed else self._into_dst(ids)
+        return self._compressed("csr" if self._transposed else "csc", ids)
 
     def csr(self, ids: bool = True) -> Compressed:
         """Out-edges grouped by source: ``(indptr, dst, eids)``, ordered as in `csc`."""
-        return self._into_dst(ids) if self._transposed else self._out_of_src(ids)
+        return self._compressed("csc" if self._transposed else "csr", ids)
 
-    def _into_dst(self, ids: bool) -> Compressed:
+    def _compressed(self, name: str, ids: bool) -> Compressed:
+        """A format as the store has it, built if need be."""
         formats = self._formats
-        if formats.csc is None or (ids and "csc" in formats.without_ids):
+        arrays: Compressed | None = getattr(formats, name)
+        if arrays is None or (ids and name in formats.without_ids):
             src, dst = self._stored_coo()
-            num_keys = self.num_src if self._transposed else self.num_dst
-            formats.csc = self._compress("csc", dst, src, num_keys, ids)
-        return formats.csc
-
-    def _out_of_src(self, ids: bool) -> Compressed:
-        formats = self._formats
-        if formats.csr is None or (ids and "csr" in formats.without_ids):
-            src, dst = self._stored_coo()
-            num_keys = self.num_dst if self._transposed else self.num_src
-            formats.csr = self._compress("csr", src, dst, num_keys, ids)
-        return formats.csr
-
-    def _compress(
-        self, name: str, keys: Tensor, others: Tensor, num_keys: int, ids: bool
-    ) -> Compressed:
-        is_sorted = bool((keys[1:] >= keys[:-1]).all())
-        if ids or is_sorted:
-            self._formats.without_ids.discard(name)
-        else:
-            self._formats.without_ids.add(name)
-        return _compress(keys, others, num_keys, is_sorted, ids)
+            keys, others = (dst, src) if name == "csc" else (src, dst)
+            num_keys = self.num_dst if (name == "csc") != self._transposed else self.num_src
+            is_sorted = bool((keys[1:] >= keys[:-1]).all())
+            if ids or is_sorted:
+                formats.without_ids.discard(name)
+            else:
+                formats.without_ids.add(name)
+            arrays = _compress(keys, others, num_keys, is_sorted, ids)
+            setattr(formats, name, arrays)
+        return arrays
 
     def _stored_coo(self) -> Coo:
         """As the store has it; what is made for it here is not kept."""
@@ -211,10 +202,9 @@ class Adjacency:
 
     def has_sequential_csc(self) -> bool:
         """Whether edges were given sorted by destination, so that position is the edge id."""
-        formats = self._formats
         name = "csr" if self._transposed else "csc"
-        compressed = formats.csr if self._transposed else formats.csc
-        return compressed is not None and compressed[2] is None and name not in formats.without_ids
+        arrays: Compressed | None = getattr(self._formats, name)
+        return arrays is not None and arrays[2] is None and name not in self._formats.without_ids
 
     def is_given_as(self, name: str) -> bool:
         """Whether the edges were made from ``coo``, ``csr`` or ``csc`` arrays."""
@@ -241,20 +231,16 @@ class Adjacency:
         return self._degrees(into_dst=self._transposed, num_keys=self.num_src)
 
     def _degrees(self, into_dst: bool, num_keys: int) -> Tensor:
-        formats = self._formats
-        cached = formats.in_degrees if into_dst else formats.out_degrees
-        if cached is not None:
-            return cached
-        compressed = formats.csc if into_dst else formats.csr
-        if compressed is not None:
-            degrees = compressed[0].diff()
-        else:
-            keys = self._stored_coo()[1 if into_dst else 0]
-            degrees = torch.bincount(keys, minlength=num_keys).to(self.idtype)
-        if into_dst:
-            formats.in_degrees = degrees
-        else:
-            formats.out_degrees = degrees
+        formats, name = self._formats, "in_degrees" if into_dst else "out_degrees"
+        degrees: Tensor | None = getattr(formats, name)
+        if degrees is None:
+            compressed = formats.csc if into_dst else formats.csr
+            if compressed is not None:
+                degrees = compressed[0].diff()
+            else:
+                keys = self._stored_coo()[1 if into_dst else 0]
+                degrees = torch.bincount(keys, minlength=num_keys).to(self.idtype)
+            setattr(formats, name, degrees)
         return degrees
 
     def to(self, device: torch.device | str) -> Adjacency:
@@ -281,27 +267,16 @@ class Adjacency:
     def map(self, change: _ArrayChange) -> Adjacency:
         """This adjacency with every array of every format replaced by ``change(array)``."""
         changed: dict[int, Tensor] = {}  # two formats may share an array
-
-        def once(array: Tensor) -> Tensor:
-            key = id(array)
-            if key not in changed:
-                changed[key] = change(array)
-            return changed[key]
-
-        def compressed(arrays: Compressed | None) -> Compressed | None:
-            if arrays is None:
-                return None
-            eids = arrays[2]
-            return once(arrays[0]), once(arrays[1]), None if eids is None else once(eids)
-
         old = self._formats
-        formats = _Formats(
-            coo=None if old.coo is None else (once(old.coo[0]), once(old.coo[1])),
-            csc=compressed(old.csc),
-            csr=compressed(old.csr),
-            without_ids=set(old.without_ids),
-            given=old.given,
-        )
+        formats = _Formats(without_ids=set(old.without_ids), given=old.given)
+        for name in ("coo", "csc", "csr"):
+            arrays: tuple[Tensor | None, ...] | None = getattr(old, name)
+            if arrays is None:
+                continue
+            for array in arrays:
+                if array is not None and id(array) not in changed:
+                    changed[id(array)] = change(array)
+            setattr(formats, name, tuple(changed.get(id(array)) for array in arrays))
         like = formats.arrays()[0]
         adj = Adjacency.__new__(Adjacency)
         adj._init(formats, like, self.num_src, self.num_dst, self.num_edges, self._transposed)

@@ -49,8 +49,7 @@ def affine(
     if not rows:
         raise ValueError("affine needs at least one pair of rows and a matrix (got none)")
     if not all(isinstance(x, Tensor) for x in rows):
-        stood_in: Tensor = handle_torch_function(affine, rows, products, bias, plus, relu)
-        return stood_in
+        return handle_torch_function(affine, rows, products, bias, plus, relu)
     _check_shapes(products, bias, plus)
     leading = rows[0].shape[:-1]
     if not _gains(products):
@@ -68,8 +67,7 @@ def affine(
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """What ``layer`` makes of ``x``; see `affine`. What is not `is_plain` is called."""
     if not is_plain(layer, nn.Linear):
-        result: Tensor = layer(x)
-        return result
+        return layer(x)
     return affine([(x, layer.weight.t())], layer.bias)
 
 
@@ -128,11 +126,9 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
         x.dim() > 0 and w.shape == (x.shape[-1], *width) and x.shape[:-1] == leading
         for x, w in products
     )
-    if (
-        not fits
-        or (bias is not None and bias.shape != width)
-        or (plus is not None and plus.shape != (*leading, *width))
-    ):
+    fits &= bias is None or bias.shape == width
+    fits &= plus is None or plus.shape == (*leading, *width)
+    if not fits:
         shapes = [(tuple(x.shape), tuple(w.shape)) for x, w in products]
         sizes = [None if t is None else tuple(t.shape) for t in (bias, plus)]
         raise ValueError(

@@ -179,8 +179,7 @@ class Attention:
             factor: ``[num_edges]``, ``[num_edges, 1]`` or ``[num_edges, heads]``: multiplies the
                 weights.
         """
-        factor = _as_columns(factor)
-        return cls("additive", values, src, dst, edge, None, factor, slope, 1.0, mask)
+        return cls("additive", values, src, dst, edge, None, _as_columns(factor), slope, 1.0, mask)
 
     @classmethod
     def joint(
@@ -202,8 +201,7 @@ class Attention:
             vector: ``[heads, dim]``.
             edge: ``[num_edges, heads, dim]``, or None.
         """
-        factor = _as_columns(factor)
-        return cls("joint", values, None, dst, edge, vector, factor, slope, 1.0, mask)
+        return cls("joint", values, None, dst, edge, vector, _as_columns(factor), slope, 1.0, mask)
 
     @classmethod
     def dot(
@@ -225,8 +223,7 @@ class Attention:
             dst: ``[num_dst, heads, score_dim]``: queries.
             edge: ``[num_edges, heads]``, or None.
         """
-        factor = _as_columns(factor)
-        return cls("dot", values, src, dst, edge, None, factor, 0.2, scale, mask)
+        return cls("dot", values, src, dst, edge, None, _as_columns(factor), 0.2, scale, mask)
 
     @property
     def heads(self) -> int:

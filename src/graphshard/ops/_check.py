@@ -191,6 +191,16 @@ def check_index_array(name: str, array: Tensor) -> None:
         )
 
 
+def outside(ids: Tensor, count: int) -> int | None:
+    """An id that is not in [0, count): the lowest if it is negative, else the highest."""
+    if ids.numel() == 0:
+        return None
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low < 0:
+        return low
+    return high if high >= count else None
+
+
 def check_ids(name: str, array: Tensor, count_name: str, count: int) -> None:
     """Raise unless ``array`` holds ids from 0 up to but not including ``count``."""
     check_index_array(name, array)
@@ -198,13 +208,10 @@ def check_ids(name: str, array: Tensor, count_name: str, count: int) -> None:
     if array.dtype == torch.int32:
         check_fits_int32(count_name, count)
         check_fits_int32("num_edges", array.numel())
-    if array.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(array))
-    if low < 0 or high >= count:
+    if (bad := outside(array, count)) is not None:
         raise ValueError(
             f"every id in {name} must be in [0, {count_name}={count}) "
-            f"(got {low if low < 0 else high}); raise {count_name} or drop the edge"
+            f"(got {bad}); raise {count_name} or drop the edge"
         )
 
 
@@ -269,11 +276,7 @@ def check_narrows(name: str, array: Tensor, dtype: torch.dtype) -> None:
 
 def check_places(name: str, places: Tensor, count: int) -> None:
     """Raise IndexError unless ``places`` are rows of a table of ``count`` rows."""
-    if places.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(places))
-    if low < 0 or high >= count:
+    if (bad := outside(places, count)) is not None:
         raise IndexError(
-            f"every number in {name} must be a row of a table of {count} rows "
-            f"(got {low if low < 0 else high})"
+            f"every number in {name} must be a row of a table of {count} rows (got {bad})"
         )

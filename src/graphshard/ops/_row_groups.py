@@ -174,18 +174,9 @@ def update_rows(
         return
     first, second = rule.betas
     numbers = [rule.rate, rule.eps, 1 - first, second, 1 - second]
-    kernels.update_rows(
-        get_args(RuleName).index(rule.name),
-        numbers,
-        changed,
-        rows.contiguous(),
-        tables,
-        order.contiguous(),
-        starts.contiguous(),
-        first_inner,
-        last_inner,
-        num_threads(),
-    )
+    number = get_args(RuleName).index(rule.name)
+    groups = tables, order.contiguous(), starts.contiguous(), first_inner, last_inner
+    kernels.update_rows(number, numbers, changed, rows.contiguous(), *groups, num_threads())
 
 
 def _checked(

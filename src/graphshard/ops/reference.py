@@ -105,8 +105,7 @@ def gsddmm(
     if op != "dot":
         messages, dtype = _messages(op, left, right)
         return messages.to(dtype)
-    assert left is not None
-    assert right is not None
+    assert left is not None and right is not None
     flat = left.dim() == 1 and right.dim() == 1
     left, right = (side.unsqueeze(-1) if side.dim() == 1 else side for side in (left, right))
     products, dtype = _messages("mul", left, right)
@@ -340,12 +339,15 @@ def row_slices(adj: Adjacency, row_elements: int) -> Iterator[tuple[int, int]]:
     if adj.num_edges <= budget:
         yield 0, adj.num_dst
         return
-    indptr = adj.csc()[0]
-    first = 0
-    while first < adj.num_dst:
-        limit = indptr[first] + budget
-        last = int(torch.searchsorted(indptr, limit, right=True)) - 1
-        last = min(max(last, first + 1), adj.num_dst)
+    yield from _ranges(adj.csc()[0], budget)
+
+
+def _ranges(indptr: Tensor, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with so many entries at most, or one row that has more."""
+    first, num_rows = 0, indptr.shape[0] - 1
+    while first < num_rows:
+        last = int(torch.searchsorted(indptr, indptr[first] + most, right=True)) - 1
+        last = min(max(last, first + 1), num_rows)
         yield first, last
         first = last
 
@@ -495,8 +497,7 @@ def draw_neighbors(
     else:
         numbers = None
         if labor_ids is not None:
-            start = key_state(key, SOURCE_DOMAIN)
-            numbers = _SharedNumbers(start, labor_ids)
+            numbers = _SharedNumbers(key_state(key, SOURCE_DOMAIN), labor_ids)
         counts, offsets = _by_edge(lists, fanout, row_states, replace, prob, numbers)
     which = torch.repeat_interleave(
         torch.arange(rows.shape[0], device=rows.device), counts, output_size=offsets.shape[0]
@@ -553,7 +554,7 @@ def _by_edge(
     """Draws that look at every edge of a row, for some rows at a time."""
     all_counts = [lists.degree.new_empty(0)]
     all_offsets = [lists.degree.new_empty(0)]
-    for first, last in _chunks(lists.degree):
+    for first, last in _ranges(F.pad(lists.degree.cumsum(0), (1, 0)), _EDGES_AT_ONCE):
         part = lists.slice(first, last)
         which, offsets = _places(part.degree)
         positions = part.positions(which, offsets)
@@ -692,15 +693,3 @@ def _places(counts: Tensor) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(counts.shape[0], device=counts.device)
     which = torch.repeat_interleave(numbers, counts, output_size=total)
     return which, torch.arange(total, device=counts.device) - (ends - counts)[which]
-
-
-def _chunks(degree: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with about _EDGES_AT_ONCE edges each, or one row that has more."""
-    ends = degree.cumsum(0)
-    first = 0
-    while first < degree.shape[0]:
-        before = int(ends[first] - degree[first])
-        last = int(torch.searchsorted(ends, before + _EDGES_AT_ONCE, right=True))
-        last = max(last, first + 1)
-        yield first, last
-        first = last

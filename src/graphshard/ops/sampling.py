@@ -131,20 +131,9 @@ def draw_neighbors(
         return counts, positions if eids is None else eids[positions], picked
     counts = torch.empty(rows.shape[0], dtype=torch.int64)
     threads = num_threads()
-    drawing = kernels.Drawing(
-        indptr.contiguous(),
-        rows.contiguous(),
-        row_ids.contiguous(),
-        fanout,
-        key % 2**64,
-        replace,
-        prob,
-        labor_ids,
-        mask,
-        skipped,
-        num_edges,
-        counts,
-    )
+    arrays = indptr.contiguous(), rows.contiguous(), row_ids.contiguous()
+    how = fanout, key % 2**64, replace, prob, labor_ids, mask, skipped
+    drawing = kernels.Drawing(*arrays, *how, num_edges, counts)
     total = drawing.count(threads)
     if total < 0:
         _check_range(indptr, rows, num_edges)
@@ -182,11 +171,10 @@ def _check_range(indptr: Tensor, rows: Tensor, num_edges: int) -> None:
     if rows.numel() == 0:
         return
     num_rows = indptr.shape[0] - 1
-    low, high = (int(bound) for bound in torch.aminmax(rows))
-    if low < 0 or high >= num_rows:
+    if (bad_row := _check.outside(rows, num_rows)) is not None:
         raise ValueError(
             f"every row must be in [0, len(indptr) - 1 = {num_rows}) "
-            f"(got {low if low < 0 else high}); pass rows of this structure, not global ids"
+            f"(got {bad_row}); pass rows of this structure, not global ids"
         )
     rows = rows.long()
     begins, ends = indptr[rows].long(), indptr[rows + 1].long()
@@ -369,13 +357,10 @@ class IdTable:
 
     def _check_range(self, first: Tensor, others: Tensor) -> None:
         for name, array in (("first", first), ("others", others)):
-            if array.numel() == 0:
-                continue
-            low, high = (int(bound) for bound in torch.aminmax(array))
-            if low < 0 or high >= self.num_ids:
+            if (bad := _check.outside(array, self.num_ids)) is not None:
                 raise ValueError(
                     f"every id in {name} must be in [0, num_ids={self.num_ids}) "
-                    f"(got {low if low < 0 else high}); make the table with the number of nodes"
+                    f"(got {bad}); make the table with the number of nodes"
                 )
 
 

@@ -193,13 +193,8 @@ def gspmm_arg_backward(
     _check.check_result("arg", arg, shape, adj.idtype, adj.device)
     asked = (wanted[0] and lhs is not None) or (wanted[1] and rhs is not None)
     looks = asked and kernels_for(grad.device, dtype) is not None
-    if not looks and arg.numel():  # else the kernel looks at each
-        highest = int(arg.max())
-        if highest >= adj.num_edges:
-            raise IndexError(
-                "an id in arg must be that of an edge, or -1 for none (got "
-                f"{highest} of {adj.num_edges} edges)"
-            )
+    if not looks:  # else the kernel looks at each
+        _highest_edge(arg, adj.num_edges)
     scales = op in ("mul", "div")
     with torch.no_grad():
         grads = _argmax_backward(
@@ -214,6 +209,17 @@ def gspmm_arg_backward(
     pairs = zip(grads, given, strict=True)
     lhs_grad, rhs_grad = (None if side is None else side.to(dtype) for side, dtype in pairs)
     return lhs_grad, rhs_grad
+
+
+def _highest_edge(arg: Tensor, num_edges: int) -> int:
+    """The highest id of an argmax, after checking that it is that of an edge; -1 without one."""
+    highest = int(arg.max()) if arg.numel() else -1
+    if highest >= num_edges:
+        raise IndexError(
+            f"an id in arg must be that of an edge, or -1 for none (got {highest} of {num_edges} "
+            "edges)"
+        )
+    return highest
 
 
 def _checked_messages(
@@ -422,15 +428,8 @@ def merge_best(
     best, edge, value, arg, ids = _checked_best(best, edge, value, arg, ids, none, op)
     kernels = kernels_for(best.device, best.dtype)
     looks = kernels is None or (ids is not None and ids.numel() == 0)
-    if ids is not None and arg.numel() and looks:  # else the kernel looks at each
-        highest = int(arg.max())
-        if highest >= ids.shape[0]:
-            raise IndexError(
-                f"an id in arg must be that of an edge, or -1 for none (got {highest} of "
-                f"{ids.shape[0]} edges)"
-            )
-        if highest < 0:
-            return
+    if ids is not None and looks and _highest_edge(arg, ids.shape[0]) < 0:
+        return  # where it does not look, the kernel does, at each
     if kernels is not None:
         held = tuple(
             whole.contiguous()
@@ -505,8 +504,7 @@ def _spmm(adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand) -> T
     rhs = None if op == "copy_lhs" else rhs
     if not _tracked(lhs, rhs):
         return _compute_spmm(adj, op, reduce, lhs, rhs)[0]
-    result: Tensor = _SpMM.apply(adj, op, reduce, lhs, rhs)
-    return result
+    return _SpMM.apply(adj, op, reduce, lhs, rhs)
 
 
 def _sddmm(
@@ -515,8 +513,7 @@ def _sddmm(
     """Differentiable `_compute_sddmm`."""
     if not _tracked(lhs, rhs):
         return _compute_sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
-    result: Tensor = _SDDMM.apply(adj, op, lhs, rhs, lhs_target, rhs_target)
-    return result
+    return _SDDMM.apply(adj, op, lhs, rhs, lhs_target, rhs_target)
 
 
 def _gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
@@ -525,8 +522,7 @@ def _gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
         return values
     if not _tracked(values):
         return _compute_gather(adj, values, target)
-    result: Tensor = _Gather.apply(adj, values, target)
-    return result
+    return _Gather.apply(adj, values, target)
 
 
 def _scatter(adj: Adjacency, values: Tensor, target: str) -> Tensor:
@@ -540,15 +536,13 @@ def _edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     """Differentiable `_compute_edge_softmax`."""
     if not _tracked(logits):
         return _compute_edge_softmax(adj, logits)
-    result: Tensor = _EdgeSoftmax.apply(adj, logits)
-    return result
+    return _EdgeSoftmax.apply(adj, logits)
 
 
 def _edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     if not _tracked(out, grad):
         return _compute_edge_softmax_backward(adj, out, grad)
-    result: Tensor = _EdgeSoftmaxBackward.apply(adj, out, grad)
-    return result
+    return _EdgeSoftmaxBackward.apply(adj, out, grad)
 
 
 class _SpMM(Function):
@@ -814,8 +808,7 @@ def _argmax_backward(
             assert lhs_taken is not None
             share = grad * lhs_taken
         elif op == "div":
-            assert lhs_taken is not None
-            assert rhs_taken is not None
+            assert lhs_taken is not None and rhs_taken is not None
             share = -grad * lhs_taken / (rhs_taken * rhs_taken)
         rhs_grad = _put(share, rhs_places, rhs_shape)
     return lhs_grad, rhs_grad
@@ -885,23 +878,10 @@ def _run_spmm(
 ) -> None:
     if out.numel() == 0:
         return
-    reads_edges = op != "copy_lhs" or reduce in ("max", "min")
-    kernels.spmm(
-        flat_rows(out),
-        *adj.csc(ids=reads_edges),
-        adj.num_src,
-        flat_rows(lhs),
-        flat_rows(rhs),
-        flat_rows(arg),
-        op,
-        reduce,
-        loop.lhs_offsets,
-        loop.rhs_offsets,
-        loop.inner,
-        loop.lhs_step,
-        loop.rhs_step,
-        num_threads(),
-    )
+    edges = adj.csc(ids=op != "copy_lhs" or reduce in ("max", "min"))
+    rows = flat_rows(lhs), flat_rows(rhs), flat_rows(arg)
+    steps = loop.lhs_offsets, loop.rhs_offsets, loop.inner, loop.lhs_step, loop.rhs_step
+    kernels.spmm(flat_rows(out), *edges, adj.num_src, *rows, op, reduce, *steps, num_threads())
 
 
 def _compute_sddmm(
@@ -1001,20 +981,10 @@ def _compute_argmax_backward(
         assert rows[1] is not None
         rhs_grad = empty((adj.num_edges, *rows[1]), dtype).zero_()
     if arg.numel():
-        kernels.argmax_backward(
-            flat_rows(grad.detach()),
-            flat_rows(arg),
-            adj.coo()[0],
-            adj.num_src,
-            lhs,
-            rhs,
-            lhs_places,
-            rhs_places,
-            op,
-            flat_rows(lhs_grad),
-            flat_rows(rhs_grad),
-            num_threads(),
-        )
+        results = flat_rows(grad.detach()), flat_rows(arg)
+        read = adj.coo()[0], adj.num_src, lhs, rhs, lhs_places, rhs_places, op
+        sums = flat_rows(lhs_grad), flat_rows(rhs_grad)
+        kernels.argmax_backward(*results, *read, *sums, num_threads())
     if lhs_grad is not None:
         assert rows[0] is not None
         lhs_grad = sum_to_row(lhs_grad, rows[0]).to(grad.dtype)

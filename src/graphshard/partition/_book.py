@@ -58,19 +58,17 @@ class IdSpace:
         begins = torch.tensor(self.blocks.starts[:-1], dtype=torch.int64)
         self._shift = (of_type.cumsum(0) - of_type).flatten() - begins
 
-    def block(self, part: int, type_id: int) -> tuple[int, int]:
-        """Homogenised ids ``[start, stop)`` of one type in one part."""
-        block = part * self.num_types + type_id
-        return self.blocks.starts[block], self.blocks.starts[block + 1]
+    def local_offsets(self, part: int) -> list[int]:
+        """Where each type begins among the local ids of a part, and where the last ends."""
+        first = part * self.num_types
+        starts = self.blocks.starts[first : first + self.num_types + 1]
+        return [start - starts[0] for start in starts]
 
     def block_table(self) -> list[list[list[int]]]:
         """The blocks ``[type][part]``, each [start, stop)."""
         starts = torch.tensor(self.blocks.starts, dtype=torch.int64)
         blocks = torch.stack([starts[:-1], starts[1:]], dim=1)
-        table: list[list[list[int]]] = (
-            blocks.view(self.parts.num_parts, self.num_types, 2).transpose(0, 1).tolist()
-        )
-        return table
+        return blocks.view(self.parts.num_parts, self.num_types, 2).transpose(0, 1).tolist()
 
     def ranges(self, type_id: int | None) -> RangeMap:
         """Parts of the homogenised space (None), or of one type's."""
@@ -266,12 +264,12 @@ class RangePartitionBook:
     @property
     def local_ntype_offset(self) -> list[int]:
         """Where each node type begins among the local ids of this part, and where the last ends."""
-        return self._local_offsets(self._nodes)
+        return self._nodes.local_offsets(self._part_id)
 
     @property
     def local_etype_offset(self) -> list[int]:
         """Where each edge type begins among the local ids of this part, and where the last ends."""
-        return self._local_offsets(self._edges)
+        return self._edges.local_offsets(self._part_id)
 
     # Owners
 
@@ -351,11 +349,6 @@ class RangePartitionBook:
         if etype is None or etype in (DEFAULT_ETYPE, DEFAULT_CANONICAL_ETYPE):
             return None
         return self._canonical_etypes.index(self.to_canonical_etype(etype))
-
-    def _local_offsets(self, space: IdSpace) -> list[int]:
-        blocks = [space.block(self._part_id, index) for index in range(space.num_types)]
-        begin = space.parts.starts[self._part_id]
-        return [0] + [stop - begin for _, stop in blocks]
 
 
 PartitionBook = RangePartitionBook

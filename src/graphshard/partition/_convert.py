@@ -180,16 +180,11 @@ def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
     adjacency = graph.adjacency()
     converted = Graph({graph.ntypes[0]: adjacency.num_dst}, {graph.canonical_etypes[0]: adjacency})
     # As DGL does it: of one part there are always types, and never owners.
-    has_types = config.num_parts == 1 or len(config.ntypes) > 1 or len(config.etypes) > 1
-    for data, new, names in (
-        (graph.ndata, converted.ndata, ("_ID", "_TYPE", "part_id", "inner_node")),
-        (graph.edata, converted.edata, ("_ID", "_TYPE", "inner_edge")),
-    ):
-        for name in names:
-            if name == "_TYPE" and not has_types:
-                continue
-            if name == "part_id" and config.num_parts == 1:
-                continue
+    left_out = "part_id" if config.num_parts == 1 else "_TYPE"
+    if config.num_parts > 1 and (len(config.ntypes) > 1 or len(config.etypes) > 1):
+        left_out = ""
+    for data, new in ((graph.ndata, converted.ndata), (graph.edata, converted.edata)):
+        for name in [name for name in data.keys() if name != left_out]:  # noqa: SIM118
             new[name] = data[name].to(torch.uint8) if name.startswith("inner_") else data[name]
     return converted
 

@@ -203,16 +203,9 @@ def relabel(source: GraphSource, parts: IntArray, order: IdArray, num_parts: int
         ends = np.cumsum(node_sizes[:, type_id])
         edge_sizes[:, relation] = np.diff(made.indptr[ends], prepend=0)
         relations.append(made)
-    return Relabeling(
-        source,
-        node_sizes.tolist(),
-        edge_sizes.tolist(),
-        old_node_ids,
-        relations,
-        RangePartitionBook.of_sizes(
-            0, source.ntypes, source.canonical_etypes, node_sizes.tolist(), edge_sizes.tolist()
-        ),
-    )
+    sizes = node_sizes.tolist(), edge_sizes.tolist()
+    book = RangePartitionBook.of_sizes(0, source.ntypes, source.canonical_etypes, *sizes)
+    return Relabeling(source, *sizes, old_node_ids, relations, book)
 
 
 _NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
@@ -289,11 +282,7 @@ def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[
 def cut_part(
     relabeling: Relabeling, part: int, num_hops: int, cut_edges: list[CutEdges]
 ) -> LocalPart:
-    """Build the local graph of one part; see the note on the module.
-
-    Args:
-        num_hops: How far the halo reaches, from 0 up.
-    """
+    """Build the local graph of one part; see the note on the module."""
     book = relabeling.book
     num_relations = len(relabeling.relations)
     first, last = relabeling.node_range(part)
@@ -316,7 +305,10 @@ def cut_part(
     local = torch.empty(relabeling.source.num_nodes, dtype=torch.int64)
     local[torch.from_numpy(node_ids)] = torch.arange(node_ids.shape[0])
 
-    outer_ids = [_homogenised_edges(relabeling, r, outer[r]) for r in range(num_relations)]
+    outer_ids = [
+        book.map_to_homo_eid(ids, etype).numpy()
+        for ids, etype in zip(outer, relabeling.source.canonical_etypes, strict=True)
+    ]
     order = np.argsort(_join(outer_ids), kind="stable")
     num_inner_edges = sum(ids.shape[0] for ids in sources)
     num_edges = num_inner_edges + order.shape[0]
@@ -361,8 +353,7 @@ def _join(pieces: list[IdArray]) -> IdArray:
 
 def _sources(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     """New homogenised source of edges given by new per-type id."""
-    ids: IdArray = relabeling.relations[relation].sources[positions].astype(np.int64)
-    return ids
+    return relabeling.relations[relation].sources[positions].astype(np.int64)
 
 
 def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Tensor:
@@ -381,14 +372,7 @@ def _destinations(relabeling: Relabeling, relation: int, positions: IdArray) -> 
     source = relabeling.source
     per_type = np.searchsorted(relabeling.relations[relation].indptr, positions, side="right") - 1
     ntype = source.ntypes[source.dst_type[relation]]
-    homogenised: IdArray = relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
-    return homogenised
-
-
-def _homogenised_edges(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
-    etype = relabeling.source.canonical_etypes[relation]
-    ids: IdArray = relabeling.book.map_to_homo_eid(positions, etype).numpy()
-    return ids
+    return relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
 
 
 def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:
@@ -417,6 +401,6 @@ def _mark_new(
 
 
 def _union(some: IdArray, others: IdArray) -> IdArray:
-    """IdArray of either, each once, ascending."""
+    """Ids of either, each once, ascending."""
     joined = np.sort(np.concatenate([some, others]))
     return joined[np.diff(joined, prepend=-1) > 0]

@@ -110,11 +110,7 @@ class UndirectedGraph:
 
     @classmethod
     def from_edges(
-        cls,
-        edges: Iterable[tuple[Tensor, Tensor]],
-        num_nodes: int,
-        *,
-        count: bool = False,
+        cls, edges: Iterable[tuple[Tensor, Tensor]], num_nodes: int, *, count: bool = False
     ) -> UndirectedGraph:
         """Forget directions, loops and repetitions.
 
@@ -343,29 +339,17 @@ def metis_partition(
     num_constraints = 1 if weights is None else weights.shape[1]
     bounds = None if tolerances is None else np.asarray(tolerances, dtype=real)
     parts = np.zeros(graph.num_nodes, dtype=index)
-    call = (
-        library.handle.METIS_PartGraphRecursive
-        if method == "recursive"
-        else library.handle.METIS_PartGraphKway
-    )
+    call = getattr(library.handle, f"METIS_PartGraph{method.capitalize()}")
     node_array = None if weights is None else np.ascontiguousarray(weights, dtype=index)
     edge_array = None if edge_weights is None else np.ascontiguousarray(edge_weights, dtype=index)
+    counts = np.array([graph.num_nodes, num_constraints, num_parts, 0], dtype=index)
+    node_count, constraint_count, part_count, cut = np.split(counts, 4)
+    arguments = (
+        *(node_count, constraint_count, indptr, indices, node_array, None, edge_array),
+        *(part_count, None, bounds, options, cut, parts),
+    )
     with _metis_lock, _quiet(_may_print(graph, num_parts, weights)):
-        status = call(
-            _pointer(np.array([graph.num_nodes], dtype=index)),
-            _pointer(np.array([num_constraints], dtype=index)),
-            _pointer(indptr),
-            _pointer(indices),
-            _pointer(node_array),
-            None,
-            _pointer(edge_array),
-            _pointer(np.array([num_parts], dtype=index)),
-            None,
-            _pointer(bounds),
-            _pointer(options),
-            _pointer(np.zeros(1, dtype=index)),
-            _pointer(parts),
-        )
+        status = call(*map(_pointer, arguments))
     if status != 1:
         raise MetisError(
             f"{_STATUS.get(status, 'METIS failed')} (status {status}) on {graph.num_nodes} nodes, "
@@ -507,7 +491,7 @@ def _pymetis_partition(
     num_constraints = 1 if weights is None else weights.shape[1]
     if num_constraints > 1 or objective != "cut":
         request = (
-            f"{num_constraints} constraints" if num_constraints > 1 else f"objtype {objective}"
+            f"objtype {objective}" if num_constraints == 1 else f"{num_constraints} constraints"
         )
         raise MetisError(
             f"pymetis balances one thing and minimises the cut (asked for {request}); for more, "

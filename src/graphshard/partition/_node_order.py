@@ -137,8 +137,7 @@ def _place(
 def _sorted(order: Order, places: IntArray, type_offsets: list[int]) -> Order:
     """``order``, which is by type, by type and then by ``places``."""
     types = np.searchsorted(type_offsets, order, side="right")
-    by_place: Order = order[np.lexsort((places[order], types))]
-    return by_place
+    return order[np.lexsort((places[order], types))]
 
 
 def clustered_order(graph: scipy.sparse.csr_array) -> Order:
@@ -212,8 +211,7 @@ def _walk_over_components(graph: scipy.sparse.csr_array, degrees: IntArray) -> O
     walk = _walk_from(_with_int32(rooted), num_nodes)[1:]
     first = np.full(num_components, num_nodes, dtype=np.int64)
     np.minimum.at(first, component, np.arange(num_nodes))
-    ordered: Order = walk[np.argsort(first[component[walk]], kind="stable")]
-    return ordered
+    return walk[np.argsort(first[component[walk]], kind="stable")]
 
 
 def _with_int32(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
@@ -256,7 +254,9 @@ def places_by_readers(source: GraphSource, parts: IntArray, num_parts: int) -> P
     pairs = torch.zeros(num_parts * num_parts, dtype=torch.int64)
     for _, pair in _cut_edges(source, owners, num_parts):
         pairs += torch.bincount(pair, minlength=num_parts * num_parts)
-    digits = _digits(pairs.view(num_parts, num_parts))
+    # Digit [owner, reader]: that of the reader that reads most is 0.
+    by_number = torch.argsort(pairs.view(num_parts, -1), dim=1, descending=True, stable=True)
+    digits = torch.argsort(by_number, dim=1)
     is_read = torch.zeros((source.num_nodes, NUM_DIGITS), dtype=torch.uint8)
     for src, pair in _cut_edges(source, owners, num_parts):
         digit = digits.view(-1)[pair]
@@ -280,12 +280,6 @@ def _cut_edges(
             is_cut = owner != reader
             pair = owner[is_cut].long() * num_parts + reader[is_cut]
             yield some_src[is_cut].long() + first_src, pair
-
-
-def _digits(pairs: torch.Tensor) -> torch.Tensor:
-    """Digit ``[owner, reader]`` from the numbers of edges between them; the highest is 0."""
-    order = torch.argsort(pairs, dim=1, descending=True, stable=True)
-    return torch.argsort(order, dim=1)
 
 
 def _gray_places() -> Places:

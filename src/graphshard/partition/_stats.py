@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from ._metis import IntArray
-from .assign import Constraint, part_loads
+from .assign import Constraint
 from .checked_files import listing, mapping, only_keys, required, shown, text, whole_number
 
 
@@ -148,14 +148,12 @@ class PartitionStats:
 
 
 def measure_balance(
-    constraints: Sequence[Constraint],
-    parts: IntArray,
-    num_parts: int,
+    constraints: Sequence[Constraint], parts: IntArray, num_parts: int
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""
     balances = []
     for constraint in constraints:
-        loads = part_loads(parts, constraint.weights[:, None], num_parts)[:, 0]
+        loads = np.bincount(parts, weights=constraint.weights, minlength=num_parts)
         balances.append(Balance(constraint.name, tuple(loads.astype(np.int64).tolist())))
     return tuple(balances)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -74,11 +75,7 @@ class PartitionWriter:
         self._stack.close()
 
     def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | RowSource]) -> None:
-        """Write one file of a part. Several threads may write, each a file of its own.
-
-        Args:
-            part: The part; in the end, those from 0 up must have all their files.
-        """
+        """Write one file of a part, counted from 0; several threads may, each a file of its own."""
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
         record = write_tensors(folder / PART_FILES[kind], tensors)
@@ -89,11 +86,7 @@ class PartitionWriter:
         return sum(record.bytes for record in self._records[part].values())
 
     def commit(self, content: Mapping[str, Any]) -> None:
-        """Put everything in place.
-
-        Args:
-            content: The JSON without what this class knows: format, files, build.
-        """
+        """Put everything in place; ``content`` is the JSON without format, files and build."""
         full = dict(content)
         names = {folder.name for folder in _items(self.root, self._part_folder)}
         for part in range(len(self._records)):
@@ -111,7 +104,9 @@ class PartitionWriter:
         write_json(staged_json, full)
         sync_folder(self._staging)
         discarded = self._staging / "discarded"
-        aside = discarded if self._old is None else self._aside(self._old)
+        aside = discarded
+        if self._old is not None:
+            aside = displaced_folder(self.json_path, self._old)
         aside.mkdir()
         sync_folder(self.root)
         for name in sorted(names):
@@ -155,12 +150,6 @@ class PartitionWriter:
             "another out_path or graph_name, or move it away"
         )
 
-    def _aside(self, build: str) -> Path:
-        """Where the parts of a JSON step aside; it lies directly in the folder."""
-        aside = displaced_folder(self.json_path, build)
-        assert aside.parent == self.root, "a build is checked when it is read"
-        return aside
-
     def _leftovers(self) -> list[Path]:
         """What earlier writers left, after checking that nothing else is in it."""
         name = re.escape(self.graph_name)
@@ -177,7 +166,7 @@ class PartitionWriter:
     def _recover(self) -> None:
         """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
         leftovers = self._leftovers()
-        current = None if self._old is None else self._aside(self._old)
+        current = None if self._old is None else displaced_folder(self.json_path, self._old)
         for leftover in leftovers:
             if leftover == current:
                 for part in _items(leftover, self._part_folder):
@@ -250,11 +239,6 @@ def _remove(path: Path) -> None:
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Hold a folder against other writers; the system frees it if this process dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -14,8 +14,8 @@ passes and first partitions then take most of the time for next to nothing (of 2
 4 parts, 18 s instead of 6 s, and no smaller cut), so there are fewer of them.
 
 [Note: repair]
-METIS takes balance as a goal and sometimes misses it, by a little with many constraints, by a lot
-when single nodes are heavy. This pass starts from its result. First, overfull parts give nodes to
+METIS misses a bound by a little with many constraints, by a lot when single nodes are heavy. This
+pass starts from its result. First, overfull parts give nodes to
 parts that have room for everything the node weighs, best gain in cut first. Where no part has
 room, pairs of nodes change places. The cost is that of the moves made, not of the graph.
 """
@@ -76,14 +76,12 @@ def build_constraints(
     """The constraints that the arguments of `partition_graph` ask for."""
     classes = _classes(source, balance_ntypes)
     constraints = [
-        Constraint("nodes" if name is None else f"nodes of {name}", members.astype(np.int64))
-        for name, members in classes
+        Constraint(f"nodes{of_class}", members.astype(np.int64)) for of_class, members in classes
     ]
     if balance_edges:
         degrees = source.in_degrees().numpy()
         constraints += [
-            Constraint("in-edges" if name is None else f"in-edges of {name}", degrees * members)
-            for name, members in classes
+            Constraint(f"in-edges{of_class}", degrees * members) for of_class, members in classes
         ]
     constraints += [
         Constraint(name, members.astype(np.int64))
@@ -94,8 +92,8 @@ def build_constraints(
 
 def _classes(
     source: GraphSource, labels: BalanceNTypes | None
-) -> list[tuple[str | None, npt.NDArray[np.bool_]]]:
-    """(name, membership of each node) of every class; the name is None where there is just one."""
+) -> list[tuple[str, npt.NDArray[np.bool_]]]:
+    """(" of" which, membership of each node) of every class; nothing where there is just one."""
     if labels is None:
         table: dict[str, Tensor | Sequence[int]] = {}
     elif isinstance(labels, Mapping):
@@ -113,17 +111,17 @@ def _classes(
             f"balance_ntypes names node types that the graph does not have (got {unknown}; the "
             f"graph has {source.ntypes})"
         )
-    classes: list[tuple[str | None, npt.NDArray[np.bool_]]] = []
+    classes = []
     for type_id, ntype in enumerate(source.ntypes):
         if ntype not in table:
             members = _members(source, type_id, True)
-            classes.append((f"'{ntype}'" if len(source.ntypes) > 1 else None, members))
+            classes.append((f" of '{ntype}'" if len(source.ntypes) > 1 else "", members))
             continue
         values = _labels(table[ntype], ntype, source.node_counts[type_id])
         for label in np.unique(values).tolist():
             members = _members(source, type_id, values == label)
             owner = f"'{ntype}', " if len(source.ntypes) > 1 else ""
-            classes.append((f"{owner}class {label}", members))
+            classes.append((f" of {owner}class {label}", members))
     return classes
 
 
@@ -143,8 +141,7 @@ def _labels(labels: Tensor | Sequence[int], ntype: str, count: int) -> npt.NDArr
             f"balance_ntypes must hold one whole number per node of type '{ntype}', shape "
             f"({count},) (got {tensor.dtype} of shape {tuple(tensor.shape)})"
         )
-    array: npt.NDArray[np.int64] = tensor.to(torch.int64).numpy()
-    return array
+    return tensor.to(torch.int64).numpy()
 
 
 def _split_members(
@@ -194,12 +191,9 @@ def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
     if feature.dim() != 1 or feature.is_floating_point() or feature.is_complex():
         return None
     values = feature.detach().cpu()
-    if values.dtype != torch.bool:
-        if bool(((values != 0) & (values != 1)).any()):
-            return None
-        values = values != 0
-    mask: npt.NDArray[np.bool_] = values.numpy()
-    return mask
+    if values.dtype != torch.bool and bool(((values != 0) & (values != 1)).any()):
+        return None
+    return (values != 0).numpy()
 
 
 OwnParts: TypeAlias = (
@@ -312,8 +306,7 @@ def metis_assignment(
     """
     if num_parts == 1 or graph.num_nodes <= num_parts:
         # One part, or one node for each: nothing to choose.
-        alone: Parts = np.arange(graph.num_nodes, dtype=np.int64) % num_parts
-        return alone
+        return np.arange(graph.num_nodes, dtype=np.int64) % num_parts
     chosen = _distinct(constraints)
     if graph.num_edges == 0:
         dealt = _deal(chosen, np.arange(graph.num_nodes), num_parts)
@@ -475,8 +468,7 @@ def _own_assignment(source: GraphSource, num_parts: int, assignment: OwnParts) -
                 f"(got {int(parts[node])} for node {node})"
             )
         checked.append(parts)
-    result: Parts = torch.cat(checked).numpy()
-    return result
+    return torch.cat(checked).numpy()
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -569,23 +561,18 @@ def _spread(nodes: IntArray, count: int) -> IntArray:
     return nodes[np.linspace(0, nodes.shape[0] - 1, count).astype(np.int64)]
 
 
+@dataclass(eq=False)
 class _State:
     """An assignment and its loads, kept in step."""
 
-    def __init__(
-        self,
-        graph: UndirectedGraph,
-        parts: npt.NDArray[np.int64],
-        weights: IntArray,
-        limits: FloatArray,
-        num_parts: int,
-    ) -> None:
-        self.graph = graph
-        self.parts = parts
-        self.weights = weights
-        self.limits = limits
-        self.num_parts = num_parts
-        self.loads = part_loads(parts, weights, num_parts)
+    graph: UndirectedGraph
+    parts: Parts
+    weights: IntArray
+    limits: FloatArray
+    num_parts: int
+
+    def __post_init__(self) -> None:
+        self.loads = part_loads(self.parts, self.weights, self.num_parts)
 
     def move(self, node: int, target: int) -> None:
         weight = self.weights[node]
@@ -685,8 +672,7 @@ class _State:
         scale = np.maximum(self.limits, 1)
 
         def over(loads: FloatArray) -> FloatArray:
-            total: FloatArray = (np.maximum(loads - self.limits, 0) / scale).sum(axis=-1)
-            return total
+            return (np.maximum(loads - self.limits, 0) / scale).sum(axis=-1)
 
         after = before - over(self.loads[part]) - over(self.loads[target])
         after = after + over(self.loads[part] - give + take)

@@ -271,8 +271,7 @@ def digest_of(path: Path) -> str:
 def reading_part(path: Path, trouble: str) -> Iterator[None]:
     """What is wrong with a file of a part that is read in here is a PartitionFormatError.
 
-    Args:
-        trouble: What the file then is, where it can be read.
+    A file that can be read is then said to be in ``trouble``.
     """
     try:
         yield

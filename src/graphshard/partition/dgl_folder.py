@@ -21,7 +21,7 @@ name features without their type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,14 +193,10 @@ def _with_types(
 
 def _edges_of(graph: StoredGraph) -> TensorDict:
     (relation,) = graph.relations
-    tensors: TensorDict = {}
     name = next(name for name in ("coo", "csc", "csr") if name in relation.arrays)
-    first, second, ids = relation.arrays[name]
-    labels = ("src", "dst") if name == "coo" else ("indptr", "indices")
-    tensors[f"{name}/{labels[0]}"], tensors[f"{name}/{labels[1]}"] = first.read(), second.read()
-    if ids is not None:
-        tensors[f"{name}/eids"] = ids.read()
-    return tensors
+    labels = ("src", "dst", "eids") if name == "coo" else ("indptr", "indices", "eids")
+    arrays = zip(labels, relation.arrays[name], strict=True)
+    return {f"{name}/{label}": array.read() for label, array in arrays if array is not None}
 
 
 def _columns(what: str, fields: Mapping[str, StoredTensor], book: RangePartitionBook) -> TensorDict:
@@ -211,13 +207,9 @@ def _columns(what: str, fields: Mapping[str, StoredTensor], book: RangePartition
     if bool(((flags != 0) & (flags != 1)).any()):
         raise ValueError(f"an inner_{what} is neither 0 nor 1")
     columns[f"{what}/inner_{what}"] = flags.to(torch.bool)
-    per_type: Callable[[Tensor], tuple[Tensor, Tensor]] = (
-        book.map_to_per_ntype if what == "node" else book.map_to_per_etype
-    )
-    if "_TYPE" in fields:
-        columns[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
-    else:
-        columns[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
+    per_type = book.map_to_per_ntype if what == "node" else book.map_to_per_etype
+    types = _column(fields, "_TYPE", None) if "_TYPE" in fields else per_type(ids)[0]
+    columns[f"{what}/_TYPE"] = types.to(torch.int32)
     if what == "node":
         has_owners = "part_id" in fields
         owners = _column(fields, "part_id", None) if has_owners else book.nid2partid(ids)

@@ -143,22 +143,12 @@ class PartitionConfig:
     files: tuple[dict[str, PartFile], ...] = ()
     stats: PartitionStats | None = None
 
-    def check_part(self, part_id: int) -> int:
-        """``part_id``, if there is such a part."""
-        if not 0 <= part_id < self.num_parts:
-            raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
-        return int(part_id)
-
     def book(self, part_id: int) -> RangePartitionBook:
         """Who owns what, seen from one part."""
-        return RangePartitionBook(
-            self.check_part(part_id),
-            self.num_parts,
-            self.node_map,
-            self.edge_map,
-            self.ntypes,
-            self.etypes,
-        )
+        if not 0 <= part_id < self.num_parts:
+            raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
+        maps, types = (self.node_map, self.edge_map), (self.ntypes, self.etypes)
+        return RangePartitionBook(part_id, self.num_parts, *maps, *types)
 
     def open_part(self, part_id: int, kind: str) -> TensorFile | DGLPartFile:
         """Open one file of one part, after checking that it is the one this JSON speaks of.
@@ -240,7 +230,9 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
     try:
         content = mapping(content, "the JSON")
         num_parts = whole_number(required(content, "num_parts"), "num_parts", 1)
-        ntypes = _read_ntypes(content)
+        ntypes = _numbers_of(content, "ntypes", "a node type", DEFAULT_NTYPE)
+        if not ntypes:
+            raise ValueError("ntypes must name at least one node type (got none)")
         blocks = required(content, "node_map")
         node_map = _read_map(blocks, "node_map", DEFAULT_NTYPE, num_parts)
         of_layout: dict[str, Any] = {}
@@ -345,12 +337,15 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
     by_destination = content.get("edges_by_destination", True)
     if not isinstance(by_destination, bool):
         raise ValueError("edges_by_destination must be true or false")
+    build = required(content, "build")  # it names the folder, too, that parts step aside to
+    if not isinstance(build, str) or not _BUILD.fullmatch(build):
+        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
     return {
         **settings,
         "layout": "graphshard",
         "graph_formats": tuple(formats),
         "edges_by_destination": by_destination,
-        "build": _read_build(content),
+        "build": build,
         "files": files,
         "stats": stats,
     }
@@ -400,12 +395,7 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 
 def displaced_folder(json_path: Path, build: str) -> Path:
-    """Where the parts of a JSON step aside while they are being replaced.
-
-    Args:
-        build: What `PartitionConfig.build` says: 16 hexadecimal digits, so that no path comes of
-            it that leads elsewhere.
-    """
+    """Where the parts of a JSON, of a checked ``build``, step aside while they are replaced."""
     return json_path.parent / f".{json_path.stem}-{build}"
 
 
@@ -441,24 +431,14 @@ def _read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
     return triples
 
 
-def _read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
-    """Node type to its number; DGL leaves them out where there is one."""
-    types = mapping(content.get("ntypes", {DEFAULT_NTYPE: 0}), "ntypes")
-    if not types:
-        raise ValueError("ntypes must name at least one node type (got none)")
-    return {
-        text(name, "a node type"): whole_number(n, f"ntypes[{shown(name)}]")
-        for name, n in types.items()
-    }
+def _numbers_of(content: Mapping[str, Any], key: str, what: str, only_type: str) -> dict[str, int]:
+    """Type, as the JSON names it, to its number; DGL leaves them out where there is one."""
+    types = mapping(content.get(key, {only_type: 0}), key)
+    return {text(t, what): whole_number(n, f"{key}[{shown(t)}]") for t, n in types.items()}
 
 
 def _relation_names(content: Mapping[str, Any]) -> dict[str, int]:
-    """Relation, as the JSON names it, to its number; DGL leaves them out where there is one."""
-    types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
-    return {
-        text(key, "a relation"): whole_number(n, f"etypes[{shown(key)}]")
-        for key, n in types.items()
-    }
+    return _numbers_of(content, "etypes", "a relation", etype_key(DEFAULT_CANONICAL_ETYPE))
 
 
 def _read_etypes(
@@ -517,14 +497,6 @@ def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[st
     return by_type
 
 
-def _read_build(content: Mapping[str, Any]) -> str:
-    """The digest that names a partition, and the folder its parts step aside to: 16 hex digits."""
-    build = required(content, "build")
-    if not isinstance(build, str) or not _BUILD.fullmatch(build):
-        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
-    return build
-
-
 def _read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
     """For every part, its files by kind."""
     strange = {key for key in content if key.startswith("part-")}
@@ -573,8 +545,6 @@ def _inside_path(name: Any) -> str:
     """A path that stays inside the folder that it is taken from, as far as its text can tell."""
     path = PurePosixPath(text(name, "a path"))
     is_elsewhere = path.is_absolute() or PureWindowsPath(name).is_absolute() or ".." in path.parts
-    # A colon follows the letter of a drive there; elsewhere a graph may be called "kg:1".
-    forbidden = "\\\0:" if os.name == "nt" else "\\\0"
-    if is_elsewhere or not path.parts or set(forbidden) & set(name):
+    if is_elsewhere or not path.parts or set("\\\0") & set(name):
         raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
     return str(name)

@@ -309,7 +309,7 @@ def _adjacency(tensors: Mapping[str, Tensor], num_nodes: int) -> Adjacency:
         ids = tensors[name]
         if ids.dtype not in INDEX_DTYPES or ids.dim() != 1:
             raise ValueError(f"'{name}' must be int32 or int64 with one dimension")
-        if not _is_within(ids, 0, num_nodes):
+        if not _is_within(ids, num_nodes):
             raise ValueError("an edge ends outside the part")
         ends.append(ids)
     if ends[0].dtype != ends[1].dtype or ends[0].shape != ends[1].shape:
@@ -331,7 +331,7 @@ def _contradictions(
         if not bool(flags[:inner].all()) or bool(flags[inner:].any()):
             yield f"inner_{what} does not mark exactly the first {inner} {what}s"
         ids = tensors[f"{what}/_ID"]
-        if not _is_within(ids, 0, num_ids):
+        if not _is_within(ids, num_ids):
             yield f"a global {what} id is not in [0, {num_ids})"
         if not _are_distinct(ids[inner:]):
             yield f"a foreign {what} is there twice"
@@ -366,11 +366,9 @@ def _are_distinct(ids: Tensor) -> bool:
     return ascends or torch.unique(ids).numel() == ids.numel()
 
 
-def _is_within(ids: Tensor, least: int, end: int) -> bool:
-    if not ids.numel():
-        return True
-    low, high = torch.aminmax(ids)
-    return int(low) >= least and int(high) < end
+def _is_within(ids: Tensor, end: int) -> bool:
+    low, high = torch.aminmax(ids) if ids.numel() else (0, -1)
+    return int(low) >= 0 and int(high) < end
 
 
 def verify_partition(part_config: str | os.PathLike[str], *, checksums: bool = True) -> list[str]:
@@ -448,7 +446,7 @@ class _Checker:
         self, graph: Graph, book: RangePartitionBook, node_feats: TensorDict, edge_feats: TensorDict
     ) -> None:
         """Check one part by itself."""
-        nodes, edges = _columns(graph, "n"), _columns(graph, "e")
+        nodes, edges = _columns(graph.ndata), _columns(graph.edata)
         src, dst = (ids.numpy().astype(np.int64) for ids in graph.edges())
         self._check_edges(book, nodes, edges, src, dst)
         self._check_sizes(book.partid, nodes, edges)
@@ -465,16 +463,13 @@ class _Checker:
             return
         said = self.config.stats.parts[part]
         inner_nodes, inner_edges = int(nodes["inner_node"].sum()), int(edges["inner_edge"].sum())
+        num_bytes = sum(file.bytes or 0 for file in self.config.files[part].values())
         for what, number, actual in (
             ("inner nodes", said.inner_nodes, inner_nodes),
             ("halo nodes", said.halo_nodes, nodes["_ID"].size - inner_nodes),
             ("inner edges", said.inner_edges, inner_edges),
             ("outer edges", said.outer_edges, edges["_ID"].size - inner_edges),
-            (
-                "bytes",
-                said.bytes,
-                sum(file.bytes or 0 for file in self.config.files[part].values()),
-            ),
+            ("bytes", said.bytes, num_bytes),
         ):
             sentence = f"the statistics say {number} {what}, but it has {actual}"
             self._expect(part, number == actual, sentence)
@@ -512,7 +507,7 @@ class _Checker:
         for inner in (True, False):
             for part in range(self.config.num_parts):
                 graph, *_ = load_part(self.config, part, load_feats=False, structure_digest=False)
-                nodes, edges = _columns(graph, "n"), _columns(graph, "e")
+                nodes, edges = _columns(graph.ndata), _columns(graph.edata)
                 mine = (edges["inner_edge"] == 1) == inner
                 ends = [ids.numpy()[mine] for ids in graph.edges()]
                 src, dst = (nodes["_ID"][ids] for ids in ends)
@@ -542,6 +537,5 @@ class _Checker:
             )
 
 
-def _columns(graph: Graph, side: str) -> dict[str, IdArray]:
-    data = graph.ndata if side == "n" else graph.edata
+def _columns(data: Mapping[str, Tensor]) -> dict[str, IdArray]:
     return {name: data[name].numpy().astype(np.int64) for name in data.keys()}  # noqa: SIM118

@@ -290,10 +290,8 @@ class PyGPartition:
         node_feats, edge_feats = _read(folder / "node_feats.pt"), _read(folder / "edge_feats.pt")
         if not self.is_typed:
             graph = {DEFAULT_CANONICAL_ETYPE: graph}
-            node_feats, edge_feats = (
-                {DEFAULT_NTYPE: node_feats},
-                {DEFAULT_CANONICAL_ETYPE: edge_feats},
-            )
+            node_feats = {DEFAULT_NTYPE: node_feats}
+            edge_feats = {DEFAULT_CANONICAL_ETYPE: edge_feats}
         nodes = {t: (of == part).nonzero().view(-1) for t, of in self.node_parts.items()}
         edges, edge_columns = {}, {}
         for etype in self.edge_parts:
@@ -302,15 +300,11 @@ class PyGPartition:
             where = f"{folder / 'edge_feats.pt'}, relation {etype}"
             columns = _dict(edge_feats.get(etype), where)
             edge_columns[etype] = self._edge_columns(columns, order, where)
-        node_columns = {
-            t: self._node_columns(
-                _entry(node_feats, t, f"{folder / 'node_feats.pt'}"),
-                ids,
-                self.node_parts[t].numel(),
-                f"{folder / 'node_feats.pt'}, type {t!r}",
-            )
-            for t, ids in nodes.items()
-        }
+        node_columns = {}
+        where = str(folder / "node_feats.pt")
+        for t, ids in nodes.items():
+            stored = _entry(node_feats, t, where)
+            node_columns[t] = self._node_columns(stored, t, ids, f"{where}, type {t!r}")
         return PyGPart(nodes, node_columns, edges, edge_columns)
 
     def _edges(
@@ -349,7 +343,7 @@ class PyGPartition:
         return columns
 
     def _node_columns(
-        self, stored: Mapping[str, Any], ids: Tensor, count: int, where: str
+        self, stored: Mapping[str, Any], ntype: str, ids: Tensor, where: str
     ) -> dict[str, Tensor]:
         """Columns in the order of the ids."""
         given = _ids(stored, "id" if self.is_typed else "global_id", where)
@@ -362,6 +356,7 @@ class PyGPartition:
             if column is not None:
                 columns[_TO_OURS.get(name, name)] = _column(column, ids.numel(), name, where)[order]
         if stored.get("time") is not None:  # of all nodes of the type, in each part
+            count = self.node_parts[ntype].numel()
             columns["time"] = _column(stored["time"], count, "time", where)[ids]
         return columns
 

@@ -460,9 +460,6 @@ class Jobs:
     """A few threads, and what they are to do, in the order given. Use as a context manager.
 
     Leaving it waits for the threads; after an error, what has not begun is dropped.
-
-    Args:
-        num_threads: Jobs that run at a time.
     """
 
     def __init__(self, num_threads: int) -> None:

@@ -43,11 +43,7 @@ def is_from_a_cell(fn: object) -> bool:
 
 
 def write_module_of_cells(fn: Callable[..., Any], file: Path) -> None:
-    """Write the module that has a function of a cell, and its values beside it.
-
-    Args:
-        file: The module's file; values go to the same name with ``.json`` and ``.safetensors``.
-    """
+    """Write the module that has a function of a cell, and its values beside it (`save_value`)."""
     module = _Module(vars(sys.modules["__main__"]))
     module.add(fn.__name__, fn, fn.__name__)
     save_value(file.with_suffix(""), module.values)
@@ -161,11 +157,8 @@ def _import_of(name: str, value: object) -> str | None:
                         if is_name and _attribute(node.module, alias.name) is value:
                             return f"from {node.module} import {alias.name} as {name}"
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if (
-        isinstance(module, str)
-        and qualname.isidentifier()
-        and _attribute(module, qualname) is value
-    ):
+    is_named = isinstance(module, str) and qualname.isidentifier()
+    if is_named and _attribute(str(module), qualname) is value:
         return f"from {module} import {qualname} as {name}"
     return None
 

@@ -238,9 +238,8 @@ class Pool:
     @property
     def folder(self) -> str | None:
         """Where the files of a call belong: what the template removes if this process cannot."""
-        if self._template is None or not _CAN_FORK:
-            return None
-        return str(self._template.folder.path)
+        template = self._template if _CAN_FORK else None
+        return None if template is None else str(template.folder.path)
 
     def stop(self) -> None:
         """End all ranks and the template."""

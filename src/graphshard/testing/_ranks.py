@@ -274,22 +274,13 @@ def _warning_filters() -> list[list[Any]]:
     filters = []
     for action, message, category, module, line in warnings.filters:
         assert isinstance(category, type)
-        filters.append(
-            [
-                action,
-                _pattern(message),
-                f"{category.__module__}:{category.__qualname__}",
-                _pattern(module),
-                line,
-            ]
-        )
+        kind = f"{category.__module__}:{category.__qualname__}"
+        filters.append([action, _pattern(message), kind, _pattern(module), line])
     return filters
 
 
 def _pattern(expression: str | re.Pattern[str] | None) -> str:
-    if expression is None:
-        return ""
-    return expression if isinstance(expression, str) else expression.pattern
+    return expression.pattern if isinstance(expression, re.Pattern) else expression or ""
 
 
 class LocalServers:

@@ -41,7 +41,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -186,7 +186,7 @@ def _run(job: dict[str, Any]) -> bool:
         _prepare(job)
         pool.importing = job["file"]
         try:
-            function = _find(job["module"], job["qualname"], job["file"])
+            function = attrgetter(job["qualname"])(_import(job["module"], job["file"]))
         finally:
             pool.importing = None
         args = load_value(box / "args")
@@ -247,14 +247,6 @@ def _category(name: str) -> type[Warning] | None:
     module, _, qualname = name.partition(":")
     category = getattr(sys.modules.get(module), qualname, None)
     return category if isinstance(category, type) and issubclass(category, Warning) else None
-
-
-def _find(module_name: str, qualname: str, file: str) -> Callable[..., Any]:
-    function: Any = _import(module_name, file)
-    for part in qualname.split("."):
-        function = getattr(function, part)
-    rank_function: Callable[..., Any] = function
-    return rank_function
 
 
 def _import(name: str, file: str) -> ModuleType:

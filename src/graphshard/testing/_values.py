@@ -44,12 +44,7 @@ def load_value(stem: Path) -> Any:
 
 
 def encode_value(value: object, tensors: dict[str, Tensor], where: str) -> object:
-    """A value as JSON, its tensors put into a dictionary.
-
-    Args:
-        tensors: Takes a copy of each tensor, under its number.
-        where: What to call the value in an error.
-    """
+    """A value as JSON, called ``where`` in errors; ``tensors`` gets copies of its tensors."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
@@ -67,15 +62,9 @@ def encode_value(value: object, tensors: dict[str, Tensor], where: str) -> objec
         items = [encode_value(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
-        return {
-            "dict": [
-                [
-                    encode_value(k, tensors, f"a key of {where}"),
-                    encode_value(v, tensors, f"{where}[{k!r}]"),
-                ]
-                for k, v in value.items()
-            ]
-        }
+        keys = [encode_value(k, tensors, f"a key of {where}") for k in value]
+        values = [encode_value(v, tensors, f"{where}[{k!r}]") for k, v in value.items()]
+        return {"dict": list(zip(keys, values, strict=True))}
     raise TypeError(
         f"{where} is a {type(value).__name__}; only None, bool, int, float, str, torch.dtype and "
         "tensors, and lists, tuples and dicts of them, travel to and from ranks"

@@ -379,8 +379,7 @@ def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
 
 def torch_dtype(name: str) -> torch.dtype:
     """``torch.float32`` for ``"float32"``."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return getattr(torch, name)
 
 
 def _check_field(name: str, value: Any, hint: Any) -> None:

@@ -21,10 +21,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -34,9 +31,8 @@ from ..comm import ExchangePlan, ragged_all_to_all
 from ..comm.collectives import gather_int
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
+from ..ops.counter_random import GAMMA, mix, unit
 from ..partition import RangePartitionBook
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -82,24 +78,14 @@ def uniform_rows(seed: int, stream: str, ids: Tensor, width: int) -> Tensor:
     Each number is the hash of its place: SplitMix64's finaliser over (seed and stream, id, column).
     The stream keeps the numbers of different uses apart.
     """
-    word = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
-    key = np.frombuffer(word, dtype="<u8").astype(np.uint64)
-    rows = _mix(_mix(ids.cpu().numpy().astype(np.uint64) + key) ^ key)
-    columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(rows[:, None] + columns[None, :])
-    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "little", signed=True)
+    rows = mix(mix(ids.cpu().long() + key) ^ key)
+    return unit(mix(rows.unsqueeze(1) + torch.arange(1, width + 1) * GAMMA))
 
 
 PAIR, NODE = "pair", "node"
 """Node types of the graph of pairs. Not the default name, which in a book means all types."""
-
-_Type = TypeVar("_Type", str, CanonicalEType)
 
 
 class OneHotRelGraphConv(nn.Module):
@@ -196,17 +182,10 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
                 src[of_part] = rows[start + torch.searchsorted(needed[part], code[of_part])]
     src[here] = torch.searchsorted(pairs, code[here])
     changed: CanonicalEType = (PAIR, "read_by", NODE)
-    counts = gather_int(pairs.numel())
-    nodes = [data.node_map().size(part) for part in range(data.num_parts)]
-    in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
-    book = RangePartitionBook(
-        data.rank,
-        data.num_parts,
-        _blocks({NODE: nodes, PAIR: counts}),
-        _blocks({changed: in_edges}),
-        {NODE: 0, PAIR: 1},
-        {changed: 0},
-    )
+    counts = enumerate(gather_int(pairs.numel()))
+    node_sizes = [(data.node_map().size(part), count) for part, count in counts]
+    edge_sizes = [(data.partition_book.partid2eids(p).numel(),) for p in range(data.num_parts)]
+    book = RangePartitionBook.of_sizes(data.rank, (NODE, PAIR), (changed,), node_sizes, edge_sizes)
     changed_data = replace(
         data,
         partition_book=book,
@@ -217,14 +196,3 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
         edges={changed: RelationEdges(edges.src_part, src, edges.dst)},
     )
     return changed_data, pairs
-
-
-def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
-    """Per type, the homogenised ids of each part: parts in order, types in order inside a part."""
-    blocks: dict[_Type, list[list[int]]] = {name: [] for name in sizes}
-    start = 0
-    for of_part in zip(*sizes.values(), strict=True):
-        for name, size in zip(sizes, of_part, strict=True):
-            blocks[name].append([start, start + size])
-            start += size
-    return blocks

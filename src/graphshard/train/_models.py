@@ -64,20 +64,17 @@ class InputDropout(nn.Module):
 
     def _places_of(self, x: Tensor) -> Tensor | None:
         """Flat places of the non-zeros; None if there are too many."""
-        if self._constant is None or self._constant() is not x:
-            return _nonzeros(x)
-        if self._version != x._version:
-            self._places, self._version = _nonzeros(x), x._version
-        return self._places
+        is_constant = self._constant is not None and self._constant() is x
+        if is_constant and self._version == x._version:
+            return self._places
+        is_dense = int(torch.count_nonzero(x)) > _MAX_DENSITY * x.numel()
+        places = None if is_dense else x.view(-1).nonzero().view(-1)
+        if is_constant:
+            self._places, self._version = places, x._version
+        return places
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def _nonzeros(x: Tensor) -> Tensor | None:
-    """Flat places of the non-zeros; None if there are too many."""
-    dense = int(torch.count_nonzero(x)) > _MAX_DENSITY * x.numel()
-    return None if dense else x.view(-1).nonzero().view(-1)
 
 
 class NodeClassifier(nn.Module):
@@ -91,6 +88,7 @@ class NodeClassifier(nn.Module):
     layers: nn.ModuleList
     dropout: nn.Module
     _widths: list[int]  # of what goes into each layer, and comes out of the last
+    _sends_inputs = False  # whether a layer sends its rows before the matrix, however wide
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
@@ -115,7 +113,9 @@ class NodeClassifier(nn.Module):
         return list(self.layers[0].parameters())
 
     def exchanged_width(self) -> int:
-        """A layer sends its rows before or after the matrix, whichever is narrower."""
+        """A layer sends its rows before or after the matrix, whichever is narrower, if it may."""
+        if self._sends_inputs:
+            return max(self._widths[:-1])
         return max(min(pair) for pair in pairwise(self._widths))
 
 
@@ -132,11 +132,9 @@ class GCN(NodeClassifier):
         self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
     ) -> None:
         super().__init__()
-        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(widths))
-        self.input_dropout = InputDropout(dropout)
-        self.dropout = nn.Dropout(dropout)
-        self._widths = widths
+        self._widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(self._widths))
+        self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         return layer(graph, h, edge_weight=graph.edata.get("weight"))
@@ -163,19 +161,14 @@ class SAGE(NodeClassifier):
         aggregator: Literal["mean", "gcn", "pool"] = "mean",
     ) -> None:
         super().__init__()
-        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(widths))
-        self.input_dropout = InputDropout(dropout)
-        self.dropout = nn.Dropout(dropout)
-        self._widths, self._pools = widths, aggregator == "pool"
+        self._widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self._sends_inputs = aggregator == "pool"
+        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(self._widths))
+        self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """All."""
         return list(self.parameters())
-
-    def exchanged_width(self) -> int:
-        """As `GCN.exchanged_width`; pooled rows are as wide as a layer's input."""
-        return max(self._widths[:-1]) if self._pools else super().exchanged_width()
 
 
 class GAT(NodeClassifier):
@@ -207,7 +200,7 @@ class GAT(NodeClassifier):
             GATConv(widths[i], hidden, heads, drops[i], dropout) for i in range(layers - 1)
         )
         self.layers.append(GATConv(widths[-1], num_classes, 1, drops[-1], dropout))
-        self._exchanged = max([hidden * heads] * (layers > 1) + [num_classes])
+        self._widths = [*widths, num_classes]
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         return layer(graph, h).flatten(1)
@@ -221,7 +214,7 @@ class GAT(NodeClassifier):
 
     def exchanged_width(self) -> int:
         """All heads of a layer side by side."""
-        return self._exchanged
+        return max(self._widths[1:])
 
 
 class RGCN(NodeClassifier):
@@ -242,6 +235,8 @@ class RGCN(NodeClassifier):
         dropout: Probability, on the output of the hidden layers.
     """
 
+    _sends_inputs = True
+
     def __init__(
         self,
         in_feats: int | None,
@@ -253,22 +248,18 @@ class RGCN(NodeClassifier):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        outs = [*[hidden] * (layers - 1), num_classes]
-        widths = [outs[0] if in_feats is None else in_feats, *outs]
+        widths = [*[hidden] * (layers - 1), num_classes]
+        if in_feats is not None:
+            widths.insert(0, in_feats)
+        kind: Literal["basis"] | None = "basis" if num_bases else None
         self.layers = nn.ModuleList(
-            RelGraphConv(
-                widths[i],
-                widths[i + 1],
-                num_rels,
-                regularizer="basis" if num_bases else None,
-                num_bases=num_bases or None,
-            )
-            for i in range(1 if in_feats is None else 0, layers)
+            RelGraphConv(*pair, num_rels, regularizer=kind, num_bases=num_bases or None)
+            for pair in pairwise(widths)
         )
         if in_feats is None:
-            first = OneHotRelGraphConv(outs[0], num_rels, num_bases)
+            first = OneHotRelGraphConv(widths[0], num_rels, num_bases)
             self.layers.insert(0, first)
-            widths[0] = first.in_width
+            widths.insert(0, first.in_width)
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
         self._widths = widths
 
@@ -280,10 +271,6 @@ class RGCN(NodeClassifier):
         """The first layer, if nodes have no features."""
         first = self.layers[0]
         return first if isinstance(first, OneHotRelGraphConv) else None
-
-    def exchanged_width(self) -> int:
-        """A layer sends its untransformed rows."""
-        return max(self._widths[:-1])
 
 
 class TypedRGCN(NodeClassifier):
@@ -297,6 +284,8 @@ class TypedRGCN(NodeClassifier):
         feature_widths: Width of the features of each node type that has them; the other types
             are expected in width ``hidden``.
     """
+
+    _sends_inputs = True
 
     def __init__(
         self,
@@ -316,13 +305,12 @@ class TypedRGCN(NodeClassifier):
         self.projections = nn.ModuleList(
             nn.Linear(width, hidden, bias=False) for width in feature_widths.values()
         )
-        widths = [*[hidden] * layers, num_classes]
+        self._widths = [*[hidden] * layers, num_classes]
         self.layers = nn.ModuleList(
-            _TypedLayer(widths[i], widths[i + 1], canonical_etypes, ntypes, num_bases)
-            for i in range(layers)
+            _TypedLayer(*pair, canonical_etypes, ntypes, num_bases)
+            for pair in pairwise(self._widths)
         )
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
-        self._hidden = hidden
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
@@ -331,8 +319,7 @@ class TypedRGCN(NodeClassifier):
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
-        scores: Tensor = super().forward(graphs, h)[self.target]
-        return scores
+        return super().forward(graphs, h)[self.target]
 
     def _between(self, h: Any) -> Any:
         return {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
@@ -340,10 +327,6 @@ class TypedRGCN(NodeClassifier):
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's, and the matrices before it."""
         return [*self.projections.parameters(), *self.layers[0].parameters()]
-
-    def exchanged_width(self) -> int:
-        """A layer sends its untransformed rows."""
-        return self._hidden
 
 
 class _TypedLayer(nn.Module):

@@ -127,8 +127,7 @@ class TrainResult:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainResult:
         best, last = Evaluation(**values["best"]), Evaluation(**values["last"])
-        sampling = values.get("sampling")
-        sampling = None if sampling is None else SamplingReport(**sampling)
+        sampling = SamplingReport(**values["sampling"]) if values.get("sampling") else None
         return cls(**{**values, "best": best, "last": last, "sampling": sampling})
 
 
@@ -159,8 +158,7 @@ class History:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: such numbers are their names there."""
         text = json.dumps(dataclasses.asdict(self))
-        values: dict[str, Any] = json.loads(text, parse_constant=_NAMES.get)
-        return values
+        return json.loads(text, parse_constant=_NAMES.get)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> History:

@@ -158,11 +158,7 @@ class TrainingRun:
         """Make what epochs need, before anything is resumed."""
 
     def _train_epoch(self, epoch: int) -> float:
-        """Train; returns this rank's share of the mean loss over all training nodes.
-
-        Args:
-            epoch: How many epochs have been trained before.
-        """
+        """Train epoch ``epoch``, from 0; this rank's share of the mean loss over training nodes."""
         raise NotImplementedError
 
     def _sampling(self) -> SamplingReport | None:
@@ -290,8 +286,7 @@ class TrainingRun:
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
     ) -> TrainResult:
         learner, best, last = self._learner, self._history.best, self._history.last
-        assert best is not None, "the last epoch is always evaluated"
-        assert last is not None, "the last epoch is always evaluated"
+        assert best is not None and last is not None, "the last epoch is always evaluated"
         epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
         device_memory = gather_int(self._device_memory.peak())
         return TrainResult(
@@ -684,9 +679,7 @@ def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
     """Node types whose rows may reach the target type in so many layers."""
     reached = {shard.target}
     for _ in range(num_layers):
-        reached |= {
-            source for source, _, target in shard.data.canonical_etypes if target in reached
-        }
+        reached |= {src for src, _, dst in shard.data.canonical_etypes if dst in reached}
     return reached
 
 
@@ -781,7 +774,7 @@ class Learner:
             tables, self.pairs = one_hot_tables(shard, first)
             if self.pairs is not None:
                 pairs = self.pairs.to(self.device, feature_device="cpu")
-                self.graphs[0] = self._shard.graph_of(pairs, config, width)
+                self.graphs[0] = self._shard.graph(config, width, pairs)
         self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
         self.model.to(self.device)
         self.embeddings.to(self.device)
@@ -792,13 +785,10 @@ class Learner:
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
         chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [p for p in self._named.values() if id(p) in chosen],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in self._named.values() if id(p) not in chosen]},
-        ]
+        penalized = [p for p in self._named.values() if id(p) in chosen]
+        others = [p for p in self._named.values() if id(p) not in chosen]
+        decay = {"weight_decay": config.weight_decay}
+        groups: list[dict[str, Any]] = [{"params": penalized, **decay}, {"params": others}]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
@@ -813,8 +803,7 @@ class Learner:
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
-        scores: Tensor = self.model(self.graphs, model_features(self._shard, rows))
-        return scores
+        return self.model(self.graphs, model_features(self._shard, rows))
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
         """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
@@ -824,8 +813,7 @@ class Learner:
     def descend(self, loss: Tensor, when: str) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
 
-        Args:
-            when: The step, for the error: "epoch 3".
+        ``when`` names the step in errors: "epoch 3".
 
         Raises:
             FloatingPointError: On every rank, before the step, if the loss or a gradient of any
@@ -851,10 +839,6 @@ class Learner:
         What one rank has in its rows reaches others with the messages, so the rank that speaks is
         one at which the error can have begun: features come before embeddings, these before what
         all ranks hold alike, and that before what follows from it.
-
-        Args:
-            what: The number, for the message.
-            gradients: Name of each parameter to its gradient.
         """
         text, order = describe_not_finite(
             {
@@ -933,6 +917,7 @@ class Learner:
             ValueError: A tensor is missing, is unknown, or has another shape or dtype.
         """
         is_evaluated = any(name.startswith("best/") for name in shared)
+        on_gpu = self.device.type == "cuda"
         for loaded, module, prefix in (
             (shared, self.model, "model/"),
             (local, self.embeddings, "embeddings/"),
@@ -942,9 +927,9 @@ class Learner:
             if module is self.embeddings:
                 like["random"] = torch.get_rng_state()
                 if GPU_RANDOM in loaded:
-                    on_gpu = self.device.type == "cuda"
-                    state_now = torch.cuda.get_rng_state(self.device) if on_gpu else None
-                    like[GPU_RANDOM] = loaded[GPU_RANDOM] if state_now is None else state_now
+                    like[GPU_RANDOM] = loaded[GPU_RANDOM]
+                    if on_gpu:
+                        like[GPU_RANDOM] = torch.cuda.get_rng_state(self.device)
             if is_evaluated:
                 like |= {f"best/{k}": v for k, v in state.items()}
             _check_tensors(loaded, {**like, **self._optimizer_shapes(loaded, prefix)})
@@ -958,9 +943,9 @@ class Learner:
             device = torch.device("cpu") if key == "step" else parameter.device
             self.optimizer.state[parameter][key] = value.to(device, copy=True)
         torch.set_rng_state(local["random"].clone())
-        if self.device.type == "cuda" and GPU_RANDOM in local:
+        if on_gpu and GPU_RANDOM in local:
             torch.cuda.set_rng_state(local[GPU_RANDOM].clone(), self.device)
-        elif self.device.type == "cuda":
+        elif on_gpu:
             torch.cuda.manual_seed(_drawn_seed(local["random"]))
         self.best = None
         if is_evaluated:
@@ -1016,17 +1001,9 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
     hidden, layers = config.hidden, config.layers
     classes, dropout = shard.num_classes, config.dropout
     if shard.is_typed:
-        return TypedRGCN(
-            {t: f.shape[1] for t, f in shard.features.items()},
-            shard.data.canonical_etypes,
-            shard.data.node_type_names,
-            shard.target,
-            hidden,
-            classes,
-            layers,
-            config.num_bases,
-            dropout,
-        )
+        widths = {t: f.shape[1] for t, f in shard.features.items()}
+        types = shard.data.canonical_etypes, shard.data.node_type_names, shard.target
+        return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     features = shard.features.get(shard.target)
     if config.model == "rgcn":
         in_feats = None if features is None else features.shape[1]

@@ -84,14 +84,11 @@ class TrainingShard:
         features = self.data.node_features
         return {t: features[f"{t}/orig_id"] for t in self.data.node_type_names}
 
-    def graph(self, config: ResolvedConfig, row_width: int) -> GraphShardManager:
-        """The whole graph, to run a model on; collective."""
-        return self.graph_of(self.data, config, row_width)
-
-    def graph_of(
-        self, data: PartitionData, config: ResolvedConfig, row_width: int
+    def graph(
+        self, config: ResolvedConfig, row_width: int, data: PartitionData | None = None
     ) -> GraphShardManager:
-        """A graph with this one's edges, in the same order; collective."""
+        """The whole graph, or one with its edges in the same order; collective."""
+        data = self.data if data is None else data
         graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
         for rows in (*self.features.values(), *(self.relation or ())):
             graph.mark_constant(rows)

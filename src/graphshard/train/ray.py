@@ -79,12 +79,11 @@ def trainer(
     resources = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
     if use_gpu:
         resources.setdefault("GPU", 1.0)
+    backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
     return train_torch.TorchTrainer(
         job.run,
         train_loop_config=dict(train_loop_config or {}),
-        torch_config=train_torch.TorchConfig(
-            backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo",
-        ),
+        torch_config=train_torch.TorchConfig(backend=backend),
         scaling_config=train.ScalingConfig(
             num_workers=num_hosts * num_trainers,
             use_gpu=use_gpu,

@@ -93,7 +93,7 @@ def test_options_are_what_the_fields_say(capsys: pytest.CaptureFixture[str]) -> 
                 if get_origin(choice) is Literal:
                     assert run(["train", "--data", "x", option.opts[0], "none such"]) == 2
                     listed = ", ".join(map(repr, get_args(choice)))
-                    assert f"is not one of {listed}." in capsys.readouterr().err
+                    assert f": 'none such' is not one of {listed}." in capsys.readouterr().err
 
 
 def shown_help(

@@ -55,8 +55,7 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     check_attention(adj.num_src, adj.num_dst, adj.num_edges, adj.device, attention)
     tensors = (*attention.operands, attention.bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: Tensor = _Attend.apply(adj, _with_tensors(attention, [None] * 7), *tensors)
-        return result
+        return _Attend.apply(adj, _with_tensors(attention, [None] * 7), *tensors)
     return finish_(compute.whole(adj, attention)[0], attention.bias, attention.relu)
 
 
@@ -244,8 +243,7 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
         return rows, *_plain_products(rows, first, second)
     tensors = (rows, first, second)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        result: tuple[Tensor, Tensor, Tensor] = _HeadProducts.apply(*tensors)
-        return result
+        return _HeadProducts.apply(*tensors)
     return rows, *_compute_products(*tensors)
 
 
@@ -297,15 +295,10 @@ class _HeadProducts(Function):
         assert kernels is not None
         rows_grad = empty(rows.shape, rows.dtype)
         vectors_grad = torch.empty((2, math.prod(rows.shape[1:])), dtype=dtype)
+        vectors = _stacked(first, second, dtype)
+        grads_of_rows = map(flat_rows, (passed, by_first, by_second, rows_grad))
         kernels.head_products_backward(
-            flat_rows(rows),
-            _stacked(first, second, dtype),
-            flat_rows(passed),
-            flat_rows(by_first),
-            flat_rows(by_second),
-            flat_rows(rows_grad),
-            vectors_grad,
-            torch.get_num_threads(),
+            flat_rows(rows), vectors, *grads_of_rows, vectors_grad, torch.get_num_threads()
         )
         first_grad, second_grad = vectors_grad.view(2, *rows.shape[1:])
         return rows_grad, first_grad, second_grad

@@ -56,11 +56,10 @@ def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
         take(adj, a, state)
         state.sums.div_(state.total.masked_fill(state.total == 0, 1.0).unsqueeze(-1))
         return state.sums.to(a.dtype), state.peak, state.total
-    operands = _KernelOperands(kernels, adj, a)
     out = empty(shape, a.dtype)
     peak = torch.empty(shape[:2], dtype=wide(a.dtype))
     total = torch.empty_like(peak)
-    operands.forward(adj, peak, total, None, out, True)
+    _KernelOperands(kernels, adj, a).forward(adj, peak, total, None, out, True)
     return out, peak, total
 
 
@@ -84,8 +83,7 @@ def start(adj: Adjacency, a: Attention) -> AttentionState:
     dtype = wide(a.dtype)
     peak = torch.empty(shape[:2], dtype=dtype)
     state = AttentionState(peak, torch.empty_like(peak), empty(shape, dtype))
-    operands = _KernelOperands(kernels, adj, a)
-    operands.forward(adj, state.peak, state.total, state.sums, None, True)
+    _KernelOperands(kernels, adj, a).forward(adj, peak, state.total, state.sums, None, True)
     return state
 
 
@@ -178,13 +176,10 @@ class _KernelOperands:
     def __init__(self, kernels: ModuleType, adj: Adjacency, a: Attention) -> None:
         self.kernels, self.a = kernels, a
         self.dtype, self.wide = a.dtype, wide(a.dtype)
-        values = self._gathered(a.values)
-        additive = a.score == "additive"
-        self._reads_edges = a.mask is not None or a.edge is not None or a.factor is not None
-        src = values if a.src is None or a.src is a.values else self._gathered(a.src)
-        edges = None if a.edge is None else a.edge
-        by_columns = a.score == "joint"
-        mask = a.mask
+        values = _flat_as(a.values, self.dtype)
+        additive, by_columns, mask = a.score == "additive", a.score == "joint", a.mask
+        self._reads_edges = mask is not None or a.edge is not None or a.factor is not None
+        src = values if a.src is None or a.src is a.values else _flat_as(a.src, self.dtype)
         self.bound: Any = kernels.attention(
             a.score,
             adj.num_src,
@@ -196,27 +191,19 @@ class _KernelOperands:
             a.scale,
             values,
             None if additive else src,
-            None if additive else self._gathered(a.dst),
-            self._gathered(edges) if by_columns and edges is not None else None,
-            self._numbers(a.src) if additive else None,
-            self._numbers(a.dst) if additive else None,
-            None if by_columns else self._numbers(edges),
+            None if additive else _flat_as(a.dst, self.dtype),
+            _flat_as(a.edge, self.dtype) if by_columns else None,
+            _flat_as(a.src, self.wide) if additive else None,
+            _flat_as(a.dst, self.wide) if additive else None,
+            None if by_columns else _flat_as(a.edge, self.wide),
             None if a.vector is None else a.vector.to(self.wide).contiguous().view(-1),
-            self._numbers(a.factor),
+            _flat_as(a.factor, self.wide),
             0 if mask is None else mask.threshold,
             0 if mask is None else mask.edge_seed,
             0 if mask is None else mask.head_seed,
             1.0 if mask is None else mask.kept,
             None if mask is None or mask.keys is None else mask.keys.contiguous(),
         )
-
-    def _gathered(self, rows: Tensor) -> Tensor:
-        flat = flat_rows(rows.to(self.dtype))
-        assert flat is not None
-        return flat
-
-    def _numbers(self, numbers: Operand) -> Operand:
-        return None if numbers is None else flat_rows(numbers.to(self.wide))
 
     def forward(
         self, adj: Adjacency, peak: Tensor, total: Tensor, sums: Operand, out: Operand, begin: bool
@@ -242,50 +229,37 @@ class _KernelOperands:
         values, src, _, edge, _, factor = wanted
         edge_dtype = self.dtype if a.score == "joint" else self.wide
         grads: list[Operand] = [
-            self._result(a.values, self.dtype, values),
-            self._result(a.src, self.wide if additive else self.dtype, src),
+            empty(a.values.shape, self.dtype) if values else None,
+            _result(a.src, self.wide if additive else self.dtype, src),
             None,
-            self._result(a.edge, edge_dtype, edge),
+            _result(a.edge, edge_dtype, edge),
             None,
-            self._result(a.factor, self.wide, factor),
+            _result(a.factor, self.wide, factor),
         ]
         common = (*statistics, grad)
         out_edges = adj.csr(ids=self._reads_edges)
         if additive:
-            self.bound.sources(
-                *out_edges,
-                *common,
-                flat_rows(grads[0]),
-                None,
-                flat_rows(grads[1]),
-                flat_rows(dst_sum),
-                flat_rows(grads[3]),
-                flat_rows(grads[5]),
-                threads,
-            )
+            written = map(flat_rows, (grads[0], None, grads[1], dst_sum, grads[3], grads[5]))
+            self.bound.sources(*out_edges, *common, *written, threads)
             return grads
         if values or src:
             outputs = (flat_rows(grads[0]), flat_rows(grads[1]))
             self.bound.sources(*out_edges, *common, *outputs, None, None, None, None, threads)
         if any(wanted[2:]):
             edge_rows = flat_rows(grads[3])
-            by_columns = a.score == "joint"
-            self.bound.destinations(
-                *adj.csc(ids=self._reads_edges),
-                *common,
-                flat_rows(dst_sum),
-                None if vector_sum is None else vector_sum.view(1, -1),
-                edge_rows if by_columns else None,
-                None if by_columns else edge_rows,
-                flat_rows(grads[5]),
-                threads,
-            )
+            by_columns, numbers = (edge_rows, None) if a.score == "joint" else (None, edge_rows)
+            vector = None if vector_sum is None else vector_sum.view(1, -1)
+            sums = flat_rows(dst_sum), vector, by_columns, numbers, flat_rows(grads[5])
+            self.bound.destinations(*adj.csc(ids=self._reads_edges), *common, *sums, threads)
         return grads
 
-    def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
-        if like is None or not wanted:
-            return None
-        return empty(like.shape, dtype)
+
+def _flat_as(rows: Operand, dtype: torch.dtype) -> Operand:
+    return None if rows is None else flat_rows(rows.to(dtype))
+
+
+def _result(like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
+    return empty(like.shape, dtype) if wanted and like is not None else None
 
 
 def _spread_rows(values: Tensor) -> Tensor:

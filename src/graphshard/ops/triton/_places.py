@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .._broadcast import RowLoop, Shape, copy_loop, row_loop
+from .._broadcast import Shape, copy_loop, row_loop
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,11 @@ def row_places_of(lhs: Shape | None, rhs: Shape | None, device: torch.device) ->
         assert only is not None
         return RowPlaces(copy_loop(only).shape, None, None)
     loop = row_loop(lhs, rhs)
-    return RowPlaces(loop.shape, *(_places(loop, side, device) for side in ("lhs", "rhs")))
+    sides = ((loop.lhs_offsets, loop.lhs_step), (loop.rhs_offsets, loop.rhs_step))
+    return RowPlaces(loop.shape, *(_places(*side, loop.inner, device) for side in sides))
 
 
-def _places(loop: RowLoop, side: str, device: torch.device) -> Tensor | None:
-    offsets, step = (loop.lhs_offsets, loop.lhs_step)
-    if side == "rhs":
-        offsets, step = (loop.rhs_offsets, loop.rhs_step)
-    places = (offsets.view(-1, 1) + torch.arange(loop.inner) * step).view(-1)
-    if torch.equal(places, torch.arange(places.shape[0])):
-        return None
-    return places.to(torch.int32).to(device)
+def _places(offsets: Tensor, step: int, inner: int, device: torch.device) -> Tensor | None:
+    places = (offsets.view(-1, 1) + torch.arange(inner) * step).view(-1)
+    is_own = torch.equal(places, torch.arange(places.shape[0]))
+    return None if is_own else places.to(torch.int32).to(device)

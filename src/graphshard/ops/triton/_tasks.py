@@ -49,9 +49,7 @@ class RowTasks:
         """What `task_of` reads."""
         if self.rows is None:
             return indptr, indptr, indptr, indptr, indptr
-        assert self.begins is not None
-        assert self.ends is not None
-        assert self.slots is not None
+        assert self.begins is not None and self.ends is not None and self.slots is not None
         return indptr, self.rows, self.begins, self.ends, self.slots
 
 

@@ -87,7 +87,8 @@ def _explained(error: Exception) -> int:
     if usage is not None:  # typer's errors, whichever package it takes them from
         context = getattr(error, "ctx", None)
         command = "graphshard" if context is None else context.command_path
-        _say(f"{usage()} (see {command} --help)")
+        text = usage().replace(": Value error, ", ": ")  # words of pydantic, by which typer checks
+        _say(f"{text} (see {command} --help)")
         return ExitCode.WRONG_INPUT
     if isinstance(error, RankError):
         sys.stderr.write(f"error: {error}\n")

@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
 from ..._base.files import remove_abandoned
+from ..._base.typing import Unset
 from ...partition.format import read_config
 from ...servers import GraphServer, parts_of_host, read_ip_config
 from ...servers.rpc import read_token
@@ -36,40 +37,37 @@ from ..launch import (
     over_ssh,
 )
 from ..launch import launch as launch_job
-from ._options import partition_json
+from ._options import PartitionPath, options_of, partition_json
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _IGNORED = "Accepted for DGL's command lines."
 
-IpConfig = Annotated[Path, typer.Option(help="The hosts, one 'address [port]' a line.")]
-SshPort = Annotated[int | None, typer.Option(help="Port of sshd.", show_default="as ssh has it")]
-SshUsername = Annotated[
-    str | None, typer.Option(help="Name of the user there.", show_default="as ssh has it")
-]
-SshCommand = Annotated[str, typer.Option(help="The ssh program, with options.")]
+IpConfig = Annotated[Path, "The hosts, one 'address [port]' a line."]
+SshPort = Annotated[int | None, "Port of sshd.", Unset("as ssh has it")]
+SshUsername = Annotated[str | None, "Name of the user there.", Unset("as ssh has it")]
+SshCommand = Annotated[str, "The ssh program, with options."]
+_File = TypeVar("_File", str, Path)
 IgnoredNumber = Annotated[int, typer.Option(help=_IGNORED, hidden=True)]
 
 
+@options_of()
 def copy(
     *,
     ip_config: IpConfig,
-    part_config: Annotated[Path, typer.Option(help="The partition's JSON, here.")],
-    workspace: Annotated[str, typer.Option(help="Folder on each host; '~/' is the user's own.")],
+    part_config: Annotated[Path, "The partition's JSON, here."],
+    workspace: Annotated[str, "Folder on each host; '~/' is the user's own."],
     rel_data_path: Annotated[
         str | None,
-        typer.Option(
-            help="Folder of the partition in the workspace.",
-            show_default="that of a relative --part-config",
-        ),
+        "Folder of the partition in the workspace.",
+        Unset("that of a relative --part-config"),
     ] = None,
     script_folder: Annotated[
-        Path | None,
-        typer.Option(help="A folder that goes to the workspace, too.", show_default="none"),
+        Path | None, "A folder that goes to the workspace, too.", Unset("none")
     ] = None,
     ssh_port: SshPort = None,
     ssh_username: SshUsername = None,
     ssh_command: SshCommand = "ssh",
-    timeout: Annotated[float, typer.Option(help="Longest time for one file, seconds.")] = 3600.0,
+    timeout: Annotated[float, "Longest time for one file, seconds."] = 3600.0,
 ) -> None:
     """Copy to each host its parts of a partition, the JSON and ip_config, over ssh.
 
@@ -94,25 +92,21 @@ def _show(done: HostCopy) -> None:
     typer.echo(f"error: {done}" if done.error else str(done), err=done.error is not None)
 
 
+@options_of()
 def serve(
-    partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
+    partition: PartitionPath,
+    *,
     ip_config: IpConfig,
     host: Annotated[
         int, typer.Option(help="Which of them this is: its line, counted from 0.", min=0)
     ],
     listen: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on.", show_default="that of its line in --ip-config"),
+        str | None, "Address to listen on.", Unset("that of its line in --ip-config")
     ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-certificate", help="Certificate chain, PEM, for TLS.", show_default="no TLS"
-        ),
+    tls_certificate: Annotated[
+        Path | None, "Certificate chain, PEM, for TLS.", Unset("no TLS")
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--tls-key", help="Its key, PEM.", show_default="no TLS")
-    ] = None,
+    tls_key: Annotated[Path | None, "Its key, PEM.", Unset("no TLS")] = None,
     restore: Annotated[
         Path | None,
         typer.Option(
@@ -123,10 +117,8 @@ def serve(
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        typer.Option(
-            help="What is logged on standard error: info has trainers that come and leave, "
-            "warning those that are gone or refused, error faults of the server.",
-        ),
+        "What is logged on standard error: info has trainers that come and leave, warning those "
+        "that are gone or refused, error faults of the server.",
     ] = "info",
 ) -> None:
     """Serve one host's parts of a graph to trainers, until the command is ended.
@@ -142,9 +134,6 @@ def serve(
             raise ValueError(
                 f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})"
             )
-        if (certificate is None) != (key is None):
-            raise ValueError("--tls-certificate and --tls-key go together; give both")
-        tls = None if certificate is None or key is None else (certificate, key)
         own = hosts[host]
         server = GraphServer(
             host,
@@ -153,14 +142,13 @@ def serve(
             read_token(),
             own.address if listen is None else listen,
             own.port,
-            certificate=tls,
+            certificate=_both_or_none(tls_certificate, tls_key),
             restore=restore,
         )
         stack.callback(server.stop)
         if restore is not None:
-            from_step = server.restored
             what = f"found no checkpoint in {restore}"
-            if from_step is not None:
+            if (from_step := server.restored) is not None:
                 what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
                 what += f" from {from_step.path}"
             print(f"host {host} of {len(hosts)} {what}", flush=True)
@@ -185,6 +173,7 @@ def _logging(level: str) -> Iterator[None]:
         log.propagate = before[1]
 
 
+@options_of()
 def launch(
     script: Annotated[
         list[str],
@@ -195,76 +184,44 @@ def launch(
         ),
     ],
     *,
-    part_config: Annotated[
-        str,
-        typer.Option(help="The partition's JSON on each host, in WORKSPACE."),
-    ],
+    part_config: Annotated[str, "The partition's JSON on each host, in WORKSPACE."],
     ip_config: Annotated[
         Path | None,
-        typer.Option(
-            help="The hosts, one 'address [port]' a line: a file here, or in WORKSPACE.",
-            show_default="none: give this, --local or --slurm",
-        ),
+        "The hosts, one 'address [port]' a line: a file here, or in WORKSPACE.",
+        Unset("none: give this, --local or --slurm"),
     ] = None,
     local: Annotated[
-        int | None,
-        typer.Option(
-            help="Instead: so many hosts on this machine, without ssh.", show_default="none"
-        ),
+        int | None, "Instead: so many hosts on this machine, without ssh.", Unset("none")
     ] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Instead: the nodes of this Slurm allocation.")
-    ] = False,
-    workspace: Annotated[
-        str | None,
-        typer.Option(help="Folder on each host.", show_default="the path of this folder"),
-    ] = None,
+    slurm: Annotated[bool, "Instead: the nodes of this Slurm allocation."] = False,
+    workspace: Annotated[str | None, "Folder on each host.", Unset("the path of this folder")] = (
+        None
+    ),
     num_trainers: Annotated[
-        int,
-        typer.Option("--num-trainers", "--num-clients", help="Trainers on each host."),
+        int, typer.Option("--num-trainers", "--num-clients", help="Trainers on each host.")
     ] = 1,
     num_omp_threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads of each process.", show_default="a trainer's share of the cores"
-        ),
+        int | None, "Threads of each process.", Unset("a trainer's share of the cores")
     ] = None,
     extra_envs: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE for servers and trainers; repeatable.", show_default="none"),
+        list[str] | None, "NAME=VALUE for servers and trainers; repeatable.", Unset("none")
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(
-            help="Interpreter on the hosts that has graphshard.",
-            show_default="the path of this one",
-        ),
+        "Interpreter on the hosts that has graphshard.",
+        Unset("the path of this one"),
     ] = None,
-    server_options: Annotated[
-        str,
-        typer.Option(help="Further options of graphshard serve.", show_default="none"),
-    ] = "",
-    certificate: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-certificate",
-            help="Certificate chain on each host, PEM, for TLS.",
-            show_default="no TLS",
-        ),
+    server_options: Annotated[str, "Further options of graphshard serve.", Unset("none")] = "",
+    tls_certificate: Annotated[
+        str | None, "Certificate chain on each host, PEM, for TLS.", Unset("no TLS")
     ] = None,
-    key: Annotated[
-        str | None, typer.Option("--tls-key", help="Its key, PEM.", show_default="no TLS")
-    ] = None,
-    start_timeout: Annotated[float, typer.Option(help="Until servers are up, seconds.")] = 600.0,
-    timeout: Annotated[
-        float, typer.Option(help="For trainers to end after one has, seconds.")
-    ] = 1800.0,
+    tls_key: Annotated[str | None, "Its key, PEM.", Unset("no TLS")] = None,
+    start_timeout: Annotated[float, "Until servers are up, seconds."] = 600.0,
+    timeout: Annotated[float, "For trainers to end after one has, seconds."] = 1800.0,
     log_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder here for a file of what each process prints.",
-            show_default="a temporary one, which stays if the job fails",
-        ),
+        "Folder here for a file of what each process prints.",
+        Unset("a temporary one, which stays if the job fails"),
     ] = None,
     ssh_port: SshPort = None,
     ssh_username: SshUsername = None,
@@ -309,8 +266,7 @@ def launch(
     workspace = str(Path.cwd()) if workspace is None else workspace
     if (ip_config is not None) + (local is not None) + slurm != 1:
         raise ValueError("give one of --ip-config (hosts over ssh), --local N and --slurm")
-    if (certificate is None) != (key is None):
-        raise ValueError("--tls-certificate and --tls-key go together; give both")
+    tls = _both_or_none(tls_certificate, tls_key)
     hosts: JobHosts
     if local is not None:
         hosts = on_this_machine(local)
@@ -333,7 +289,7 @@ def launch(
         num_trainers=num_trainers,
         environment=environment,
         server_options=shlex.split(server_options),
-        tls=None if certificate is None or key is None else (certificate, key),
+        tls=tls,
         start_timeout=start_timeout,
         timeout=timeout,
         log_folder=log_dir,
@@ -345,6 +301,12 @@ def launch(
     if outcome.failures:
         sys.stderr.write(outcome.report() + "\n")
         raise typer.Exit(outcome.exit_code)
+
+
+def _both_or_none(certificate: _File | None, key: _File | None) -> tuple[_File, _File] | None:
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-certificate and --tls-key go together; give both")
+    return None if certificate is None or key is None else (certificate, key)
 
 
 def _file_of_hosts(ip_config: Path, workspace: str) -> Path:

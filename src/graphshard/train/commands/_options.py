@@ -21,6 +21,8 @@ from ..._base.typing import OnlyWith, Unset, notes_of
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
+PartitionPath = Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")]
+
 
 class CommandWithDefaults(TyperCommand):
     """A command whose help texts are no markup, and whose flags show that they are off."""
@@ -49,27 +51,34 @@ class CommandOfDGL(CommandWithDefaults):
 
 
 def options_of(*kinds: type) -> Callable[[_Command], _Command]:
-    """Give a command, as keywords, an option for each field that it has no parameter for.
+    """Make options of a command's parameters, and of fields that it has no parameter for.
+
+    Both are annotated with type and help, and with `Unset` where words say the default better. A
+    parameter that has an option or argument of typer's keeps it.
 
     Args:
-        kinds: Dataclasses whose fields are annotated with type and help. A field that they do not
-            all have alike is an option without a default; the command looks which was given.
+        kinds: Dataclasses, whose fields the command takes as keywords. One that they do not all
+            have alike is an option without a default; the command looks which was given.
     """
 
     def decorated(command: _Command) -> _Command:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
-        (rest,) = (p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD)
-        del parameters[rest]
-        fields: dict[str, list[tuple[Any, Any]]] = {}
+        for name, parameter in list(parameters.items()):
+            if parameter.kind is parameter.VAR_KEYWORD:
+                del parameters[name]
+            elif isinstance(get_args(parameter.annotation)[1], str):
+                variants = {"": (parameter.annotation, parameter.default)}
+                parameters[name] = _parameter(name, variants, True)
+        fields: dict[str, dict[str, tuple[Any, Any]]] = {}
         for kind in kinds:
             hints = get_type_hints(kind, include_extras=True)
             for field in dataclasses.fields(kind):
-                fields.setdefault(field.name, []).append((hints[field.name], field.default))
+                variants = fields.setdefault(field.name, {})
+                variants[getattr(kind, "mode", "")] = hints[field.name], field.default
         for name, variants in fields.items():
             if name not in parameters:
-                is_common = len(variants) == len(kinds) and len(set(variants)) == 1
-                modes = [getattr(kind, "mode", "") for kind in kinds if name in _fields_of(kind)]
-                parameters[name] = _parameter(name, variants, is_common, modes)
+                is_common = len(variants) == len(kinds) and len(set(variants.values())) == 1
+                parameters[name] = _parameter(name, variants, is_common)
         signature = inspect.Signature(list(parameters.values()))
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
@@ -77,20 +86,15 @@ def options_of(*kinds: type) -> Callable[[_Command], _Command]:
     return decorated
 
 
-def _fields_of(kind: type[Any]) -> set[str]:
-    """Names of the fields of a dataclass."""
-    return {field.name for field in dataclasses.fields(kind)}
-
-
 def _parameter(
-    name: str, variants: list[tuple[Any, Any]], is_common: bool, modes: list[str]
+    name: str, variants: dict[str, tuple[Any, Any]], is_common: bool
 ) -> inspect.Parameter:
-    """The option for a field, given as (annotation, default) in each dataclass that has it.
+    """The option for a field, given as (annotation, default) by the mode that has it.
 
     It has no default, only a text that says it, where it must be known whether it was given: a
-    field that has an effect with some values of others alone, or in some of the dataclasses.
+    field that has an effect with some values of others alone, or in some of the modes.
     """
-    hint, default = variants[0]
+    hint, default = next(iter(variants.values()))
     is_common = is_common and not notes_of(hint, OnlyWith)
     kind = get_args(hint)[0]
     flags = []
@@ -101,15 +105,16 @@ def _parameter(
         kind = str  # numbers between commas
     if name.endswith("_dir"):
         kind = Path
-    if not is_common or default is None:
+    may_be_none = not is_common or default is None
+    if may_be_none:
         kind |= None
-    texts = dict.fromkeys(get_args(each)[1] for each, _ in variants)
-    shown = {mode: _shown(*each) for mode, each in zip(modes, variants, strict=True)}
+    texts = dict.fromkeys(get_args(each)[1] for each, _ in variants.values())
     show_default: str | bool = True
-    if not is_common or default is None:
+    if may_be_none or notes_of(hint, Unset):
+        shown = {mode: _shown(*each) for mode, each in variants.items()}
         same = set(shown.values())
-        shown_texts = same if len(same) == 1 else {"; ".join(f"{m}: {t}" for m, t in shown.items())}
-        show_default = shown_texts.pop() or False
+        by_mode = "; ".join(f"{mode}: {text}" for mode, text in shown.items())
+        show_default = (same.pop() if len(same) == 1 else by_mode) or False
     option = typer.Option(*flags, help=" ".join(texts), show_default=show_default)
     return inspect.Parameter(
         name,

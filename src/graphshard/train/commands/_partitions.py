@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._base.files import writing
+from ..._base.typing import Unset
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
-from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
+from ...data.task import partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
     PartitionStats,
@@ -22,7 +23,7 @@ from ...partition import (
 )
 from ...partition.assign import Objective
 from ...partition.format import PartitionConfig, etype_key, read_config, read_content
-from ._options import is_partition, options_of, partition_json
+from ._options import PartitionPath, is_partition, options_of, partition_json
 
 
 @options_of(Preparation)
@@ -30,54 +31,37 @@ def partition(
     *,
     data: Annotated[
         str,
-        typer.Option(
-            help="A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an "
-            "edge list that ends in .csv or .parquet (columns src and dst), or a graph of DGL's "
-            "save_graphs that ends in .bin or .dgl.",
-        ),
+        "A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an edge list "
+        "that ends in .csv or .parquet (columns src and dst), or a graph of DGL's save_graphs that "
+        "ends in .bin or .dgl.",
     ],
-    parts: Annotated[int, typer.Option(help="Number of parts.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; made if need be.")],
+    parts: Annotated[int, "Number of parts."],
+    out: Annotated[Path, "Folder to write; made if need be."],
     name: Annotated[
-        str | None,
-        typer.Option(help="Name of the graph and of the JSON.", show_default="the data set's"),
+        str | None, "Name of the graph and of the JSON.", Unset("the data set's")
     ] = None,
-    method: Annotated[
-        Literal["metis", "random"], typer.Option(help="How to assign nodes.")
-    ] = "metis",
+    method: Annotated[Literal["metis", "random"], "How to assign nodes."] = "metis",
     objective: Annotated[
         Objective | None,
-        typer.Option(
-            help="What METIS minimises: edges between parts, or the halo.", show_default="cut"
-        ),
+        "What METIS minimises: edges between parts, or the halo.",
+        Unset("cut"),
     ] = None,
-    balance_edges: Annotated[
-        bool, typer.Option("--balance-edges", help="Balance in-edges too.")
-    ] = False,
-    balance_split: Annotated[
-        bool, typer.Option("--balance-split", help="Balance training, validation and test nodes.")
-    ] = False,
+    balance_edges: Annotated[bool, "Balance in-edges too."] = False,
+    balance_split: Annotated[bool, "Balance training, validation and test nodes."] = False,
     balance_ntypes: Annotated[
         str | None,
-        typer.Option(
-            help="Balance the nodes of every value of this node feature, e.g. label.",
-            show_default="the nodes of every type",
-        ),
+        "Balance the nodes of every value of this node feature, e.g. label.",
+        Unset("the nodes of every type"),
     ] = None,
-    hops: Annotated[int, typer.Option(help="Reach of the halo that a part keeps.")] = 1,
-    tolerance: Annotated[
-        float, typer.Option(help="Heaviest part over the mean, under every constraint.")
-    ] = 1.05,
-    seed: Annotated[int, typer.Option(help="Seed of METIS or of the random assignment.")] = 0,
+    hops: Annotated[int, "Reach of the halo that a part keeps."] = 1,
+    tolerance: Annotated[float, "Heaviest part over the mean, under every constraint."] = 1.05,
+    seed: Annotated[int, "Seed of METIS or of the random assignment."] = 0,
     reorder: Annotated[
         bool | None,
-        typer.Option(
-            "--reorder/--no-reorder",
-            help="Order nodes for locality inside each part.",
-            show_default="yes for several parts",
-        ),
+        "Order nodes for locality inside each part.",
+        Unset("yes for several parts"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, "Print nothing but errors."] = False,
     **preparation: Any,
 ) -> None:
     """Divide a graph into parts, one for each worker, and write them to a folder."""
@@ -111,13 +95,13 @@ def partition(
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
+@options_of()
 def inspect(
-    partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
+    partition: PartitionPath,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            help="Also draw balance, cut and halo per part to this PNG.", show_default="no picture"
-        ),
+        "Also draw balance, cut and halo per part to this PNG.",
+        Unset("no picture"),
     ] = None,
 ) -> None:
     """Show what is in a partition and how good it is."""
@@ -126,17 +110,20 @@ def inspect(
     config.check_format()
     if plot is not None:
         plot_partition(load_partition_stats(path), plot)
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     console.print(_types_table(config))
     if config.stats is not None:
         console.print(config.stats.table())
         console.print(_balance_table(config.stats))
     else:
-        console.print("DGL wrote it: it has no statistics until graphshard convert", markup=False)
-    for line in _facts(task):
-        console.print(line, markup=False, highlight=False)
+        console.print("DGL wrote it: it has no statistics until graphshard convert")
+    if task.target is not None:
+        classes = f"{task.num_classes} classes"
+        console.print(f"task: classify nodes of type {task.target} into {classes}")
+        if task.num_relations:
+            console.print(f"relations: {task.num_relations}, as the edge feature etype")
     if plot is not None:
-        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {plot}", soft_wrap=True)
 
 
 def _types_table(config: PartitionConfig) -> Table:
@@ -169,15 +156,6 @@ def _balance_table(stats: PartitionStats) -> Table:
             f"{item.ratio:.3f}",
         )
     return table
-
-
-def _facts(task: TaskInfo) -> list[str]:
-    if task.target is None:
-        return []
-    facts = [f"task: classify nodes of type {task.target} into {task.num_classes} classes"]
-    if task.num_relations:
-        facts.append(f"relations: {task.num_relations}, as the edge feature etype")
-    return facts
 
 
 def plot_partition(stats: PartitionStats, path: Path) -> None:
@@ -243,14 +221,10 @@ def _drawn(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+@options_of()
 def verify(
-    partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
-    checksums: Annotated[
-        bool,
-        typer.Option(
-            "--checksums/--no-checksums", help="Compute checksums, which reads every byte."
-        ),
-    ] = True,
+    partition: PartitionPath,
+    checksums: Annotated[bool, "Compute checksums, which reads every byte."] = True,
 ) -> None:
     """Check a partition from end to end; exit code 1 if anything is wrong with it."""
     path = partition_json(partition)
@@ -269,6 +243,7 @@ def verify(
     print(f"{path}: whole")
 
 
+@options_of()
 def convert(
     source: Annotated[
         Path,
@@ -280,17 +255,13 @@ def convert(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            help="Of a partition: folder to write, made if need be. Of a graph: file to write, "
-            "whose ending says how (.bin and .dgl as DGL has it; .csv, .parquet)."
-        ),
+        "Of a partition: folder to write, made if need be. Of a graph: file to write, whose ending "
+        "says how (.bin and .dgl as DGL has it; .csv, .parquet).",
     ],
     to: Annotated[
         Literal["dgl", "graphshard"] | None,
-        typer.Option(
-            help="Whose partition files to write.",
-            show_default="dgl for ours, ours for DGL's and PyG's",
-        ),
+        "Whose partition files to write.",
+        Unset("dgl for ours, ours for DGL's and PyG's"),
     ] = None,
 ) -> None:
     """Write a partition, or a graph, in the files of DGL, or in ours again; needs no DGL or PyG."""

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..._base.device import choose_device
 from ..._base.files import TemporaryFolder
+from ..._base.typing import Unset
 from ...data.prepare import Preparation, has_relations, read_dataset
 from ...data.task import partition_dataset
 from ...partition.format import read_config
@@ -38,23 +38,18 @@ def train(
     *,
     data: Annotated[
         str,
-        typer.Option(
-            help="The JSON of a partition; or what 'graphshard partition --data' takes, to be "
-            "partitioned into a temporary folder first."
-        ),
+        "The JSON of a partition; or what 'graphshard partition --data' takes, to be partitioned "
+        "into a temporary folder first.",
     ],
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="Number of workers.",
-            show_default="one for each part, and one for a data set; under torchrun all",
-        ),
+        "Number of workers.",
+        Unset("one for each part, and one for a data set; under torchrun all"),
     ] = None,
     mode: Annotated[
-        Literal["full", "sample"],
-        typer.Option(help="full: the whole graph in every step. sample: sampled blocks."),
+        Literal["full", "sample"], "full: the whole graph in every step. sample: sampled blocks."
     ] = "full",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the final table alone.")] = False,
+    quiet: Annotated[bool, "Print the final table alone."] = False,
     **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
@@ -242,9 +237,8 @@ def result_table(result: TrainResult, model: str) -> Table:
     how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
     table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")
     table.add_column("")
-    table.add_column("nodes", justify="right")
-    table.add_column(f"epoch {best.epoch} (chosen)", justify="right")
-    table.add_column(f"epoch {last.epoch} (last)", justify="right")
+    for heading in ("nodes", f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
+        table.add_column(heading, justify="right")
     for split, accuracy in best.accuracy.items():
         table.add_row(
             f"{SPLIT_NAMES[split]} accuracy",
@@ -258,12 +252,14 @@ def result_table(result: TrainResult, model: str) -> Table:
         "seconds per epoch": f"{result.seconds_per_epoch:.4f}",
         "seconds per evaluation": f"{result.seconds_per_evaluation:.4f}",
         "peak memory per worker": _mebibytes(result.peak_memory),
-        **_device_facts(result),
+        "peak device memory per worker": _mebibytes(result.peak_device_memory or ()),
         "bytes sent per epoch": " ".join(f"{n:,}" for n in result.bytes_per_epoch),
         "parameters": f"{result.num_parameters:,}",
     }
+    if result.peak_device_memory is None:
+        del facts["peak device memory per worker"]
     if result.sampling is not None:
-        facts.update(_sampling_facts(result.sampling))
+        facts |= _sampling_facts(result.sampling)
     if result.num_embedding_parameters:
         facts["embedding parameters"] = f"{result.num_embedding_parameters:,}"
     if result.stopped_early:
@@ -273,12 +269,6 @@ def result_table(result: TrainResult, model: str) -> Table:
     for name, value in facts.items():
         table.add_row(name, "", value, "")
     return table
-
-
-def _device_facts(result: TrainResult) -> dict[str, str]:
-    if result.peak_device_memory is None:
-        return {}
-    return {"peak device memory per worker": _mebibytes(result.peak_device_memory)}
 
 
 def _mebibytes(counts: Sequence[int]) -> str:

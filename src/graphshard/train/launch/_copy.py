@@ -17,6 +17,7 @@ where it stood, file by file, and no half-written file is ever read. The JSON go
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import shlex
@@ -123,10 +124,10 @@ def copy_partition(
         more.append(FileToCopy(Path(ip_config), Path(ip_config).name))
     for plan in plans:
         plan[:0] = more
-    digests = _Digests()
+    digest_of = functools.cache(_digest)  # once, also where several hosts get a file
 
     def copy(sender: _Sender) -> HostCopy:
-        done = sender.send_all(plans[sender.host], digests)
+        done = sender.send_all(plans[sender.host], digest_of)
         if on_host is not None:
             on_host(done)
         return done
@@ -225,21 +226,14 @@ def _warn_left_out(path: Path, why: str) -> None:
     warnings.warn(f"{path} {why}; it is not copied", UserWarning, stacklevel=5)
 
 
-class _Digests:
-    """SHA-256 of files here; each is computed once, also where several hosts get it."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, str] = {}
-
-    def of(self, path: Path) -> str:
-        if path not in self._known:
-            check_regular(path)
-            with open(path, "rb") as file:
-                digest = hashlib.sha256()
-                while data := file.read(1 << 20):
-                    digest.update(data)
-            self._known[path] = digest.hexdigest()
-        return self._known[path]
+def _digest(path: Path) -> str:
+    """SHA-256 of a file here."""
+    check_regular(path)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 class _HostFailed(Exception):
@@ -264,14 +258,14 @@ class _Sender:
         if self._running is not None:
             self._running.terminate()
 
-    def send_all(self, files: Sequence[FileToCopy], digests: _Digests) -> HostCopy:
+    def send_all(self, files: Sequence[FileToCopy], digest_of: Callable[[Path], str]) -> HostCopy:
         """Send those files that the host does not have."""
         num_sent = num_bytes = 0
         error = None
         try:
             there = self._digests_there(files)
             for file in files:
-                digest = digests.of(file.source)
+                digest = digest_of(file.source)
                 if there.get(file.target) != digest:
                     self._send(file, digest)
                     num_sent, num_bytes = num_sent + 1, num_bytes + file.source.stat().st_size

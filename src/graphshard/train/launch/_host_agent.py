@@ -88,7 +88,7 @@ _VERSIONS = re.compile(r"\bpython3\.\d+\b")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
 _FIRST_SECONDS = 60
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash")
-_SERVER, _ENGINE = "server", "engine"
+SERVER, ENGINE = "server", "engine"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         with TemporaryFolder() as folder:
             agent = _Agent(job, folder)
             try:
-                agent.start_server()
+                agent.start(SERVER, job["server"])
                 agent.watch()
             finally:
                 signal.alarm(0)
@@ -205,9 +205,6 @@ class _Agent:
 
     # ------------------------------------------------------------------ processes
 
-    def start_server(self) -> None:
-        self._start(_SERVER, self.job["server"])
-
     def _start_engine(self, command: Sequence[str]) -> None:
         for number in range(self.job["num_trainers"]):
             path = self.folder / f"trainer{number}"
@@ -216,9 +213,9 @@ class _Agent:
             pipe = open(os.open(path, os.O_RDWR), "rb", buffering=0)  # noqa: SIM115
             who = str(number)
             self._add(LineStream(pipe, lambda line, who=who: self._said(who, line)))  # type: ignore[misc]
-        self._start(_ENGINE, command)
+        self.start(ENGINE, command)
 
-    def _start(self, who: str, command: Sequence[str]) -> None:
+    def start(self, who: str, command: Sequence[str]) -> None:
         words = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
         words["{ip_config}"] = str(self.folder / "ip_config")
         words["{start_torchrun}"] = _START_TORCHRUN
@@ -277,13 +274,16 @@ class _Agent:
 
     def end(self) -> None:
         """End what runs; trainers before the server that they read from."""
-        engine, server = self.children.get(_ENGINE), self.children.get(_SERVER)
+        engine, server = self.children.get(ENGINE), self.children.get(SERVER)
         try:
             if engine is not None:
                 end_children([engine], END_SECONDS)
         finally:
             end_children([] if server is None else [server])
-            self._end_trainers()
+            with contextlib.suppress(BrokenPipeError):
+                self._read_rest()
+            for group in self.trainers.values():  # what trainers have started that were killed
+                self._kill_group(group)
         with contextlib.suppress(KeyError):
             self.selector.unregister(self.streams[0].file)
         with contextlib.suppress(OSError):  # the launcher is gone
@@ -293,13 +293,6 @@ class _Agent:
             for who, child in self.children.items():
                 if who not in self.ended and (code := child.process.poll()) is not None:
                     self._tell({"ended": who, "code": code})
-
-    def _end_trainers(self) -> None:
-        """End what trainers have started that had to be killed."""
-        with contextlib.suppress(BrokenPipeError):
-            self._read_rest()
-        for group in self.trainers.values():
-            self._kill_group(group)
 
     def _kill_group(self, group: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -317,19 +310,17 @@ class _Agent:
         if news:
             if line:
                 self._tell({"said": who, "line": line})
-            self._hear_of_trainer(who, *text.split())
+            what, number = text.split()
+            if what == "started":
+                self.trainers[who] = int(number)
+            else:
+                self.trainers.pop(who, None)
+                self._tell({"ended": who, "code": int(number)})
             return
         self._tell({"said": who, "line": line})
-        if who == _SERVER and not self.is_up and line.startswith(self.job["up_line"]):
+        if who == SERVER and not self.is_up and line.startswith(self.job["up_line"]):
             self.is_up = True
             self._tell({"up": _free_port(self.job["address"])})
-
-    def _hear_of_trainer(self, who: str, what: str, number: str) -> None:
-        if what == "started":
-            self.trainers[who] = int(number)
-        else:
-            self.trainers.pop(who, None)
-            self._tell({"ended": who, "code": int(number)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         data = memoryview(f"{MARK}{json.dumps(message)}\n".encode())

@@ -56,14 +56,8 @@ class RemoteShell:
         """The command line that has a host's shell run a command."""
         if address.startswith("-"):
             raise ValueError(f"the address of a host must not begin with '-' (got {address!r})")
-        words = [
-            *self._program(),
-            "-T",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            f"ConnectTimeout={self.connect_timeout}",
-        ]
+        words = [*self._program(), "-T", "-o", "BatchMode=yes"]
+        words += ["-o", f"ConnectTimeout={self.connect_timeout}"]
         # A host that is gone is noticed after about 20 s.
         words += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4"]
         if self.sockets is not None:

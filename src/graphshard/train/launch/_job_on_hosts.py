@@ -34,7 +34,7 @@ from typing import Any, TextIO
 
 from ..._base.typing import LONGEST_TIMEOUT
 from ._children import Child, LineStream, how_ended
-from ._host_agent import BEAT_SECONDS, END_SECONDS, MARK
+from ._host_agent import BEAT_SECONDS, END_SECONDS, ENGINE, MARK, SERVER
 from ._hosts import JobHosts
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import ExitCode
@@ -42,7 +42,6 @@ from ._worker import ExitCode
 _SIGNALLED = 128
 _RESUMED_SECONDS = 60.0  # in which connections are found to be broken
 _STOP_SECONDS = END_SECONDS + 7.0
-_SERVER, _ENGINE = "server", "engine"
 _MOST_OPEN = 128
 
 
@@ -77,13 +76,12 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.num_trainers < 1:
             raise ValueError(f"num_trainers must be at least 1 (got {self.num_trainers})")
-        for name in ("start_timeout", "timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 (got {getattr(self, name)})")
-            if getattr(self, name) > LONGEST_TIMEOUT:
+        for name, value in (("start_timeout", self.start_timeout), ("timeout", self.timeout)):
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0 (got {value})")
+            if value > LONGEST_TIMEOUT:
                 raise ValueError(
-                    f"{name} must be at most {LONGEST_TIMEOUT:,} seconds (got "
-                    f"{getattr(self, name)})"
+                    f"{name} must be at most {LONGEST_TIMEOUT:,} seconds (got {value})"
                 )
 
 
@@ -334,11 +332,8 @@ def run_job(
 
     Args:
         token: What trainers must know; it goes to hosts by standard input alone.
-        on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
-        start_timeout: Seconds until all servers are up.
-        timeout: Seconds that trainers have to end after one has ended with 0.
+        on_line: See `launch`; times are those of `LaunchConfig`.
         silence: Seconds after which a host, or on a host the launcher, is taken for gone.
-        logs: Where to keep what each process prints.
     """
     run = _RunningJob(hosts, commands, on_line, timeout, silence, logs)
     with stop_on_signals():
@@ -468,7 +463,7 @@ class _RunningJob:
             who = message["said"]
             # What torchrun says about a trainer that has failed is known by then, and long; a
             # server that is ended says that it was.
-            is_shown = not self._is_echo(agent, who) and not (who == _SERVER and self.is_stopping)
+            is_shown = not self._is_echo(agent, who) and not (who == SERVER and self.is_stopping)
             agent.say(self._name(agent, who), message["line"], is_shown)
         elif "up" in message:
             agent.port = int(message["up"])
@@ -476,12 +471,12 @@ class _RunningJob:
             who, code = message["ended"], int(message["code"])
             agent.ended[who] = code
             first = agent.number * self.commands.num_trainers
-            if who == _ENGINE:
+            if who == ENGINE:
                 ranks = range(first, first + self.commands.num_trainers)
                 self.children.waits_for -= {f"host {agent.number} torchrun", *ranks}
             elif who.isdecimal() and code == 0:
                 self.children.note_end(first + int(who))
-            is_failure = (code or who == _SERVER) and not self._is_echo(agent, who)
+            is_failure = (code or who == SERVER) and not self._is_echo(agent, who)
             if is_failure and not self.is_stopping:
                 how = message.get("how", f"ended with {how_ended(code)}")
                 if who.isdecimal() and code - _SIGNALLED in signal.valid_signals():
@@ -490,12 +485,12 @@ class _RunningJob:
 
     def _is_echo(self, agent: _HostAgent, who: str) -> bool:
         """Whether this is torchrun, after a trainer of its own has failed."""
-        return who == _ENGINE and any(code for w, code in agent.ended.items() if w.isdecimal())
+        return who == ENGINE and any(code for w, code in agent.ended.items() if w.isdecimal())
 
     def _name(self, agent: _HostAgent, who: str) -> str:
         if who.isdecimal():
             return f"rank {agent.number * self.commands.num_trainers + int(who)}"
-        return "torchrun" if who == _ENGINE else who
+        return "torchrun" if who == ENGINE else who
 
     def _fail(self, agent: _HostAgent, who: str, code: int, how: str) -> None:
         self._check_suspended()
@@ -569,11 +564,11 @@ class _RunningJob:
         """Name those that have not started, or not ended, in time."""
         for agent in self.agents:
             if not self.is_training and agent.port is None:
-                self._fail(agent, _SERVER, 1, f"was not up within {seconds:g} s")
+                self._fail(agent, SERVER, 1, f"was not up within {seconds:g} s")
             numbers = map(str, range(self.commands.num_trainers if self.is_training else 0))
             late = [number for number in numbers if number not in agent.ended]
-            if self.is_training and not late and _ENGINE not in agent.ended:
-                late = [_ENGINE]
+            if self.is_training and not late and ENGINE not in agent.ended:
+                late = [ENGINE]
             for who in late:
                 how = f"did not end within {seconds:g} s after the first trainer had"
                 self._fail(agent, self._name(agent, who), 1, how)

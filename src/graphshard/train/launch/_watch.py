@@ -85,11 +85,9 @@ class Watch:
         self._notice = math.inf
 
     def run(self, turn: Callable[[], None], on_end: Callable[[Child, int], None]) -> None:
-        """Read what children say until all is over, or there is no more time.
+        """Read what children say, with a ``turn`` between, until all is over or time is up.
 
-        Args:
-            turn: Called again and again.
-            on_end: Called with a child that has ended, and with how.
+        ``on_end`` is called with each child that has ended, and with how.
         """
         running = list(self._children)
         while running and (self.waits_for or self._has_failed):
