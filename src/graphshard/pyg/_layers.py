@@ -719,11 +719,9 @@ def install() -> None:
     han.group = by_means_of_all_ranks(han.group)
     install_functions()
     models = require("torch_geometric.nn.models", *need)
-    for model, name, sharded in (
-        (models.CorrectAndSmooth, "correct", corrected),
-        (models.LightGCN, "get_embedding", own_embedding),
-    ):
-        setattr(model, name, _either_method(getattr(model, name), sharded))
+    smooth, light = models.CorrectAndSmooth, models.LightGCN
+    smooth.correct = _either_method(smooth.correct, corrected)
+    light.get_embedding = _either_method(light.get_embedding, own_embedding)
 
 
 def _either_method(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:

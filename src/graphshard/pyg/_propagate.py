@@ -57,17 +57,11 @@ MOST_EDGES, FEWEST_EDGES = 1 << 15, 1 << 11
 
 Tensors: TypeAlias = Sequence[Tensor]
 _MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
-
+_HOOKS = [
+    f"_{function}_forward{when}_hooks"
+    for function in ("propagate", "message", "aggregate", "edge_update")
+    for when in ("_pre", "")
+]
 _PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

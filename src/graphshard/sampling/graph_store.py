@@ -889,7 +889,10 @@ class CollectiveGraphStore(ShardedGraphStore):
 
 def _sums(counts: Tensor, splits: Sequence[int]) -> list[int]:
     """Sum of each group of counts."""
-    return [int(group.sum(dtype=torch.int64)) for group in counts.split(list(splits))]
+    sums = []
+    for group in counts.split(list(splits)):
+        sums.append(int(group.sum(dtype=torch.int64)))
+    return sums
 
 
 class ReplicatedGraphStore(ShardedGraphStore):

@@ -491,16 +491,14 @@ class EdgePredictionSampler(Sampler):
         if self.negative_sampler is not None:
             pair_graphs.append(_pair_graph(g, nodes, negatives))
 
-        excluded = edges_to_exclude(
+        excluded: Any = edges_to_exclude(
             g, seeds, as_given, self.exclude, self.reverse_eids, self.reverse_etypes
         )
-        excluded_ids = None
-        if excluded is not None:
-            plain = len(g.canonical_etypes) == 1
-            excluded_ids = only_if_plain(excluded) if plain else excluded
+        if excluded is not None and len(g.canonical_etypes) == 1:
+            excluded = only_if_plain(excluded)
         keyed = {"draw_seed": draw_seed} if self._is_keyed else {}
         drawn_from = g if self.g_sampling is None else self.g_sampling
-        sampled = self.sampler.sample(drawn_from, only_if_plain(nodes), excluded_ids, **keyed)
+        sampled = self.sampler.sample(drawn_from, only_if_plain(nodes), excluded, **keyed)
         return (sampled[0], *pair_graphs, sampled[-1])
 
     def prefetch(self, batch: Any) -> None:
