@@ -50,7 +50,7 @@ def test_all_batches_come_in_order(prefetch, count):
     for _ in range(2):  # a pipeline may be used again
         run = pipeline.run(range(count))
         assert list(run) == [(i + 1) * 10 for i in range(count)]
-        assert run.num_delivered == count
+        assert run.delivered.num_batches == count
         assert threads() == []
         with pytest.raises(StopIteration):
             next(run)
@@ -326,7 +326,7 @@ def test_a_wait_can_be_interrupted():
 def test_waiting_is_timed():
     run = Pipeline([Stage("slow", lambda x: time.sleep(0.05))], 1).run(range(3))
     list(run)
-    assert 0.04 < run.seconds_waited < 3
+    assert 0.04 < run.delivered.seconds_waited < 3
     assert isinstance(run, Run)
 
 

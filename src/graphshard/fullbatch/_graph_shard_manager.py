@@ -33,7 +33,7 @@ from ..graph.message_passing import (
     reduce_messages,
     run_together,
 )
-from ..graph.structure import Schema
+from ..graph.structure import All, Schema
 from ..graph.transforms import loop_values
 from ..ops import Attention, attend
 from ..ops.attention import check_attention
@@ -571,7 +571,7 @@ class GraphShardManager(EdgesOfAllRanks):
 
     # ------------------------------------------------------------------ degrees, of all ranks
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EType
+from .._base.typing import CanonicalEType, EType, Ids
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.local_graph import LocalGraph
 from ..graph.structure import All, Schema, is_all
@@ -43,15 +43,15 @@ class EdgesOfAllRanks(MessagePassingGraph):
     def _etypes_of(self, etype: EType | None) -> Sequence[CanonicalEType]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
+    def any_zero_in_degree(self, etype: EType | None = None) -> bool:
         """Whether some destination, on any rank, has no in-edge."""
         return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
 
-    def has_edges(self, etype: Any = None) -> bool:
+    def has_edges(self, etype: EType | None = None) -> bool:
         """Whether there is an edge on any rank."""
         return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+    def in_degrees(self, v: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
         return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
 
@@ -94,7 +94,7 @@ class LocalizedShards(EdgesOfAllRanks, LocalGraph):
         view._structure, view._original = self._structure, self._original
         return view
 
-    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
         degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
         return picked(degrees, u)

@@ -167,9 +167,9 @@ class Schema:
                     f"give one of the triples {triples}"
                 )
         else:
-            index = self._relation_index.get(tuple(etype)) if is_triple(etype) else None
-            if index is not None:
-                return index
+            triple = (etype[0], etype[1], etype[2]) if is_triple(etype) else None
+            if triple in self._relation_index:
+                return self._relation_index[triple]
         raise GraphValueError(f"no relation {etype!r}; the graph has {self.canonical_etypes}")
 
     def find(self, key: Any) -> list[int]:

@@ -709,7 +709,7 @@ def remove_edges(
         else g.edges("eid", etype=etype)
         for etype in g.canonical_etypes
     }
-    new = _build(g, eids, None, store_ids)
+    new = _build(g, left, None, store_ids)
     _carry_initializers(g, new)
     _carry_batch(g, new, {}, masks)
     return new

@@ -46,8 +46,9 @@ def _without_storage(kind: type[_Value], raw: Tensor) -> _Value:
 
 
 class NodeValues(Tensor):
-    """What the classes of this module share."""
+    """What the classes of this module share: a plain tensor of rows, or of numbers."""
 
+    _raw: Tensor
     halo: Any
 
     def numbers(self) -> Tensor:
@@ -59,6 +60,9 @@ class NodeValues(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _dispatch(func, args, kwargs or {})
+
+    def __deepcopy__(self: _Value, memo: Any) -> _Value:
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -79,7 +83,6 @@ class ShardedEdgeIndex(NodeValues):
     now end; values per edge do not move with them.
     """
 
-    _raw: Tensor
     halo: SourceHalo
     #: Of the edges, where they take the place of an adjacency matrix whose values are not all 1.
     matrix_values: Tensor | None = None
@@ -88,10 +91,7 @@ class ShardedEdgeIndex(NodeValues):
 
     @staticmethod
     def make(raw: Tensor, halo: SourceHalo) -> ShardedEdgeIndex:
-        """Edges of a relation.
-
-        ``raw`` is int64 ``[2, num_edges]``, extended source rows and destination rows.
-        """
+        """Edges of a relation: int64 ``[2, num_edges]``, extended source and destination rows."""
         made = _without_storage(ShardedEdgeIndex, raw)
         made._raw, made.halo = raw, halo
         return made
@@ -118,21 +118,16 @@ class ShardedEdgeIndex(NodeValues):
         return made
 
     def numbers(self) -> Tensor:
-        """Numbers of the whole graph, as a plain tensor."""
         ends = self.halo.sources, self.halo.destinations
         return torch.stack([end.numbers(rows) for end, rows in zip(ends, self._raw, strict=True)])
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self[0], self[1]))
 
-    def __deepcopy__(self, memo: Any) -> ShardedEdgeIndex:
-        return self
-
 
 class NodeIndex(NodeValues):
     """One end of edges; the subclasses say which."""
 
-    _raw: Tensor
     _flat: Tensor
     _is_complete: bool
     end: EdgeEnd
@@ -171,15 +166,11 @@ class NodeIndex(NodeValues):
         return self._raw
 
     def numbers(self) -> Tensor:
-        """Numbers of the whole graph, as a plain tensor."""
         return self.end.numbers(self._raw)
 
     def located(self, tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """A tensor that this indexes, with remote rows, and the plain index of it."""
         return self.end.located(tensor, dim, self._raw, self._is_complete)
-
-    def __deepcopy__(self: _Index, memo: Any) -> _Index:
-        return self
 
 
 class SourceIndex(NodeIndex):
@@ -193,7 +184,6 @@ class DestinationIndex(NodeIndex):
 class _Numbers(NodeValues):
     """What was computed with numbers of nodes: data, and an index of tables alone."""
 
-    _raw: Tensor
     halo: SourceHalo
 
     @staticmethod
@@ -220,9 +210,6 @@ class _Numbers(NodeValues):
             raise _no_rows_by_computed_numbers("an index")
         return tensor, self._raw
 
-    def __deepcopy__(self, memo: Any) -> _Numbers:
-        return self
-
 
 def _no_rows_by_computed_numbers(name: str) -> NotImplementedError:
     return NotImplementedError(
@@ -248,14 +235,7 @@ def sharded_edges(
     policy: AggregationMode,
     group: dist.ProcessGroup | None,
 ) -> dict[CanonicalEType, ShardedEdgeIndex]:
-    """An edge index for each relation; collective.
-
-    Args:
-        edges: This rank's edges.
-        nodes: By node type.
-        device: Where the edges live.
-        policy: How remote rows are fetched.
-    """
+    """An edge index for each relation of this rank's edges, on their device; collective."""
     owned = {ntype: numbering.num_owned for ntype, numbering in nodes.items()}
     structure = ShardStructure(edges, owned, owned, device, group)
     sources = list(dict.fromkeys(source for source, _, _ in edges))
@@ -340,13 +320,11 @@ def _property(func: Any, tensor: ShardedEdgeIndex | NodeIndex) -> Any:
     if not isinstance(value, Tensor):
         return value
     name = func.__self__.__name__
-    if name == "data":
-        if isinstance(tensor, ShardedEdgeIndex):
-            return ShardedEdgeIndex.make(value, tensor.halo)
+    if isinstance(tensor, NodeIndex):
         return tensor.like(value)
-    if isinstance(tensor, ShardedEdgeIndex):
-        raise _turned()
-    return tensor.like(value)
+    if name == "data":
+        return ShardedEdgeIndex.make(value, tensor.halo)
+    raise _turned()
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -376,7 +354,7 @@ def _edges_at(tensor: ShardedEdgeIndex, index: Any) -> Any:
         if first in (0, -2):
             return SourceIndex.make(rows, halo.sources, is_complete=is_complete)
         return DestinationIndex.make(rows, halo.destinations, is_complete=is_complete)
-    if isinstance(index, tuple) and _is_all(first):
+    if isinstance(index, tuple) and isinstance(first, slice) and first == slice(None):
         rows = tensor._raw[plain(index)]
         if rows.dim() == 2:
             return ShardedEdgeIndex.make(rows, halo)
@@ -389,10 +367,6 @@ def _is_number(index: Any) -> bool:
     if isinstance(index, Tensor):
         return index.dim() == 0 and index.dtype != torch.bool
     return hasattr(index, "__index__")
-
-
-def _is_all(index: Any) -> bool:
-    return isinstance(index, slice) and index == slice(None)
 
 
 def _dimensions(tensor: Tensor, parts: Sequence[Any]) -> list[int]:
@@ -533,9 +507,7 @@ def _written(
 ) -> Any:
     """Write at nodes: in this rank's rows, or in a table that all ranks write together.
 
-    Args:
-        func: What writes, for the message; in place if its name says so.
-        write: Writes to a tensor at plain rows of it.
+    ``write`` takes a tensor and plain rows of it; ``func``'s name says whether it is in place.
     """
     name = func.__name__
     if isinstance(index, _Numbers):
@@ -643,7 +615,8 @@ def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         rows = torch.cat([t._raw if isinstance(t, ShardedEdgeIndex) else t for t in tensors], 1)
         return ShardedEdgeIndex.make(rows, halo)
     ends = [t for t in tensors if isinstance(t, NodeIndex)]
-    if len(ends) == len(tensors) == 2 and dim == 0 and all(_is_row(t) for t in ends):
+    is_rows = all(t.dim() == 2 and t.shape[0] == 1 for t in ends)
+    if len(ends) == len(tensors) == 2 and dim == 0 and is_rows:
         return _stack(func, ends, 0)
     if not ends or any(isinstance(t, _Numbers) or t.dim() != 1 for t in tensors):
         return NotImplemented
@@ -656,10 +629,6 @@ def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         return NotImplemented  # numbers like the others, and no rows
     first = next((t for t in ends if isinstance(t, SourceIndex)), ends[0])
     return first.like(torch.cat([t._raw if isinstance(t, NodeIndex) else t for t in tensors]))
-
-
-def _is_row(index: Tensor) -> bool:
-    return index.dim() == 2 and index.shape[0] == 1
 
 
 def _are_own_loops(added: Sequence[Tensor], end: EdgeEnd, is_square: bool) -> bool:
@@ -751,9 +720,8 @@ def _flip(func: Any, tensor: Any, *dims: Any, **kwargs: Any) -> Any:
     if not isinstance(tensor, ShardedEdgeIndex):
         return NotImplemented
     axes = kwargs.get("dims", dims[0] if len(dims) == 1 else dims) if dims or kwargs else (0,)
-    if tuple(axes if isinstance(axes, tuple | list) else (axes,)) not in ((0,), (-2,)):
-        raise _turned()
-    if tensor._raw is not tensor.halo.edge_index:
+    turns_ends = tuple(axes if isinstance(axes, tuple | list) else (axes,)) in ((0,), (-2,))
+    if not turns_ends or tensor._raw is not tensor.halo.edge_index:
         raise _turned()
     turned = tensor.halo.reversed()
     return ShardedEdgeIndex.make(turned.edge_index, turned)
@@ -805,11 +773,7 @@ def _compare(func: Any, first: Any, second: Any, **kwargs: Any) -> Any:
 
 
 def largest_number(index: Any) -> int:
-    """The largest number of a node in edges, on any rank; -1 without edges. Collective.
-
-    Args:
-        index: A `ShardedEdgeIndex`, one end of it, or numbers made of these.
-    """
+    """The largest number of a node in edges or at an end, on any rank; -1 without. Collective."""
     if isinstance(index, ShardedEdgeIndex) and index._raw is index.halo.edge_index:
         ends = index.halo.sources, index.halo.destinations
         if all(end.is_numbered for end in ends):

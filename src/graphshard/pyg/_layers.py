@@ -104,9 +104,6 @@ def check_model(layer: nn.Module, world_size: int) -> None:
     """Raise if the model that calls ``layer`` holds what is not exact on shards.
 
     On one rank what looks at all nodes is exact; how edges are stored is the same as on several.
-
-    Raises:
-        NotImplementedError: It does; names the module, the reason and the alternative.
     """
     model = _outermost(layer)
     modes = [module.training for module in model.modules()]
@@ -180,15 +177,8 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
     """Context in which the edge masks of a layer are those of this rank's edges.
 
     With `graphshard.pyg.parallelize` they have an entry for each edge of the whole graph, in its
-    order; with `graphshard.pyg.shard` one for each edge of this rank. Collective for a layer that
-    is explained.
-
-    Yields:
-        The masks that the result depends on.
-
-    Raises:
-        ValueError: On every rank, if a mask has another number of entries on any.
-        NotImplementedError: The edges are turned round.
+    order; with `graphshard.pyg.shard` one for each edge of this rank. Yields the masks that the
+    result depends on. Collective for a layer that is explained; errors are raised on every rank.
     """
     masks = {name: getattr(layer, name, None) for name in ("_edge_mask", "_loop_mask")}
     given = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
@@ -227,11 +217,7 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
 
 
 def check_hooks(layer: Any, halo: SourceHalo) -> None:
-    """Raise if hooks see the messages of a program that knows nothing of ranks.
-
-    Raises:
-        NotImplementedError: They would take values of this rank's edges for those of all.
-    """
+    """Raise if hooks of a program that knows nothing of ranks see the messages of one."""
     if halo.own_edges is None or halo.world_size == 1:
         return
     if any(vars(layer).get(name) for name in _HOOKS_OF_EDGES):
@@ -327,28 +313,21 @@ def by_means_of_all_ranks(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 def install_functions() -> None:
     """Have PyG's functions know edges that span ranks, wherever they have been imported to."""
-    need = ("graphshard[pyg]", "graphshard.pyg")
-    loop = require("torch_geometric.utils.loop", *need)
-    num_nodes = require("torch_geometric.utils.num_nodes", *need)
-    scatter = require("torch_geometric.utils._scatter", *need)
-    sparse = require("torch_geometric.utils.sparse", *need)
-    convert = require("torch_geometric.utils.convert", *need)
-    dense = require("torch_geometric.utils._to_dense_batch", *need)
-    negative = require("torch_geometric.utils._negative_sampling", *need)
     wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for module, name, sharded in (
-        (loop, "add_self_loops", _add_self_loops),
-        (loop, "add_remaining_self_loops", _add_self_loops),
-        (loop, "contains_self_loops", _contains_self_loops),
-        (num_nodes, "maybe_num_nodes", _maybe_num_nodes),
-        (scatter, "scatter", _scatter),
-        (sparse, "to_torch_coo_tensor", _matrix),
-        (sparse, "to_torch_csr_tensor", _matrix),
-        (sparse, "to_torch_csc_tensor", _matrix),
-        (convert, "to_scipy_sparse_matrix", _matrix),
-        (dense, "to_dense_batch", _to_dense_batch),
-        (negative, "structured_negative_sampling", _no_negatives),
+    for file, name, sharded in (
+        ("loop", "add_self_loops", _add_self_loops),
+        ("loop", "add_remaining_self_loops", _add_self_loops),
+        ("loop", "contains_self_loops", _contains_self_loops),
+        ("num_nodes", "maybe_num_nodes", _maybe_num_nodes),
+        ("_scatter", "scatter", _scatter),
+        ("sparse", "to_torch_coo_tensor", _matrix),
+        ("sparse", "to_torch_csr_tensor", _matrix),
+        ("sparse", "to_torch_csc_tensor", _matrix),
+        ("convert", "to_scipy_sparse_matrix", _matrix),
+        ("_to_dense_batch", "to_dense_batch", _to_dense_batch),
+        ("_negative_sampling", "structured_negative_sampling", _no_negatives),
     ):
+        module = require(f"torch_geometric.utils.{file}", "graphshard[pyg]", "graphshard.pyg")
         whole = getattr(module, name)
         wrapped[whole] = _either_function(whole, sharded)
     for module in list(sys.modules.values()):
@@ -391,8 +370,7 @@ def _scatter(
 ) -> Tensor:
     if dim_size is None and isinstance(index, NodeValues):
         dim_size = num_nodes_of(index)
-    reduced: Tensor = whole(src, index, dim, dim_size, reduce)
-    return reduced
+    return whole(src, index, dim, dim_size, reduce)
 
 
 def _to_dense_batch(
@@ -474,7 +452,11 @@ def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
     if halo.is_square:
         if halo.sources.owns(given):
             return None
-        _check_limit(halo, given, sources.num_whole, halo.sources.largest)
+        if not halo.sources.largest < given <= sources.num_whole:
+            raise ValueError(
+                f"self loops need a number of nodes that is this rank's ({halo.num_owned}), or "
+                f"that of the whole graph, {sources.num_whole} (got {given})"
+            )
         return given
     rows = [
         (min(halo.num_owned, halo.num_dst), min(sources.num_whole, destinations.num_whole)),
@@ -494,14 +476,6 @@ def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
             f"{largest} on all (got {given} here, {-least} to {most} on all)"
         )
     return given
-
-
-def _check_limit(halo: SourceHalo, given: int, num_whole: int, largest: int) -> None:
-    if not largest < given <= num_whole:
-        raise ValueError(
-            f"self loops need a number of nodes that is this rank's ({halo.num_owned}), or that of "
-            f"the whole graph, {num_whole} (got {given})"
-        )
 
 
 def _with_loops(edge_index: ShardedEdgeIndex, limit: int | None) -> tuple[ShardedEdgeIndex, Tensor]:
@@ -553,9 +527,6 @@ def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> La
     """Arguments of ``ChebConv``, with ``lambda_max`` also where it was not given.
 
     PyG takes twice the largest weight of the Laplacian of all edges, of which this rank has some.
-
-    Raises:
-        NotImplementedError: ``edge_weight`` needs a gradient.
     """
     given = _by_name(layer, args, kwargs)
     if given.get("lambda_max") is not None:
@@ -569,9 +540,7 @@ def with_largest_eigenvalue(layer: Any, args: Arguments, kwargs: Keywords) -> La
     utils = require("torch_geometric.utils", "graphshard[pyg]", "ChebConv")
     with torch.no_grad():
         _, values = utils.get_laplacian(index, weight, layer.normalization, x.dtype, x.shape[0])
-        largest = all_reduce(
-            _largest(values, float("-inf")), "max", group=index.halo.structure.group
-        )
+        largest = _largest(values, float("-inf"), index.halo)
     return args, {**kwargs, "lambda_max": 2.0 * largest[0]}
 
 
@@ -580,9 +549,6 @@ def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
 
     PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
     but these numbers travels, and they do once.
-
-    Raises:
-        ValueError: The layer has fewer rows of weights than the whole graph has nodes.
     """
     given = _by_name(layer, args, kwargs)
     index = given.get("edge_index")
@@ -594,7 +560,7 @@ def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
             f"{type(layer).__name__} without features needs the numbers of the nodes in the whole "
             "graph, which this partition folder does not have; pass x"
         )
-    needed = int(all_reduce(_largest(ids, -1), "max", group=index.halo.structure.group)) + 1
+    needed = int(_largest(ids, -1, index.halo)) + 1
     if needed > layer.in_channels_l:
         raise ValueError(
             f"{type(layer).__name__} without features needs in_channels for the nodes of all "
@@ -608,12 +574,7 @@ def with_own_nodes(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
 
 
 def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
-    """Arguments of a layer, with the values of an adjacency matrix as ``edge_weight`` or attribute.
-
-    Raises:
-        NotImplementedError: The layer takes no weights beside ``edge_index``, or adds self loops to
-            those of the matrix.
-    """
+    """Arguments of a layer, with the values of a matrix as ``edge_weight`` or ``edge_attr``."""
     given = _by_name(layer, args, kwargs)
     matrices = [v for v in given.values() if isinstance(v, ShardedEdgeIndex)]
     values = matrices[0].matrix_values if matrices else None
@@ -648,7 +609,7 @@ def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerC
     y, index = given["y"], given["edge_index"]
     if y.dtype != torch.int64 or y.shape[0] != y.numel():
         return args, kwargs
-    count = int(all_reduce(_largest(y, -1), "max", group=index.halo.structure.group)) + 1
+    count = int(_largest(y, -1, index.halo)) + 1
     columns = nn.functional.one_hot(y.view(-1), count).to(torch.get_default_dtype())
     return ((columns, *args[1:]), kwargs) if args else (args, {**kwargs, "y": columns})
 
@@ -668,9 +629,10 @@ def _by_name(layer: Any, args: Arguments, kwargs: Keywords) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _largest(values: Tensor, least: float) -> Tensor:
-    """``[1]``, the largest of some values, or ``least`` where there are none."""
-    return values.max().view(1) if values.numel() else values.new_full((1,), least)
+def _largest(values: Tensor, least: float, halo: SourceHalo) -> Tensor:
+    """``[1]``, the largest value on any rank, or ``least`` where there are none; collective."""
+    largest = values.max().view(1) if values.numel() else values.new_full((1,), least)
+    return all_reduce(largest, "max", group=halo.structure.group)
 
 
 def corrected(
@@ -757,11 +719,9 @@ def install() -> None:
     han.group = by_means_of_all_ranks(han.group)
     install_functions()
     models = require("torch_geometric.nn.models", *need)
-    for model, name, sharded in (
-        (models.CorrectAndSmooth, "correct", corrected),
-        (models.LightGCN, "get_embedding", own_embedding),
-    ):
-        setattr(model, name, _either_method(getattr(model, name), sharded))
+    smooth, light = models.CorrectAndSmooth, models.LightGCN
+    smooth.correct = _either_method(smooth.correct, corrected)
+    light.get_embedding = _either_method(light.get_embedding, own_embedding)
 
 
 def _either_method(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
@@ -798,11 +758,7 @@ def _of_rows(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
-    """Call a layer with sharded edges.
-
-    Args:
-        run: What is called in the end, with the layer and arguments that may be others.
-    """
+    """Call a layer with sharded edges: ``run``, with arguments that may be others."""
     sharded = list(sharded_in((args, kwargs)))
     halo = sharded[0].halo
     check_model(layer, halo.world_size)

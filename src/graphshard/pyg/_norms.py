@@ -102,26 +102,16 @@ def _converted(module: Any, group: dist.ProcessGroup | None) -> nn.Module:
             track_running_stats=module.track_running_stats,
             group=group,
         )
-    elif kind == "GraphNorm":
-        made = SyncGraphNorm(group, eps=module.eps)
-    elif kind == "PairNorm":
-        made = SyncPairNorm(
-            group,
-            scale=module.scale,
-            scale_individually=module.scale_individually,
-            eps=module.eps,
-        )
-    elif kind == "LayerNorm" and module.mode == "graph":
-        made = SyncLayerNorm(group, eps=module.eps)
-    elif kind == "MeanSubtractionNorm":
-        made = SyncMeanSubtractionNorm(group)
-    elif kind == "InstanceNorm":
-        if module.track_running_stats:
+    elif kind in _SYNCHRONIZED and getattr(module, "mode", "graph") == "graph":
+        if kind == "InstanceNorm" and module.track_running_stats:
             raise NotImplementedError(
                 "InstanceNorm with track_running_stats=True keeps means of several graphs and has "
                 "no meaning on one graph that spans ranks; make it with track_running_stats=False"
             )
-        made = SyncInstanceNorm(group, eps=module.eps)
+        made = _SYNCHRONIZED[kind](group)
+        for name in ("eps", "scale", "scale_individually"):
+            if hasattr(module, name):
+                setattr(made, name, getattr(module, name))
     else:
         return module
     made._parameters.update(module._parameters)
@@ -135,11 +125,9 @@ class _SyncNorm(nn.Module):
 
     eps: float
 
-    def __init__(self, group: dist.ProcessGroup | None, **settings: float) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.group = group
-        for name, value in settings.items():
-            setattr(self, name, value)
 
     def _mean(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> Tensor:
         """Mean per column over the rows of each graph on all ranks: ``[num_graphs, columns]``."""
@@ -230,3 +218,12 @@ class SyncMeanSubtractionNorm(_SyncNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None) -> Any:
         """``[num_rows, channels]`` to the same shape."""
         return (x - self._rows(self._mean(x, batch, dim_size), batch)).to(x.dtype)
+
+
+_SYNCHRONIZED = {
+    "GraphNorm": SyncGraphNorm,
+    "PairNorm": SyncPairNorm,
+    "LayerNorm": SyncLayerNorm,
+    "MeanSubtractionNorm": SyncMeanSubtractionNorm,
+    "InstanceNorm": SyncInstanceNorm,
+}

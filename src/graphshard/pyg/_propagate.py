@@ -57,17 +57,11 @@ MOST_EDGES, FEWEST_EDGES = 1 << 15, 1 << 11
 
 Tensors: TypeAlias = Sequence[Tensor]
 _MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
-
+_HOOKS = [
+    f"_{function}_forward{when}_hooks"
+    for function in ("propagate", "message", "aggregate", "edge_update")
+    for when in ("_pre", "")
+]
 _PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -250,8 +244,7 @@ class Aggregation:
     def recomputed(self) -> Tensor:
         """The result; the backward fetches and computes again. Collective."""
         groups = (self.sources, self.destinations, self.edges, self.parameters)
-        result: Tensor = _Recomputed.apply(self, *(tensor for rows in groups for tensor in rows))
-        return result
+        return _Recomputed.apply(self, *(tensor for rows in groups for tensor in rows))
 
     def split(self, tensors: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Tensors of sources, of destinations and of edges, from all of them in this order."""
@@ -390,7 +383,7 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
         return fused.run()
     padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
     length = halo.largest_in_degree(edges) if padded else 0
-    if not halo.keeps_halo:
+    if halo.mode.mode != "oneshot" and halo.mode.rematerializes:
         aggregation = _in_pieces(layer, kwargs, halo, edges, padded, length)
         if aggregation is not None:
             return aggregation.recomputed()
@@ -460,11 +453,12 @@ def _defined_by(layer: Any, method: str, module: str, name: str) -> bool:
     )
 
 
+def _is_inherited(layer: Any, method: str) -> bool:
+    return _defined_by(layer, method, "torch_geometric.nn.conv.message_passing", "MessagePassing")
+
+
 def _aggregates_as_usual(layer: Any) -> bool:
-    base = "torch_geometric.nn.conv.message_passing"
-    return all(
-        _defined_by(layer, method, base, "MessagePassing") for method in ("aggregate", "update")
-    )
+    return _is_inherited(layer, "aggregate") and _is_inherited(layer, "update")
 
 
 # -- fused: a sum of weighted rows -----------------------------------------------------------------
@@ -556,8 +550,7 @@ def _edge_rows(layer: Any, edge_attr: Tensor | None) -> Tensor | None:
     if edge_attr is None or layer.lin_edge is None:
         return None
     edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-    rows: Tensor = layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
-    return rows
+    return layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
 
 
 def _additive(
@@ -709,12 +702,12 @@ class _PieceEdges(Tensor):
 
 def _special_arguments(layer: Any) -> set[str]:
     """Which of PyG's own arguments the functions of a layer ask for."""
-    base = "torch_geometric.nn.conv.message_passing"
-    names: set[str] = set()
-    for function in ("message", "aggregate", "update", "edge_update"):
-        if not _defined_by(layer, function, base, "MessagePassing"):
-            names |= set(layer.inspector.get_param_names(function))
-    return names
+    return {
+        name
+        for function in ("message", "aggregate", "update", "edge_update")
+        if not _is_inherited(layer, function)
+        for name in layer.inspector.get_param_names(function)
+    }
 
 
 def _in_pieces(
@@ -725,8 +718,7 @@ def _in_pieces(
     padded: Sequence[nn.Module],
     length: int,
 ) -> Aggregation | None:
-    base = "torch_geometric.nn.conv.message_passing"
-    if not _defined_by(layer, "update", base, "MessagePassing"):
+    if not _is_inherited(layer, "update"):
         return None
     asked = _special_arguments(layer)
     if "edge_index" in asked:

@@ -18,6 +18,7 @@ from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
+from ..sampling.feature_store import shared_errors
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import install
 from ._source_halo import NodeNumbering
@@ -27,7 +28,7 @@ from ._whole_graph import (
     OwnerMethod,
     find_owners,
     has_self_loops,
-    read_on_all_ranks,
+    read_whole_graph,
 )
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def _columns(features: Mapping[str, Tensor], of: str, ids: str) -> dict[str, Any
 
 
 def _from_whole(data: Any, part_method: OwnerMethod, seed: int, state: GroupState) -> _OwnRows:
-    whole = read_on_all_ranks(data, state)
+    with shared_errors(state.group):
+        whole = read_whole_graph(data)
     agree(whole.fingerprint(), "the graph that is sharded", state.group)
     layout = NodeLayout(find_owners(whole, part_method, seed, state), state)
     edges, columns, matrices = {}, {}, {}
@@ -246,13 +248,5 @@ def _from_whole(data: Any, part_method: OwnerMethod, seed: int, state: GroupStat
         | {"n_id": rows.own.to(device)}
         for ntype, rows in layout.rows.items()
     }
-    return _OwnRows(
-        layout.num_owned,
-        edges,
-        nodes,
-        columns,
-        device,
-        whole.others,
-        matrices,
-        whole.is_typed,
-    )
+    owned = {ntype: rows.own.numel() for ntype, rows in layout.rows.items()}
+    return _OwnRows(owned, edges, nodes, columns, device, whole.others, matrices, whole.is_typed)

@@ -59,12 +59,8 @@ class NodeNumbering:
         shares = torch.stack(all_gather(group_state(group), mine, "pyg.shard")).tolist()
         self.num_owned = num_owned
         self.counts = tuple(count for count, _ in shares)
+        self.num_whole = sum(self.counts)
         self.ids = ids if all(has_ids for _, has_ids in shares) else None
-
-    @property
-    def num_whole(self) -> int:
-        """Nodes of all ranks."""
-        return sum(self.counts)
 
     def extended_ids(self, halo: Halo) -> Tensor | None:
         """The numbers of extended rows; collective."""
@@ -91,21 +87,14 @@ class EdgeEnd:
         largest: int,
     ) -> None:
         self.halo, self.numbering, self.is_source = halo, numbering, is_source
-        self._ids, self.largest = ids, largest
+        self._ids, self.is_numbered, self.largest = ids, ids is not None, largest
         self.node_type = halo.etype[0 if is_source else 2]
         self.num_rows = numbering.num_owned
         self.world_size, self.group = halo.world_size, halo.structure.group
+        self.has_remote_rows = is_source and self.world_size > 1
         # A table that the edges can index may then have as many rows as a rank has nodes.
         self.is_ambiguous = self.world_size > 1 and max(numbering.counts) > largest
         self._leaves_ranks_empty = self.world_size > 1 and min(numbering.counts) == 0
-
-    @property
-    def name(self) -> str:
-        return "sources" if self.is_source else "destinations"
-
-    @property
-    def has_remote_rows(self) -> bool:
-        return self.is_source and self.world_size > 1
 
     @property
     def own_ids(self) -> Tensor:
@@ -115,10 +104,6 @@ class EdgeEnd:
     def numbers(self, rows: Tensor) -> Tensor:
         """The numbers in the whole graph of some rows."""
         return self._required(self._ids)[rows]
-
-    @property
-    def is_numbered(self) -> bool:
-        return self._ids is not None
 
     def _required(self, ids: Tensor | None) -> Tensor:
         if ids is None:
@@ -144,8 +129,9 @@ class EdgeEnd:
     def check_table(self, shape: torch.Size, dim: int) -> None:
         """Raise if a tensor has neither this rank's rows nor one for each number of the edges."""
         if shape[dim] <= self.largest:
+            name = "sources" if self.is_source else "destinations"
             raise ValueError(
-                f"a tensor indexed by {self.name} needs a row for each of this rank's "
+                f"a tensor indexed by {name} needs a row for each of this rank's "
                 f"{self.num_rows} nodes of type {self.node_type!r}, or for each node of the whole "
                 f"graph ({self.largest + 1} at least), in dimension {dim} (got shape "
                 f"{tuple(shape)})"
@@ -204,15 +190,8 @@ class PieceEnd(EdgeEnd):
         self.halo, self.numbering, self.is_source = end.halo, end.numbering, end.is_source
         self.node_type, self.num_rows = end.node_type, rows.numel()
         self.world_size, self.group, self.largest = end.world_size, end.group, end.largest
-        self.is_ambiguous = self._leaves_ranks_empty = False
-
-    @property
-    def has_remote_rows(self) -> bool:
-        return False
-
-    @property
-    def is_numbered(self) -> bool:
-        return self._end.is_numbered
+        self.is_ambiguous = self._leaves_ranks_empty = self.has_remote_rows = False
+        self.is_numbered = end.is_numbered
 
     def numbers(self, rows: Tensor) -> Tensor:
         return self._end.numbers(self._rows[rows])
@@ -267,6 +246,12 @@ class SourceHalo:
         halo = structure.union_halo(etype[0])
         assert halo is not None
         self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
+        self.world_size = structure.world_size
+        self.num_owned, self.num_extended = halo.num_owned, halo.num_extended
+        #: ``[num_owned]`` the numbers of this rank's sources in the whole graph, if known.
+        self.own_ids = sources.ids
+        #: Whether sources and destinations are the same nodes.
+        self.is_square = sources is destinations
         self._cache = cache
         edges = structure.edges[etype]
         self.num_dst = edges.num_dst
@@ -298,35 +283,6 @@ class SourceHalo:
             EdgeEnd(self, sources, True, ids[0], first),
             EdgeEnd(self, destinations, False, ids[1], second),
         )
-
-    @property
-    def is_square(self) -> bool:
-        """Whether sources and destinations are the same nodes."""
-        return self.sources.numbering is self.destinations.numbering
-
-    @property
-    def own_ids(self) -> Tensor | None:
-        """``[num_owned]`` the numbers of this rank's sources in the whole graph, if known."""
-        return self.sources.numbering.ids
-
-    @property
-    def num_owned(self) -> int:
-        """Source rows of this rank."""
-        return self.halo.num_owned
-
-    @property
-    def num_extended(self) -> int:
-        """Source rows of this rank and the rows of others that its edges read."""
-        return self.halo.num_extended
-
-    @property
-    def world_size(self) -> int:
-        return self.structure.world_size
-
-    @property
-    def keeps_halo(self) -> bool:
-        """Whether fetched rows are kept for the backward, instead of fetched again."""
-        return self.mode.mode == "oneshot" or not self.mode.rematerializes
 
     # ------------------------------------------------------------------ rows
 
@@ -432,8 +388,7 @@ class SourceHalo:
         if self.world_size == 1:
             return extended
         own, remote = extended[: self.num_owned], extended[self.num_owned :]
-        total: Tensor = own + _SumAtSources.apply(remote, self)
-        return total
+        return own + _SumAtSources.apply(remote, self)
 
     # ------------------------------------------------------------------ edges
 

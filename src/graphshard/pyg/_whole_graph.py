@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
-from ..comm import share_error
 from ..comm.collectives import broadcast_
 from ..comm.group import GroupState
 from ..fullbatch.topology import LocalEdges
 from ..graph.convert import require
 from ..partition import UndirectedGraph, metis_partition
+from ..sampling.feature_store import shared_errors
 from ._edge_index import ShardedEdgeIndex
 
 if TYPE_CHECKING:
@@ -93,21 +93,14 @@ class WholeGraph:
 class SplitRows:
     """Rows of a whole tensor, of which every rank has some.
 
-    Args:
-        order: Their numbers, those of rank 0 first, then those of rank 1, and so on.
-        counts: How many each rank has.
+    ``order`` are their numbers, those of rank 0 first; ``counts`` is how many each rank has.
     """
 
     def __init__(self, order: Tensor, counts: Sequence[int], rank: int) -> None:
-        self.counts = tuple(counts)
+        self.counts, self.total = tuple(counts), order.numel()
         self.of_rank = order.split(list(counts))
         self.own = self.of_rank[rank]
         self.is_in_order = bool((order.diff() > 0).all())
-
-    @property
-    def total(self) -> int:
-        """Rows of all ranks."""
-        return sum(self.counts)
 
 
 class NodeLayout:
@@ -130,11 +123,6 @@ class NodeLayout:
             self._row_of[ntype] = rows
             self.rows[ntype] = SplitRows(order, counts.tolist(), state.rank)
 
-    @property
-    def num_owned(self) -> dict[str, int]:
-        """Node type to nodes of this rank."""
-        return {ntype: rows.own.numel() for ntype, rows in self.rows.items()}
-
     def split_edges(self, etype: CanonicalEType, ends: Tensor) -> SplitRows:
         """Edges by the rank of their destination; a rank has them by destination."""
         dst = ends[1].long().cpu()
@@ -155,33 +143,8 @@ class NodeLayout:
         )
 
 
-def read_on_all_ranks(
-    data: Any, state: GroupState, check: Callable[[], None] | None = None
-) -> WholeGraph:
-    """As `read_whole_graph`, of a graph that all ranks have; errors are raised on all. Collective.
-
-    ``check`` may raise, too, before anything is read.
-    """
-    error: Exception | None = None
-    whole: WholeGraph | None = None
-    try:
-        if check is not None:
-            check()
-        whole = read_whole_graph(data)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
-    assert whole is not None
-    return whole
-
-
 def read_whole_graph(data: Data | HeteroData) -> WholeGraph:
-    """What is in a PyG object.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It has no edges, or edges between nodes that it does not have.
-    """
+    """What is in a PyG object, which must have edges, and all nodes between which they are."""
     pyg = require("torch_geometric.data", "graphshard[pyg]", "graphshard.pyg.shard")
     if isinstance(data, pyg.HeteroData):
         counts = {t: _node_count(data[t], f"node type {t!r}") for t in data.node_types}
@@ -271,17 +234,10 @@ def is_matrix(value: object) -> bool:
 
 
 def edges_of_matrix(matrix: Any, name: str) -> MatrixEdges:
-    """Edges of a transposed adjacency matrix, and its values unless they are all 1.
-
-    Args:
-        matrix: ``adj_t`` as PyG's ``ToSparseTensor`` makes it: a row per destination.
-        name: What an error calls it.
+    """Edges of ``adj_t``, with a row per destination, and its values unless they are all 1.
 
     Returns:
         ``[2, num_edges]`` int64 by destination, then source, and ``[num_edges, ...]`` or None.
-
-    Raises:
-        TypeError: It is no sparse matrix.
     """
     if isinstance(matrix, ShardedEdgeIndex):
         raise ValueError(f"{name} is sharded already; pass the whole data object")
@@ -343,13 +299,10 @@ def find_owners(
 ) -> dict[str, Tensor]:
     """The rank of every node, by type: what rank 0 says."""
     total = sum(whole.counts.values())
-    owner, error = torch.zeros(total, dtype=torch.int32), None
-    if state.rank == 0:
-        try:
+    owner = torch.zeros(total, dtype=torch.int32)
+    with shared_errors(state.group):
+        if state.rank == 0:
             owner = _assigned(whole, part_method, seed, state.world_size)
-        except Exception as caught:
-            error = caught
-    share_error(error, state.group)
     if state.world_size > 1 and total:
         broadcast_(state, owner, 0, "shard")
     parts = owner.long().split(list(whole.counts.values()))

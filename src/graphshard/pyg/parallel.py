@@ -40,6 +40,7 @@ from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import RandomState
 from ..graph.convert import require
+from ..sampling.feature_store import shared_errors
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import WHOLE_EDGES, call_sharded, install
 from ._norms import convert_sync_norm
@@ -57,7 +58,7 @@ from ._whole_graph import (
     has_self_loops,
     is_matrix,
     names_edges,
-    read_on_all_ranks,
+    read_whole_graph,
 )
 
 if TYPE_CHECKING:
@@ -95,11 +96,8 @@ def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[No
     if state.world_size == 1:
         yield
         return
-    before, of_python, of_numpy = (
-        RandomState.capture(device),
-        random.getstate(),
-        np.random.get_state(),
-    )
+    before = RandomState.capture(device)
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -112,13 +110,10 @@ def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[No
 
 
 class ParallelEdges:
-    """Edges of the whole graph, and what a rank has in their place.
+    """Edges of the whole graph, which rank has which of them, and this rank's.
 
-    Args:
-        whole: ``[2, num_edges]``, which is copied: the caller's may be written to.
-        rows: Which rank has which edge.
-        index: This rank's.
-        has_loops: Whether any is a self loop, on any rank.
+    ``whole`` is ``[2, num_edges]`` and copied, for the caller's may be written to; ``has_loops``
+    says whether any is a self loop, on any rank.
     """
 
     def __init__(
@@ -133,12 +128,7 @@ class ParallelEdges:
 
 
 class ParallelGraph:
-    """A whole graph, who owns what, and the edge sets that calls have brought.
-
-    Args:
-        owners: Node type to the rank of each node.
-        policy: How remote rows are fetched.
-    """
+    """A whole graph, who owns what, and the edge sets that calls have brought."""
 
     def __init__(
         self,
@@ -181,9 +171,6 @@ class ParallelGraph:
         """Arguments of a layer, with this rank's edges in place of those of the whole graph.
 
         A call of the model puts them there; a model may still have others, which it keeps itself.
-
-        Raises:
-            NotImplementedError: Edges that no call has brought.
         """
         if isinstance(value, ShardedEdgeIndex):
             return value
@@ -259,8 +246,7 @@ class ParallelGraph:
         if self.state.world_size == 1 and rows.is_in_order:
             return whole
         if whole.requires_grad and torch.is_grad_enabled():
-            own: Tensor = _ChosenRows.apply(whole, rows, self.state)
-            return own
+            return _ChosenRows.apply(whole, rows, self.state)
         return Column(whole.detach()).rows(rows.own)
 
 
@@ -462,8 +448,7 @@ class ParallelCall:
         stores = [] if self._data is None or not name else self._data.edge_stores
         having = [store._key for store in stores if name in store]
         if len(having) == 1 and having[0] in self._graph.etypes:
-            etype: CanonicalEType = having[0]
-            return etype
+            return having[0]
         raise ValueError(
             f"{name or 'an argument'} names edges of an unknown relation; pass a dictionary with "
             "the relation as key, as data.edge_index_dict is, or set it on its relation of the "
@@ -500,9 +485,7 @@ class ParallelCall:
     def _argument(self, value: Any, name: str) -> Any:
         """What takes the place of an argument.
 
-        Raises:
-            NotImplementedError: Numbers of nodes that may be more than a mask: an order of nodes,
-                which ranks do not have.
+        Numbers of nodes that may be more than a mask, an order of nodes, are refused.
         """
         is_index = isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
         says_nodes = re.search(r"mask|(^|_)(idx|index|ids?|indices|nodes)$", name) is not None
@@ -581,11 +564,8 @@ class ParallelCall:
     ) -> dict[tuple[nn.Module, str], tuple[Tensor, Tensor]]:
         """Whole tensors where the call has set attributes of modules to this rank's rows.
 
-        As VGAE's ``encode`` does, for a loss that is computed after it. Collective.
-
-        Args:
-            before: `tensors_of` the model before the call.
-            gradients: Of the model's parameters.
+        As VGAE's ``encode`` does, for a loss that is computed after it. Collective. ``before`` is
+        `tensors_of` the model before the call.
 
         Returns:
             Module and name to the whole tensor, which is set now, and this rank's rows.
@@ -655,8 +635,7 @@ class ParallelCall:
             return joined(own, rows, self._graph.state)
         # A rank without nodes may not have used an input; its gradient is put together by all.
         own = anchor(own, *self._inputs) if self._inputs else own
-        whole: Tensor = JoinedRows.apply(own, rows, gradients)
-        return whole
+        return JoinedRows.apply(own, rows, gradients)
 
     def _tensors_in(self, value: Any, key: Any) -> Iterator[tuple[Tensor, Any]]:
         """Tensors in a result, with their types of nodes or edges."""
@@ -773,12 +752,10 @@ def parallelize(
         getattr(model, name)
     state = group_state(group)
     policy.agree(group)
-
-    def check_model() -> None:
+    with shared_errors(state.group):
         if vars(model).get(_MARK):
             raise ValueError("the model is parallel already; call parallelize once")
-
-    whole = read_on_all_ranks(data, state, check_model)
+        whole = read_whole_graph(data)
     checksums = "; ".join(data_checksums(whole))
     agree(
         f"{whole.fingerprint()}; {checksums}",

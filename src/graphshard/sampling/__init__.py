@@ -4,6 +4,7 @@
 `graphshard.dgl.dataloading` offers the same samplers with loaders named and shaped as DGL's.
 """
 
+from ._dist_loader import DataLoader, LoaderStats, MiniBatch, global_mean
 from .feature_store import FeatureRequest, FeatureStore
 from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 from .inference import inference
@@ -13,7 +14,6 @@ from .lazy_features import (
     set_node_lazy_features,
     set_src_lazy_features,
 )
-from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
 from .sampler import (
     BlockSampler,
     DistNeighborSampler,

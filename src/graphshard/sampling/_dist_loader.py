@@ -52,7 +52,6 @@ from .lazy_features import check_named, names_for
 # In the place of a layer's index in `DrawSeed.key`.
 SPLIT_KEY, SEEDS_KEY = -2, -3
 
-
 SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
 FetchedRows: TypeAlias = list[dict[str, Tensor]]
 
@@ -263,10 +262,8 @@ def global_mean(values: Tensor, batch: MiniBatch | int, *, averaged_over: int = 
                 f"(got shape {tuple(values.shape)}); compute the loss with reduction='none', or "
                 "pass the number of seeds that count, on all ranks together, in place of the batch"
             )
-        total = batch.num_global_seeds
-    else:
-        total = batch
-    num_values = total * math.prod(values.shape[1:])
+        batch = batch.num_global_seeds
+    num_values = batch * math.prod(values.shape[1:])
     return values.sum() / (max(1, num_values) / averaged_over)
 
 
@@ -384,8 +381,7 @@ class FeaturePlan:
         if not isinstance(self._graph, MessagePassingGraph):  # a GraphStore
             return {}
         space = self._graph.nodes if isinstance(kind, str) else self._graph.edges
-        data: Mapping[str, Any] = space[kind].data
-        return data
+        return space[kind].data
 
     def _copied(self, etype: RowKind) -> list[str]:
         """Features of edges that are tensors, besides ids."""
@@ -555,7 +551,7 @@ def deliver(
                 stats.cache_hit_rate = stages.features.hit_rate
             yield batch
             del batch
-        if run.num_delivered < len(loader):
+        if run.delivered.num_batches < len(loader):
             raise RuntimeError(
                 "another pass over this DataLoader has begun, or it was closed, which ended "
                 "this pass; make a loader for each"
@@ -684,9 +680,7 @@ class DataLoader:
         error, plan = None, None
         try:
             _check_options(graph, sampler, batch_size, seed, prefetch, cache_bytes, feature_store)
-            flags = {"drop_last": drop_last, "shuffle": shuffle}
-            flags["precompute_optimized_batches"] = precompute_optimized_batches
-            _check_flags(flags)
+            _check_flags(drop_last, shuffle, precompute_optimized_batches)
             plan = FeaturePlan(graph, sampler, feature_store)
         except (TypeError, ValueError) as caught:
             error = caught
@@ -811,7 +805,7 @@ class DataLoader:
                 batches; on all ranks.
             RankError: Another rank failed, or did not answer in time.
         """
-        self._begin()
+        self._resources.begin_pass(self._ranks, self._epoch, "DataLoader")
         stages, pipeline = self._stages, self._pipeline
         assert stages is not None and pipeline is not None
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -824,41 +818,35 @@ class DataLoader:
         self._resources.keep(run)
         return deliver(run, stages, self._stats, self)
 
-    def _begin(self) -> None:
-        """Wait for the threads of the last pass; find out whether all ranks are in step."""
-        error = self._resources.end_of_pass(self._ranks.timeout.total_seconds())
-        groups = self._resources.groups
-        done = [] if groups is None else list(groups.num_operations)
-        verify(
-            self._ranks,
-            f"epoch {self._epoch}, operations {done}",
-            "where a DataLoader stands at the start of a pass (its epoch; and whether the last "
-            "pass was left at the same batch)",
-            error,
-        )
-
 
 @dataclass(eq=False)
 class LoaderResources:
-    """What a `DataLoader` gives back when it is closed, or dropped."""
+    """What a loader gives back when it is closed, or dropped."""
 
     groups: ThreadGroups | None
     features: list[FeatureStore]
     _crew: Crew | None = None
     _run: weakref.ref[Run[Any]] | None = None
-    _failure: str | None = None
     _is_closed: bool = False
 
     def keep(self, run: Run[Any]) -> None:
         """A pass has begun."""
         self._run, self._crew = weakref.ref(run), run.crew
 
-    def end_of_pass(self, seconds: float) -> RuntimeError | None:
-        """End the latest pass.
+    def begin_pass(self, state: GroupState, epoch: int, loader: str) -> None:
+        """Wait for the threads of the last pass; find out whether all ranks are in step."""
+        error = self.end_of_pass(state.timeout.total_seconds())
+        done = [] if self.groups is None else list(self.groups.num_operations)
+        verify(
+            state,
+            f"epoch {epoch}, operations {done}",
+            f"where a {loader} stands at the start of a pass (its epoch; and whether the last "
+            "pass was left at the same batch)",
+            error,
+        )
 
-        Returns:
-            What speaks against another pass, if anything does.
-        """
+    def end_of_pass(self, seconds: float) -> RuntimeError | None:
+        """End the latest pass; what speaks against another one, if anything does."""
         if self._is_closed:
             return RuntimeError("this DataLoader is closed; make another one")
         run = None if self._run is None else self._run()
@@ -871,11 +859,10 @@ class LoaderResources:
             )
         if self.groups is None:
             return None
-        if self._crew is not None and self._crew.failure is not None:
-            self._failure = self._crew.failure
-        if self._failure is not None:
+        failure = None if self._crew is None else self._crew.failure
+        if failure is not None:
             return RuntimeError(
-                f"an earlier pass over this DataLoader failed ({self._failure}); make another one"
+                f"an earlier pass over this DataLoader failed ({failure}); make another one"
             )
         if self.groups.are_broken:
             return RuntimeError("a pass over this DataLoader was cut short; make another one")
@@ -963,8 +950,9 @@ def _check_options(
         raise ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
 
 
-def _check_flags(flags: dict[str, Any]) -> None:
-    for name, value in flags.items():
+def _check_flags(*flags: Any) -> None:
+    names = "drop_last shuffle precompute_optimized_batches".split()
+    for name, value in zip(names, flags, strict=True):
         if not isinstance(value, bool):
             raise TypeError(
                 f"{name} must be True or False (got {value!r}); by position DataLoader takes "

@@ -52,15 +52,7 @@ GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]
 
 
 def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping[Any, Any]:
-    """A dictionary by node type or by relation, out of a user's value that may be one already.
-
-    Args:
-        what: What the error calls the value.
-        shape: What the dictionary should be from and to.
-
-    Raises:
-        TypeError: No dictionary, where there are several kinds.
-    """
+    """A dictionary by node type or by relation, which a user must give where there are several."""
     if isinstance(value, Mapping):
         return value
     if len(kinds) != 1:
@@ -95,24 +87,21 @@ def by_type(store: GraphStore, ids: NodeIds, what: str) -> dict[str, Tensor]:
 
 
 def by_relation(
-    store: GraphStore, ids: EdgeIds | None, what: str
+    store: GraphStore, ids: EdgeIds | None, what: str, *, leave_out: bool = False
 ) -> dict[CanonicalEType, Tensor] | None:
-    """Edge ids as relation to tensor; None stays None. Errors as `by_type`."""
+    """Edge ids as relation to tensor; None stays None. As `by_type`, and `checked_ids`."""
     if ids is None:
         return None
-    ids = per_kind(ids, store.canonical_etypes, what, "relation to ids")
-    return {
-        etype: checked_ids(values, store.num_edges(etype), f"{what} of {etype}", store)
-        for etype, values in ((relation_named(store, name), v) for name, v in ids.items())
-    }
+    by_etype = {}
+    for name, values in per_kind(ids, store.canonical_etypes, what, "relation to ids").items():
+        etype = relation_named(store, name)
+        bound, of = store.num_edges(etype), f"{what} of {etype}"
+        by_etype[etype] = checked_ids(values, bound, of, store, leave_out=leave_out)
+    return by_etype
 
 
 def relation_named(store: GraphStore, name: Any) -> CanonicalEType:
-    """The relation that a name or a triple stands for.
-
-    Raises:
-        ValueError: None or several do.
-    """
+    """The one relation that a name or a triple stands for."""
     matching = [t for t in store.canonical_etypes if name in (t, t[1])]
     if len(matching) != 1:
         raise ValueError(
@@ -135,12 +124,10 @@ def checked_ids(
         ValueError: Another shape, or an id is out of range.
     """
     ids = torch.as_tensor(values)
-    if ids.numel() == 0 and not ids.is_floating_point():
+    if ids.numel() == 0:
         return torch.empty(0, dtype=store.idtype, device=store.device)
     if ids.dtype == torch.bool:
         raise TypeError(f"{what} must be ids (got a bool mask); use mask.nonzero().view(-1)")
-    if ids.numel() == 0:
-        return torch.empty(0, dtype=store.idtype, device=store.device)
     if ids.dtype not in INDEX_DTYPES:
         raise TypeError(f"{what} must be int32 or int64 (got {ids.dtype})")
     if ids.dim() != 1:
@@ -159,11 +146,7 @@ def only_if_plain(by_name: Mapping[Any, Any]) -> Any:
 
 
 def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None:
-    """Raise a TypeError that names the arguments which must not go by position, if some do.
-
-    Args:
-        names: The next arguments, in the order of those whose scripts run here.
-    """
+    """Raise a TypeError that names the arguments which must not go by position, if some do."""
     if unnamed:
         raise TypeError(
             f"{function} takes {', '.join(names)} and what follows by name alone, because SAR, DGL "
@@ -360,8 +343,7 @@ class IdTables:
         scratch = vars(store).setdefault("_scratch", threading.local())
         if not hasattr(scratch, "tables"):
             scratch.tables = cls(store)
-        tables: IdTables = scratch.tables
-        return tables
+        return scratch.tables
 
     def renumber(self, ntype: str, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct ids, ``first`` ahead, and the place of each of ``others`` among them."""
@@ -527,12 +509,9 @@ class NeighborSampler(BlockSampler):
         tables = IdTables.of(structure) if tables is None else tables
         frontier: dict[str, Tensor] = {}
         places: dict[str, Tensor] = {}
-        repeats = False
+        repeats, none = False, torch.empty(0, dtype=structure.idtype, device=structure.device)
         for ntype in structure.ntypes:
-            if ntype in seeds:
-                ids = seeds[ntype].to(structure.idtype)
-            else:
-                ids = torch.empty(0, dtype=structure.idtype, device=structure.device)
+            ids = seeds.get(ntype, none).to(structure.idtype)
             frontier[ntype], places[ntype] = tables.renumber(ntype, ids[:0], ids)
             repeats |= len(frontier[ntype]) < len(ids)
         blocks: list[Block] = []
@@ -636,7 +615,7 @@ def _repeated(
     block: Block, src_rows: Mapping[str, Tensor], dst_rows: Mapping[str, Tensor]
 ) -> Block:
     """A block whose sources and destinations are rows of another's, with the edges into each."""
-    first = {t: _first_places(rows, block.num_src_nodes(t)) for t, rows in src_rows.items()}
+    first = {t: first_places(rows, block.num_src_nodes(t)) for t, rows in src_rows.items()}
     relations, edges = {}, {}
     for etype, adjacency in zip(block.canonical_etypes, block.relations, strict=True):
         indptr, src, eids = adjacency.csc()
@@ -670,7 +649,7 @@ def _repeated(
     return new
 
 
-def _first_places(rows: Tensor, num_rows: int) -> Tensor:
+def first_places(rows: Tensor, num_rows: int) -> Tensor:
     """For each of ``num_rows`` rows, where it is first in ``rows``."""
     places = torch.arange(len(rows), device=rows.device)
     none = torch.full((num_rows,), len(rows), device=rows.device)

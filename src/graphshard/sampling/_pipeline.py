@@ -82,11 +82,7 @@ _crews: set[Crew] = set()
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A batch whose copies may not be done.
-
-    Args:
-        event: Comes after the copies.
-    """
+    """A batch whose copies may not be done; the event comes after them."""
 
     value: Any
     event: torch.cuda.Event
@@ -288,21 +284,13 @@ class Pipeline:
         self.cancelled = threading.Event() if cancelled is None else cancelled
 
     def run(self, items: Iterable[Any]) -> Run[Any]:
-        """Start on a series of batches.
-
-        Args:
-            items: The first value of each batch. Iterated over in the caller's thread.
-        """
+        """Start on batches from their first values, iterated over in the caller's thread."""
         return Run(self, iter(items))
 
 
 @dataclass(eq=False)
 class Deliveries:
-    """What the caller of a run has got from it.
-
-    Args:
-        arrivals: How they arrived from a device's stream; None where there is no device.
-    """
+    """What the caller of a run has got; ``arrivals`` where it comes from a device's stream."""
 
     num_batches: int = 0
     seconds_waited: float = 0.0
@@ -357,16 +345,6 @@ class Run(Iterator[T], Generic[T]):
         arrivals = self.delivered.arrivals
         return value if arrivals is None else arrivals.receive(value)
 
-    @property
-    def num_delivered(self) -> int:
-        """Batches given to the caller."""
-        return self.delivered.num_batches
-
-    @property
-    def seconds_waited(self) -> float:
-        """How long the caller has waited for them."""
-        return self.delivered.seconds_waited
-
     def _next(self) -> Any:
         if self.crew is None:
             item = self._item()
@@ -376,7 +354,7 @@ class Run(Iterator[T], Generic[T]):
                     item = stage.run(item)
             self.delivered.seconds_waited += time.monotonic() - start
             return item
-        last = self.num_delivered + self._prefetch
+        last = self.delivered.num_batches + self._prefetch
         while self._items is not None and self._num_permitted <= last:
             self.crew.incoming.put(self._item())
             self._num_permitted += 1
@@ -391,21 +369,12 @@ class Run(Iterator[T], Generic[T]):
             return _END
         try:
             return next(self._items)
-        except StopIteration:
+        except Exception as error:
             self._items = None
-            return _END
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise
-            self._items = None
-            return _Failure(error)
+            return _END if isinstance(error, StopIteration) else _Failure(error)
 
     def close(self, seconds: float = _DROP_SECONDS) -> bool:
-        """Let the threads finish what has been permitted, and end.
-
-        Returns:
-            Whether they have ended.
-        """
+        """Let the threads finish what has been permitted, and end; whether they have ended."""
         self._leave(seconds)
         return self.crew is None or self.crew.join(0.0)
 
@@ -560,30 +529,26 @@ def _awaited(value: Any) -> Any:
 
 def _work(desk: _Desk) -> None:
     """A stage's thread."""
-    torch.set_grad_enabled(False)  # for this thread
-    stream = desk.crew.stream
-    if desk.crew.gpu is not None:
-        torch.cuda.set_device(desk.crew.gpu)  # for this thread
-    with nullcontext() if stream is None else stream.current():
-        _work_on_batches(desk)
-
-
-def _work_on_batches(desk: _Desk) -> None:
-    if desk.stage.workers > 1:
-        limit_threads(max(1, torch.get_num_threads() // desk.stage.workers))
-    while True:
-        value, number, target = desk.take()
-        if value is _END:
-            break
-        if not desk.crew.cancelled.is_set():
-            value = desk.run(value, number)
-        elif target is desk.target:
-            continue
-        target.put(value)
-        del value  # the batch is the caller's
+    crew, num_workers = desk.crew, desk.stage.workers
+    torch.set_grad_enabled(False)  # for this thread, as all that follows
+    if crew.gpu is not None:
+        torch.cuda.set_device(crew.gpu)
+    if num_workers > 1:
+        limit_threads(max(1, torch.get_num_threads() // num_workers))
+    with nullcontext() if crew.stream is None else crew.stream.current():
+        while True:
+            value, number, target = desk.take()
+            if value is _END:
+                break
+            if not crew.cancelled.is_set():
+                value = desk.run(value, number)
+            elif target is desk.target:
+                continue
+            target.put(value)
+            del value  # the batch is the caller's
     with desk.lock:
         desk.num_ended += 1
-        is_last = desk.num_ended == desk.stage.workers
+        is_last = desk.num_ended == num_workers
     if is_last:
         desk.failure = None  # its traceback refers to a frame
         desk.target.put(_END)

@@ -47,7 +47,6 @@ _FAILED = 1
 _HEAD = 2
 _MOST_SIGNATURES = 2**31
 
-
 Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
 """(node type or relation, feature name) to rows."""
 
@@ -66,11 +65,7 @@ class Ownership:
 
     @classmethod
     def of(cls, manager: GraphShardManager) -> Ownership:
-        """Of a full graph; collective: every rank says how many nodes and edges it owns.
-
-        Raises:
-            ValueError: The graph is a message flow graph, which holds a selection of rows.
-        """
+        """Of a full graph; collective: every rank says how many nodes and edges it owns."""
         with shared_errors(manager.group):
             if manager.is_block:
                 raise ValueError(
@@ -133,9 +128,9 @@ def exchange_sizes(
     what: str,
     signature: str,
     error: Exception | None,
-    sizes: Tensor,
+    sizes: list[list[int]],
     lacking: int = 0,
-) -> tuple[Tensor, int]:
+) -> tuple[list[list[int]], int]:
     """Exchange the sizes of what follows; every rank must call.
 
     It carries besides what would else cost a collective of its own: that a rank's check has
@@ -145,12 +140,12 @@ def exchange_sizes(
     Args:
         what: What the round is, for errors: "what neighbours are drawn".
         signature: What must be equal on all ranks.
-        sizes: int64 ``[world_size, k]``, for each rank k numbers below 2^31.
+        sizes: k times a number below 2^31 for each rank.
         lacking: Bits that say what this rank lacks.
 
     Returns:
-        int64 ``[world_size, k]``, what each rank has for this one; and the bits that any rank has
-        set, this one included.
+        k times what each rank has for this one; and the bits that any rank has set, this one
+        included.
 
     Raises:
         Exception: On every rank, what a rank's check found; see `graphshard.comm.share_error`.
@@ -161,10 +156,10 @@ def exchange_sizes(
             raise error
         return sizes, lacking
     check = zlib.crc32(signature.encode(errors="surrogatepass")) % _MOST_SIGNATURES
-    words = torch.empty((state.world_size, _HEAD + sizes.shape[1]), dtype=torch.int32)
+    words = torch.empty((state.world_size, _HEAD + len(sizes)), dtype=torch.int32)
     words[:, 0] = lacking * 2 + (_FAILED if error is not None else 0)
     words[:, 1] = check
-    words[:, _HEAD:] = sizes
+    words[:, _HEAD:] = torch.tensor(sizes).t()
     splits = [words.shape[1]] * state.world_size
     arrived = all_to_all(state, words.view(-1), splits, splits, what).view_as(words)
     flags = 0
@@ -172,7 +167,7 @@ def exchange_sizes(
         flags |= word
     if flags & _FAILED or bool((arrived[:, 1] != check).any()):
         verify(state, signature, what, error)
-    return arrived[:, _HEAD:].to(torch.int64), flags // 2
+    return arrived[:, _HEAD:].t().tolist(), flags // 2
 
 
 def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:
@@ -286,13 +281,9 @@ class FillRequest:
 
 
 class LocalFeatureStore:
-    """Rows of tables that are whole in this process; base of the stores that fetch some of them.
+    """Rows of tables that are whole in this process; base of the stores that fetch some of them."""
 
-    Attributes:
-        pin_memory: Gather rows of tables on the CPU into page-locked memory, for a GPU.
-    """
-
-    pin_memory = False
+    pin_memory = False  # gather rows of tables on the CPU into page-locked memory, for a GPU
 
     def __init__(self, tables: Tables) -> None:
         # As kernels read them: a view may hold the negative of its numbers.
@@ -410,14 +401,8 @@ class CollectiveFeatureStore(LocalFeatureStore):
             self._fill_own(requests, grouped)
             return
         splits = [ids.splits for ids in grouped]
-        sizes, _ = exchange_sizes(
-            state,
-            "what rows are fetched",
-            "; ".join(f"{rows.kind}: {list(rows.outs)}" for rows in requests),
-            None,
-            torch.tensor(splits, dtype=torch.int64).t(),
-        )
-        asked_of_me = sizes.t().tolist()  # by request, by rank
+        signature = "; ".join(f"{rows.kind}: {list(rows.outs)}" for rows in requests)
+        asked_of_me, _ = exchange_sizes(state, "what rows are fetched", signature, None, splits)
         asked = exchange_rows(
             state,
             [ids.rows[: ids.num_remote] for ids in grouped],
@@ -567,8 +552,7 @@ def _stretches(
 ) -> Iterator[tuple[int, int, str, Tensor]]:
     """Rank, number of the request, feature and bytes of all that is in a message of rows.
 
-    Args:
-        splits: Rows of each request, for or from each rank.
+    ``splits`` are the rows of each request, for or from each rank.
     """
     offset = 0
     for rank, sizes in enumerate(zip(*splits, strict=True)):
@@ -623,11 +607,7 @@ def _check_table(ownership: Ownership, kind: RowKind, name: str, table: Tensor) 
 
 
 def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
-    """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids.
-
-    Args:
-        of: What an error calls those that have a row.
-    """
+    """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids."""
     if not isinstance(rows, Tensor):
         raise TypeError(
             f"{label} must be a tensor (got {type(rows).__name__}); use torch.as_tensor"
@@ -760,9 +740,7 @@ class CachedFeatureStore(LocalFeatureStore):
         per_round = max(1, _MESSAGE_BYTES // max(1, self.row_bytes(kind)))
         rounds = torch.tensor([-(-ids.numel() // per_round)])
         num_rounds = int(all_reduce(rounds, "max", group=self._group))
-        tables = {}
-        for name in self.feature_names(kind):
-            tables[name] = self._empty(kind, name, ids.numel())
+        tables = {name: self._empty(kind, name, ids.numel()) for name in self.feature_names(kind)}
         for number in range(num_rounds):
             rows = slice(number * per_round, (number + 1) * per_round)
             outs = {name: table[rows] for name, table in tables.items()}
@@ -816,12 +794,9 @@ class CachedFeatureStore(LocalFeatureStore):
 
 
 class CacheContent:
-    """What a cache holds, and how often since; shared by copies of it for several groups.
+    """What a cache holds, and accesses to remote rows that it answered (hits) or not (misses).
 
-    Attributes:
-        num_rows: Rows that are kept, of all types together.
-        num_hits: Accesses to remote rows that were answered from here.
-        num_misses: Accesses to remote rows that had to be fetched.
+    Shared by copies of the cache for several groups.
     """
 
     def __init__(self) -> None:

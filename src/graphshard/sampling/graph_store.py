@@ -61,7 +61,6 @@ from .feature_store import (
 
 EdgeDir = Literal["in", "out"]
 
-
 _MEMBERS = "ntypes canonical_etypes idtype device group num_nodes num_edges sample_neighbors on"
 ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
 DrawnEdges: TypeAlias = tuple[Tensor, list[Tensor]]
@@ -213,11 +212,7 @@ class GraphStore(Protocol):
 
 
 def is_graph_store(value: Any) -> bool:
-    """Whether a value is a `GraphStore`, by its members.
-
-    Raises:
-        TypeError: It has ``sample_neighbors`` and lacks others.
-    """
+    """Whether a value is a `GraphStore`; TypeError if it has some of the members alone."""
     if not callable(getattr(value, "sample_neighbors", None)):
         return False
     missing = [name for name in _MEMBERS.split() if not hasattr(value, name)]
@@ -351,11 +346,7 @@ class CheckedWeights:
     def find(
         self, data: Mapping[str, Any], etype: CanonicalEType, options: DrawOptions
     ) -> WeightFeature:
-        """The weights of a relation; the same object until the feature is set or changed.
-
-        Raises:
-            ValueError: There is no such feature, or it holds no weights.
-        """
+        """The weights of a relation; the same object until the feature is set or changed."""
         name = options.weights
         assert name is not None
         if name not in data:
@@ -518,11 +509,7 @@ class OwnEdges:
     def lacking(
         self, etypes: Sequence[CanonicalEType], options: DrawOptions
     ) -> tuple[int, ValueError | None]:
-        """Bits that say what must be exchanged before draws of a kind.
-
-        Returns:
-            The bits; and what is wrong with this rank's weights, if anything is.
-        """
+        """Bits for what must be exchanged before draws; what is wrong with this rank's weights."""
         bits = 0
         try:
             for etype in etypes:
@@ -624,6 +611,7 @@ class LocalGraphStore:
         self.ntypes: Sequence[str] = graph.ntypes
         self.canonical_etypes: Sequence[CanonicalEType] = graph.canonical_etypes
         self.idtype, self.device = graph.idtype, graph.device
+        self.num_nodes, self.num_edges = graph.num_nodes, graph.num_edges
         self._relations = tuple(graph.relations)
         self._lists: dict[ListKey, EdgeLists] = {}
         self._weights = CheckedWeights()
@@ -636,12 +624,6 @@ class LocalGraphStore:
         """Whether the graph still has the edges that it had; it can be changed in place."""
         now = self.graph.relations
         return len(now) == len(self._relations) and all(map(operator.is_, now, self._relations))
-
-    def num_nodes(self, ntype: str) -> int:
-        return self.graph.num_nodes(ntype)
-
-    def num_edges(self, etype: CanonicalEType) -> int:
-        return self.graph.num_edges(etype)
 
     def on(self, group: object) -> LocalGraphStore:
         return self
@@ -783,12 +765,12 @@ class CollectiveGraphStore(ShardedGraphStore):
                 absent.append(self._excluded_by_owner(etype, eids, options))
         asks = [*nodes, *absent]
         splits = [ids.splits for ids in asks]
-        sizes, lacking = exchange_sizes(
+        asked, lacking = exchange_sizes(  # by what is asked, by rank
             state,
             "what neighbours are drawn",
             f"{options}: {'; '.join(signature)}",
             error,
-            torch.tensor(splits, dtype=torch.int64).t(),
+            splits,
             lacking,
         )
         if lacking:
@@ -804,7 +786,6 @@ class CollectiveGraphStore(ShardedGraphStore):
         if state.world_size == 1:
             draw_own()
         else:
-            asked = sizes.t().tolist()  # by what is asked, by rank
             of_others = exchange_rows(
                 state,
                 [ids.rows[: ids.num_remote] for ids in asks],
@@ -972,14 +953,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor] | None = None,
     ) -> list[SampledNeighbors]:
-        """Draw for each request; sends nothing but on first use.
-
-        See `GraphStore.sample_neighbors`.
-
-        Raises:
-            ValueError: Weights that are missing, or no weights; on all ranks, where it is found
-                on first use.
-        """
+        """As `GraphStore.sample_neighbors`; sends, and raises on all ranks, on first use alone."""
         self._prepare([request.etype for request in requests], options)
         absent, answers = excluded or {}, []
         for request in requests:
@@ -1028,8 +1002,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
     def _edge_starts(self, key: ListKey) -> list[int]:
         """First position of each rank's edges, and the number of edges."""
         near = self.ownership.ranges[ends(*key)[0]]
-        starts: list[int] = self._edges.lists[key].indptr[list(near.starts)].tolist()
-        return starts
+        return self._edges.lists[key].indptr[list(near.starts)].tolist()
 
     def _share_lists(self, keys: Sequence[ListKey]) -> None:
         """Replace lists of this rank's edges by those of all."""
@@ -1084,8 +1057,7 @@ def graph_store_of(
     if not isinstance(graph, Graph | GraphShardManager):
         graph = getattr(graph, "graph_store", graph)
         if is_graph_store(graph):
-            store: GraphStore = graph
-            return store
+            return graph
         raise TypeError(
             "graph must be a GraphShardManager, a Graph or a GraphStore (got "
             f"{type(graph).__name__})"

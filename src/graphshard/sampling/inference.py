@@ -20,11 +20,11 @@ the batches of a relation in the same order.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, all_reduce, fetch_halo
 from ..comm.collectives import shared_errors
 from ..fullbatch import AggregationMode, DeferredEdges, GraphShardManager
-from ..fullbatch.lazy import expression_of
+from ..fullbatch.lazy import FieldsOnRead, expression_of
 from ..fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
 from ..fullbatch.topology import Shard, ShardStructure, narrow
 from ..function import MessageFunction, ReduceFunction
@@ -112,9 +112,9 @@ class LocalCut:
         stop = min(start + self._batch_size, adj.num_dst)
         indptr, src, order = adj.csc()
         pointer, eids = _edges_into(indptr, order, start, stop)
-        first, last = int(indptr[start]), int(indptr[stop])
+        src = src[int(indptr[start]) : int(indptr[stop])]
         return Batch(
-            etype, index, start, stop, pointer, src[first:last], adj.num_src, eids, _as_it_is
+            etype, index, start, stop, pointer, src, adj.num_src, eids, lambda column: column
         )
 
 
@@ -189,10 +189,6 @@ def _edges_into(
     return indptr[start : stop + 1] - first, eids
 
 
-def _as_it_is(column: Tensor) -> Tensor:
-    return column
-
-
 def _own_and_remote(own: Tensor, plan: ExchangePlan, column: Tensor) -> Tensor:
     """The own rows of a column that a batch reads, then the remote ones; collective."""
     return torch.cat([column.index_select(0, own), *fetch_halo([(plan, column)])])
@@ -215,20 +211,8 @@ class _Fields:
         return Endpoint("u" if target == "u" else "v", column, self.num_edges)
 
 
-class _Columns(Mapping[str, Any]):
-    """A batch's rows of stored columns, made when one is asked for."""
-
-    def __init__(self, columns: Mapping[str, Any], rows: Callable[[Any], Tensor]) -> None:
-        self._columns, self._rows = columns, rows
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._rows(self._columns[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+def _rows_on_read(columns: Mapping[str, Any], rows: Callable[[Any], Tensor]) -> FieldsOnRead:
+    return FieldsOnRead(columns, lambda name: rows(columns[name]))
 
 
 class _BatchEvaluation(ShardEvaluation):
@@ -248,8 +232,7 @@ class _BatchEvaluation(ShardEvaluation):
         key = ("relation", etype)
         if key not in self.memo:
             self.memo[key] = _BatchEvaluation(self.cut, self.cut.batch(etype, self.batch.index))
-        evaluation: _BatchEvaluation = self.memo[key]
-        return evaluation
+        return self.memo[key]
 
     def leaf(self, leaf: Leaf) -> Tensor:
         if leaf.target == "u":
@@ -282,9 +265,9 @@ class _BatchEvaluation(ShardEvaluation):
         return RelationData(
             adj,
             fields.relation,
-            _Columns(fields.src, self.source_rows),
-            _Columns(fields.dst, self.destination_rows),
-            _Columns(fields.edge, self.edge_rows),
+            _rows_on_read(fields.src, self.source_rows),
+            _rows_on_read(fields.dst, self.destination_rows),
+            _rows_on_read(fields.edge, self.edge_rows),
             nodes,
             ids,
         )
@@ -305,16 +288,11 @@ class _UserValues(Expression):
             evaluation.memo[key] = edge_values(
                 evaluation.data(self.fields, self.function), self.function
             )
-        rows: Tensor = evaluation.memo[key][self.name]
-        return rows
+        return evaluation.memo[key][self.name]
 
 
 class _Softmax(Expression):
-    """Softmax over the in-edges of each destination. See [Note: complete batches].
-
-    Args:
-        scores: Relation to its edges' scores; edges of all of them are normalised together.
-    """
+    """Softmax over the in-edges, of all relations together. See [Note: complete batches]."""
 
     def __init__(self, scores: Mapping[CanonicalEType, Expression], etype: CanonicalEType) -> None:
         self.scores, self.etype = dict(scores), etype
@@ -467,10 +445,8 @@ class BatchedGraph(BatchedPassing, Graph):
 class BatchedShards(BatchedPassing, GraphShardManager):
     """A `GraphShardManager` that passes messages in batches; making one is collective.
 
-    A batch's remote rows are fetched when it is worked on, and dropped.
-
-    Args:
-        graph: The sharded graph; what is stored on this one is not seen by it.
+    A batch's remote rows are fetched when it is worked on, and dropped. What is stored on this one
+    is not seen by the graph.
     """
 
     def __init__(self, graph: GraphShardManager, batch_size: int) -> None:
@@ -575,12 +551,6 @@ class SameGraph(Sequence[MessagePassingGraph]):
     def __init__(self, graph: MessagePassingGraph) -> None:
         self._graph = graph
 
-    @overload
-    def __getitem__(self, index: int) -> MessagePassingGraph: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[MessagePassingGraph]: ...
-
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             if index.stop is None or index.stop < 0 or (index.start or 0) < 0:
@@ -609,10 +579,7 @@ def _check(graph: Any, batch_size: int, num_layers: int | None) -> None:
         raise TypeError(
             f"inference runs on a Graph or a GraphShardManager (got {type(graph).__name__})"
         )
-    sharing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if isinstance(graph, GraphShardManager):
-        sharing = shared_errors(graph.group)
-    with sharing:
+    with shared_errors(graph.group) if isinstance(graph, GraphShardManager) else nullcontext():
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 (got {batch_size})")
         if num_layers is not None and num_layers < 1:
@@ -625,7 +592,7 @@ def _check(graph: Any, batch_size: int, num_layers: int | None) -> None:
             )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _evaluating(model: Callable[..., Any]) -> Iterator[None]:
     """Evaluation mode for all modules of the model; afterwards each is as it was."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalDataLoader and its kin: mini-batches for one process, or for ranks that have all indices.
-
-Loaders by their public place; `DataLoader`, for a graph that spans ranks, is in `_dist_loader`.
-"""
+"""LocalDataLoader and its kin: mini-batches for one process, or for ranks that have all indices."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ from ..comm.collectives import shared_errors
 from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
 from ._dist_loader import SPLIT_KEY, BatchOrder, FeaturePlan, LoaderStats
-from ._dist_loader import DataLoader as DataLoader
 from ._dist_loader import LoaderResources as LoaderResources
-from ._dist_loader import MiniBatch as MiniBatch
-from ._dist_loader import global_mean as global_mean
 from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
 from .feature_store import FeatureRequest, FeatureStore
 from .graph_store import GraphStore, LocalGraphStore, graph_store_of

@@ -35,7 +35,6 @@ from ._neighbor_sampler import (
     by_relation,
     checked_ids,
     only_if_plain,
-    per_kind,
     relation_named,
     takes,
 )
@@ -45,15 +44,15 @@ from ._neighbor_sampler import MultiLayerFullNeighborSampler as MultiLayerFullNe
 from ._neighbor_sampler import MultiLayerNeighborSampler as MultiLayerNeighborSampler
 from ._neighbor_sampler import NeighborSampler as NeighborSampler
 from ._neighbor_sampler import by_type as by_type
+from ._neighbor_sampler import first_places as first_places
 from ._neighbor_sampler import refuse_unnamed as refuse_unnamed
-from .graph_store import GraphStore, graph_store_of
+from .graph_store import graph_store_of
 from .lazy_features import FeatureNames, check_named, read_named, set_lazy
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
 
 MODES = ("self", "reverse_id", "reverse_types")
-
 
 Pairs: TypeAlias = tuple[Tensor, Tensor]
 """Source and destination of each pair."""
@@ -108,9 +107,9 @@ def edges_to_exclude(
     if exclude is None:
         return None
     if callable(exclude):
-        return _edges_there(store, exclude(as_given), "what exclude returned")
-    if not isinstance(exclude, str):
-        return _edges_there(store, exclude, "exclude")
+        return by_relation(store, exclude(as_given), "what exclude returned", leave_out=True)
+    if not isinstance(exclude, str):  # a map may be of a graph that had more edges
+        return by_relation(store, exclude, "exclude", leave_out=True)
     if exclude == "self":
         return dict(seeds)
     if exclude == "reverse_id":
@@ -140,18 +139,6 @@ def edges_to_exclude(
             reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
             excluded.setdefault(back, []).append(reverses)
     return {etype: torch.cat(ids) for etype, ids in excluded.items()}
-
-
-def _edges_there(store: GraphStore, ids: EdgeIds, what: str) -> dict[CanonicalEType, Tensor] | None:
-    """As `by_relation`, without ids of no edge: a map may be of a graph that had more edges."""
-    if ids is None:
-        return None
-    by_etype = {}
-    for name, values in per_kind(ids, store.canonical_etypes, what, "relation to ids").items():
-        etype = relation_named(store, name)
-        bound = store.num_edges(etype)
-        by_etype[etype] = checked_ids(values, bound, f"{what} of {etype}", store, leave_out=True)
-    return by_etype
 
 
 def find_exclude_eids(
@@ -309,13 +296,38 @@ class GlobalUniform(NegativeSampler):
         redundancy: float | None = None,
     ) -> None:
         super().__init__(k)
+        if redundancy is not None and redundancy < 0:
+            raise ValueError(f"redundancy must not be negative (got {redundancy})")
         self.exclude_self_loops, self.replace = exclude_self_loops, replace
-        self.max_rounds = _rounds(redundancy)
+        self.max_rounds = _MAX_ROUNDS if redundancy is None else 1 + int(-(-redundancy // 1))
 
     def _pairs(self, g: Any, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
-        return _free_pairs(
-            g, etype, streams, self.k, self.exclude_self_loops, self.replace, self.max_rounds
-        )
+        source_type, _, target_type = etype
+        num_src, num_dst, k = g.num_nodes(source_type), g.num_nodes(target_type), self.k
+        num_streams = streams.numel()
+        streams = streams.repeat_interleave(k)
+        slot = torch.arange(k, device=streams.device).repeat(num_streams)
+        code = torch.full_like(streams, -1)
+        open_slots = torch.arange(streams.numel(), device=streams.device)
+        if num_src == 0 or num_dst == 0:
+            open_slots = open_slots[:0]
+        for attempt in range(self.max_rounds):
+            if open_slots.numel() == 0:
+                break
+            counter = 2 * (attempt * k + slot[open_slots])
+            source = _any_of(num_src, word(streams[open_slots], counter))
+            destination = _any_of(num_dst, word(streams[open_slots], counter + 1))
+            good = ~g.has_edges_between(source.to(g.idtype), destination.to(g.idtype), etype=etype)
+            if self.exclude_self_loops and source_type == target_type:
+                good &= source != destination
+            drawn = source * num_dst + destination
+            if not self.replace:
+                good &= ~torch.isin(drawn, code)
+                good &= _is_first(drawn, good)
+            code[open_slots[good]] = drawn[good]
+            open_slots = open_slots[~good]
+        code = code[code >= 0]
+        return code // max(num_dst, 1), code % max(num_dst, 1)
 
 
 def global_uniform_negative_sampling(
@@ -351,53 +363,9 @@ def global_uniform_negative_sampling(
     relation = g.canonical_etypes[0] if etype is None else g.to_canonical_etype(etype)
     key = DrawSeed.fresh().key(NEGATIVES, g.canonical_etypes.index(relation))
     streams = states(key_state(key, _DOMAIN), torch.arange(int(num_samples), device=g.device))
-    rounds = _rounds(redundancy)
-    source, destination = _free_pairs(g, relation, streams, 1, exclude_self_loops, replace, rounds)
+    sampler = GlobalUniform(1, exclude_self_loops, replace, redundancy)
+    source, destination = sampler._pairs(g, relation, streams, streams)
     return source.to(g.idtype), destination.to(g.idtype)
-
-
-def _rounds(redundancy: float | None) -> int:
-    if redundancy is not None and redundancy < 0:
-        raise ValueError(f"redundancy must not be negative (got {redundancy})")
-    return _MAX_ROUNDS if redundancy is None else 1 + int(-(-redundancy // 1))
-
-
-def _free_pairs(
-    g: Any,
-    etype: CanonicalEType,
-    streams: Tensor,
-    k: int,
-    exclude_self_loops: bool,
-    replace: bool,
-    max_rounds: int,
-) -> Pairs:
-    """``k`` pairs from each stream of random words, of nodes that no edge of a relation joins."""
-    source_type, _, target_type = etype
-    num_src, num_dst = g.num_nodes(source_type), g.num_nodes(target_type)
-    num_streams = streams.numel()
-    streams = streams.repeat_interleave(k)
-    slot = torch.arange(k, device=streams.device).repeat(num_streams)
-    code = torch.full_like(streams, -1)
-    open_slots = torch.arange(streams.numel(), device=streams.device)
-    if num_src == 0 or num_dst == 0:
-        open_slots = open_slots[:0]
-    for attempt in range(max_rounds):
-        if open_slots.numel() == 0:
-            break
-        counter = 2 * (attempt * k + slot[open_slots])
-        source = _any_of(num_src, word(streams[open_slots], counter))
-        destination = _any_of(num_dst, word(streams[open_slots], counter + 1))
-        good = ~g.has_edges_between(source.to(g.idtype), destination.to(g.idtype), etype=etype)
-        if exclude_self_loops and source_type == target_type:
-            good &= source != destination
-        drawn = source * num_dst + destination
-        if not replace:
-            good &= ~torch.isin(drawn, code)
-            good &= _is_first(drawn, good)
-        code[open_slots[good]] = drawn[good]
-        open_slots = open_slots[~good]
-    code = code[code >= 0]
-    return code // max(num_dst, 1), code % max(num_dst, 1)
 
 
 def _any_of(count: int, words: Tensor) -> Tensor:
@@ -523,16 +491,14 @@ class EdgePredictionSampler(Sampler):
         if self.negative_sampler is not None:
             pair_graphs.append(_pair_graph(g, nodes, negatives))
 
-        excluded = edges_to_exclude(
+        excluded: Any = edges_to_exclude(
             g, seeds, as_given, self.exclude, self.reverse_eids, self.reverse_etypes
         )
-        excluded_ids = None
-        if excluded is not None:
-            plain = len(g.canonical_etypes) == 1
-            excluded_ids = only_if_plain(excluded) if plain else excluded
+        if excluded is not None and len(g.canonical_etypes) == 1:
+            excluded = only_if_plain(excluded)
         keyed = {"draw_seed": draw_seed} if self._is_keyed else {}
         drawn_from = g if self.g_sampling is None else self.g_sampling
-        sampled = self.sampler.sample(drawn_from, only_if_plain(nodes), excluded_ids, **keyed)
+        sampled = self.sampler.sample(drawn_from, only_if_plain(nodes), excluded, **keyed)
         return (sampled[0], *pair_graphs, sampled[-1])
 
     def prefetch(self, batch: Any) -> None:

@@ -19,7 +19,7 @@ from ..._base.files import check_regular
 from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import EID, NID, Graph, node_subgraph, remove_edges
-from ...graph.structure import by_first_occurrence, first_of_groups
+from ...graph.structure import by_first_occurrence, places_of
 from ...ops import Adjacency
 from ...sampling.graph_store import graph_store_of
 from ...sampling.lazy_features import (
@@ -154,7 +154,7 @@ def _repeated(subgraph: Graph, drawn: dict[str, Tensor], distinct: dict[str, Ten
     for ntype, ids in drawn.items():
         ascending, order = torch.sort(distinct[ntype])
         rows[ntype] = order[torch.searchsorted(ascending, ids)]
-        first[ntype] = first_of_groups(rows[ntype], len(distinct[ntype])).to(ids.dtype)
+        first[ntype] = places_of(rows[ntype], len(distinct[ntype])).to(ids.dtype)
     relations, eids = {}, {}
     for etype in subgraph.canonical_etypes:
         near = rows[etype[2]].to(subgraph.idtype)

@@ -45,8 +45,8 @@ from ..frame import (
     Scheme,
     TypedFrameView,
 )
-from ..structure import ALL, Schema, check_ids, id_tensor, is_all
-from ._relation import NodeBatch, run_apply
+from ..structure import ALL, All, Schema, check_ids, id_tensor, is_all
+from ._relation import EdgeBatch, NodeBatch, run_apply
 
 ProtocolT = TypeVar("ProtocolT", bound="MessagePassingGraph")
 ResultT = TypeVar("ResultT")

@@ -4,14 +4,3 @@
 from ._inputs import RemoteFeatureStore, RemoteGraphStore
 from ._loaders import HGTLoader, LinkNeighborLoader, NeighborLoader, PrefetchLoader
 from ._samplers import HGTSampler, HopSampler
-
-__all__ = [
-    "HGTLoader",
-    "HGTSampler",
-    "HopSampler",
-    "LinkNeighborLoader",
-    "NeighborLoader",
-    "PrefetchLoader",
-    "RemoteFeatureStore",
-    "RemoteGraphStore",
-]

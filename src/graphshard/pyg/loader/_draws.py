@@ -24,8 +24,9 @@ in `graphshard.sampling`: by the seed, the epoch, the step, the hop, the relatio
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -35,7 +36,7 @@ from ..._base.typing import CanonicalEType
 from ...ops import IdTable, draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
 from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
-from ...sampling.sampler import IdTables
+from ...sampling.sampler import IdTables, first_places
 from ._sources import ORIGINAL, Kind, SamplingSource
 
 _INDUCED = 1 << 20
@@ -49,9 +50,10 @@ _DOMAIN = 0x1F83D9ABFB41BD6B
 _TAKEN = 1 << 21
 """Stands in the key of a draw of nodes, besides the hop."""
 
-
 Edges: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations (both as rows) and ids of edges; or counts, neighbours and ids of edges."""
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class TimedEdges(NamedTuple):
@@ -89,11 +91,7 @@ class TimeLimit:
         seeds: Mapping[str, Tensor],
         given: Mapping[str, Tensor] | None,
     ) -> Tensor:
-        """The time of each seed, type by type; collective where the source is, unless given.
-
-        Raises:
-            ValueError: It is neither given nor known.
-        """
+        """The time of each seed, type by type; collective where the source is, unless given."""
         if given is not None:
             return torch.cat([given[ntype].view(-1) for ntype in seeds])
         for ntype in seeds:
@@ -250,18 +248,17 @@ class SubgraphNodes:
         seed_of: Tensor | None = None,
         num_subgraphs: int = 0,
     ) -> None:
-        self._tables, self._ntype, self._count = tables, ntype, count
-        codes_below = max(_HASHED, count * num_subgraphs)
-        self._own_table = None if seed_of is None else IdTable(codes_below)
+        self._count = count
+        self._renumber: Callable[[Tensor, Tensor], Pair] = partial(tables.renumber, ntype)
+        if seed_of is not None:
+            self._renumber = IdTable(max(_HASHED, count * num_subgraphs)).renumber
         self.ids, self.seed_of = seeds, seed_of
         codes = self._codes(seeds, seed_of)
         self._distinct, numbers = self._renumber(codes[:0], codes)
         self._num_seeds, self._num_distinct = seeds.numel(), self._distinct.numel()
         self._first: Tensor | None = None
         if self._num_distinct < self._num_seeds:
-            rows = torch.arange(self._num_seeds)
-            last = torch.full((self._num_distinct,), self._num_seeds)
-            self._first = last.scatter_reduce(0, numbers, rows, "amin")
+            self._first = first_places(numbers, self._num_distinct)
 
     def __len__(self) -> int:
         return self.ids.numel()
@@ -282,11 +279,6 @@ class SubgraphNodes:
         """Rows of nodes; -1 for those that are not there."""
         _, numbers = self._renumber(self._distinct, ids)
         return self._rows(numbers).masked_fill(numbers >= self._distinct.numel(), -1)
-
-    def _renumber(self, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        if self._own_table is not None:
-            return self._own_table.renumber(first, others)
-        return self._tables.renumber(self._ntype, first, others)
 
     def _codes(self, ids: Tensor, seed_of: Tensor | None) -> Tensor:
         return ids if seed_of is None else seed_of * self._count + ids
@@ -379,11 +371,8 @@ def _seed_nodes(
     source: SamplingSource, seeds: Mapping[str, Tensor], disjoint: bool = False
 ) -> dict[str, SubgraphNodes]:
     tables, none = IdTables.of(source.graph), torch.empty(0, dtype=torch.int64)
-    total, first = sum(ids.numel() for ids in seeds.values()), 0
-    seed_of: dict[str, Tensor] = {}
-    for ntype, ids in seeds.items():
-        seed_of[ntype] = torch.arange(first, first + ids.numel())
-        first += ids.numel()
+    sizes = [ids.numel() for ids in seeds.values()]
+    seed_of = dict(zip(seeds, torch.arange(sum(sizes)).split(sizes), strict=True))
     return {
         ntype: SubgraphNodes(
             tables,
@@ -391,7 +380,7 @@ def _seed_nodes(
             source.count(ntype),
             seeds.get(ntype, none),
             seed_of.get(ntype, none) if disjoint else None,
-            total,
+            sum(sizes),
         )
         for ntype in source.ntypes
     }

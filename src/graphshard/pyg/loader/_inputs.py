@@ -72,11 +72,9 @@ class RemoteFeatureStore(FeatureStore):
         """Ids before partitioning; all of them for None."""
         count = self.source.count(kind)
         if index is None:
-            return torch.arange(count)
-        if isinstance(index, slice):
-            return torch.arange(count)[index]
-        if isinstance(index, int):
-            return torch.arange(count)[index].view(1)
+            index = slice(None)
+        if isinstance(index, slice | int):
+            return torch.arange(count)[index].view(-1)
         ids = torch.as_tensor(index)
         if ids.dtype == torch.bool:
             ids = ids.nonzero().view(-1)
@@ -85,17 +83,16 @@ class RemoteFeatureStore(FeatureStore):
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         return self._multi_get_tensor([attr])[0]
 
-    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
+    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
         requests: list[tuple[Kind, Sequence[str], Tensor]] = []
         for attr in attrs:
             kind = self._checked(attr)
             ids = self.source.stored(kind, self._ids(kind, attr.index))
             requests.append((kind, [attr.attr_name], ids))
-        as_arrays: list[Any] = [
+        return [
             rows.cpu().numpy() if isinstance(attr.index, np.ndarray) else rows
             for attr, (rows,) in zip(attrs, self.source.fetch(requests), strict=True)
         ]
-        return as_arrays
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
         kind = self._kind(attr)
@@ -204,12 +201,7 @@ def _placeholder(source: SamplingSource) -> Data | HeteroData:
 def node_input(
     data: Any, source: SamplingSource, given: Any, options: dict[str, Any]
 ) -> tuple[Any, Any, Tensor | None]:
-    """What PyG's loader takes: data, seeds by their ids before partitioning, and what they were.
-
-    Raises:
-        TypeError: Seeds that are no ids.
-        ValueError: An unknown type, a mask of another length, or an id out of range.
-    """
+    """What PyG's loader takes: data, seeds by their ids before partitioning, and what they were."""
     if isinstance(data, Data | HeteroData) and options.get("filter_per_worker") is None:
         options["filter_per_worker"] = infer_filter_per_worker(data)
     ntype, nodes = None, given
@@ -276,16 +268,10 @@ def _ids(given: Any, count: int, nodes: str) -> tuple[Tensor, Tensor | None]:
 
 
 def named_ends(data: Any, source: SamplingSource, given: Any) -> tuple[Any, Any]:
-    """The relation of edges to start from, None of a plain graph; and their ends, as given.
-
-    Raises:
-        TypeError: Ends that are no ids.
-        ValueError: An unknown relation, or ends of another shape.
-    """
+    """The relation of edges to start from, None of a plain graph; and their ends, as given."""
     etype, ends = None, given
     if source.is_typed:
-        is_named = isinstance(given, tuple | list) and len(given) in (2, 3)
-        if not is_named:
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3):
             raise ValueError(
                 "edge_label_index must name a relation, alone or as (relation, ends), because the "
                 f"graph has types (got {type(given).__name__})"
@@ -307,11 +293,7 @@ def named_ends(data: Any, source: SamplingSource, given: Any) -> tuple[Any, Any]
 
 
 def original_ends(data: Any, source: SamplingSource, etype: Any, ends: Any) -> Tensor:
-    """Ends of edges by ids before partitioning; collective where the source is.
-
-    Raises:
-        ValueError: On all ranks, if they are columns of a sharded ``edge_index`` on some alone.
-    """
+    """Ends of edges by ids before partitioning; collective where the source is."""
     relation = source.etypes[0] if etype is None else etype
     if ends is None:
         return torch.stack(RemoteGraphStore(source).ends(relation))
@@ -324,21 +306,15 @@ def original_ends(data: Any, source: SamplingSource, etype: Any, ends: Any) -> T
                 "others; pass the same kind on all"
             )
     if isinstance(ends, ShardedEdgeIndex):
-        src_ids = data.n_id if etype is None else data[etype[0]].n_id
-        dst_ids = data.n_id if etype is None else data[etype[2]].n_id
-        return torch.stack([src_ids[ends[0]], dst_ids[ends.local()[1]]]).cpu()
-    plain: Tensor = ends.as_subclass(Tensor).cpu().to(torch.int64)
-    return plain
+        sources, targets = (data, data) if etype is None else (data[etype[0]], data[etype[2]])
+        return torch.stack([sources.n_id[ends[0]], targets.n_id[ends.local()[1]]]).cpu()
+    return ends.as_subclass(Tensor).cpu().to(torch.int64)
 
 
 def link_input(
     source: SamplingSource, etype: Any, ends: Tensor, label: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """What PyG's loader takes: data, and the ends of edges with their relation.
-
-    Raises:
-        ValueError: An id that the graph does not have, or not one label for each edge.
-    """
+    """What PyG's loader takes: data, and the ends of edges with their relation."""
     relation = source.etypes[0] if etype is None else etype
     for kind, ids in zip((relation[0], relation[2]), ends, strict=True):
         source.check(kind, ids)

@@ -141,24 +141,17 @@ def set_link_seeds(data: Any, out: Any, input_type: Any, neg_sampling: Any) -> N
             out.metadata
         )
         return
-    input_id, src, dst_pos, dst_neg, seed_time = out.metadata
-    if input_type is None:
-        data.input_id, data.seed_time = input_id, seed_time
-        data.src_index, data.dst_pos_index, data.dst_neg_index = src, dst_pos, dst_neg
-        return
-    data[input_type].input_id = input_id
-    data[input_type[0]].src_index = src
-    data[input_type[2]].dst_pos_index, data[input_type[2]].dst_neg_index = dst_pos, dst_neg
-    data[input_type[0]].seed_time = data[input_type[2]].seed_time = seed_time
+    edges = sources = targets = data
+    if input_type is not None:
+        edges, sources, targets = (data[t] for t in (input_type, input_type[0], input_type[2]))
+    edges.input_id, sources.src_index, targets.dst_pos_index, targets.dst_neg_index, seed_time = (
+        out.metadata
+    )
+    sources.seed_time = targets.seed_time = seed_time
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise if options of torch's loader are among those that only concern worker processes.
-
-    Raises:
-        NotImplementedError: They are, and name the alternative.
-        ValueError: There are no batches to make.
-    """
+    """Raise if options of torch's loader only concern worker processes, or make no batches."""
     for name, instead in _NO_PROCESSES.items():
         if options.get(name):
             raise NotImplementedError(
@@ -174,11 +167,10 @@ class SourceLoader:
 
     _source: SamplingSource
 
-    def _open(self, sampler: SourceSampler, seed: int | None, error: Exception | None) -> None:
+    def _open(self, sampler: SourceSampler, seed: int | None) -> None:
         """Agree with the other ranks; the last thing that making a loader does."""
         loader: Any = self
         source = self._source
-        source.share(error)
         options = f"num_workers {loader.num_workers}, prefetch_factor {loader.prefetch_factor}"
         verify(source.state, options, "the options of a loader", None)
         self.epoch, self.seed = 0, sampler.seed if seed is None else seed
@@ -194,7 +186,9 @@ class SourceLoader:
             source.prepare(ntype)  # here, and not in two threads
         self._resources = LoaderResources(groups, [])
         self._finalizer = weakref.finalize(self, self._resources.close)
-        stages = [Stage(_SAMPLE, self._sampled, self._num_threads(loader.num_workers))]
+        # One thread draws where the order of messages counts.
+        workers = min(loader.num_workers, torch.get_num_threads()) if source.is_whole else 1
+        stages = [Stage(_SAMPLE, self._sampled, max(1, workers))]
         if loader.filter_per_worker:
             stages.append(Stage(_FEATURES, self._finished))
         self._pipeline = Pipeline(stages, ahead, None if groups is None else groups.cancelled)
@@ -213,10 +207,6 @@ class SourceLoader:
         data = batch_of(self._fetching, self.data, out, loader.custom_cls)
         set_seeds(data, out, loader.input_data.input_type if self._source.is_typed else None)
         return data if loader.transform is None else loader.transform(data)
-
-    def _num_threads(self, num_workers: int) -> int:
-        """Threads that draw; one where the order of messages counts."""
-        return max(1, min(num_workers, torch.get_num_threads())) if self._source.is_whole else 1
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next pass is; each pass counts one up by itself."""
@@ -243,7 +233,7 @@ class SourceLoader:
         """One pass; every rank of a graph that spans ranks must make it, and leave at one batch."""
         loader: Any = self
         if self._source.is_collective:
-            self._step_in()
+            self._resources.begin_pass(self._source.state, self.epoch, "loader")
         epoch, self.epoch = self.epoch, self.epoch + 1
         batches: Any = loader.batch_sampler
         if self._most is not None:
@@ -258,7 +248,7 @@ class SourceLoader:
             for batch in run:
                 yield batch if loader.filter_per_worker else self._finished(batch)
                 del batch
-            if self._most is not None and run.num_delivered < self._most:
+            if self._most is not None and run.delivered.num_batches < self._most:
                 raise RuntimeError(
                     "another pass over this loader has begun, or it was closed, which ended this "
                     "pass; make a loader for each"
@@ -266,19 +256,6 @@ class SourceLoader:
         except GeneratorExit:
             run.close()
             raise
-
-    def _step_in(self) -> None:
-        """Wait for the threads of the last pass; find out whether all ranks are in step."""
-        state, groups = self._source.state, self._resources.groups
-        error = self._resources.end_of_pass(state.timeout.total_seconds())
-        done = [] if groups is None else list(groups.num_operations)
-        verify(
-            state,
-            f"epoch {self.epoch}, operations {done}",
-            "where a loader stands at the start of a pass (its epoch; and whether the last pass "
-            "was left at the same batch)",
-            error,
-        )
 
     def _sampled(self, item: tuple[list[int], DrawSeed]) -> Any:
         raise NotImplementedError
@@ -322,7 +299,8 @@ class PrefetchLoader:
         self.loader, self.device = loader, device_of(device)
         self._stream = DeviceStream.of(self.device)
         ahead = 0 if self._stream is None else 1
-        self._pipeline = Pipeline([Stage("device", self._moved)], ahead, stream=self._stream)
+        stage = Stage("device", partial(moved, device=self.device, pin=True))
+        self._pipeline = Pipeline([stage], ahead, stream=self._stream)
 
     def __iter__(self) -> Run[Any]:
         """One pass over the loader."""
@@ -335,17 +313,11 @@ class PrefetchLoader:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader})"
 
-    def _moved(self, batch: Any) -> Any:
-        return moved(batch, self.device, pin=True)
-
 
 def cut(batches: Sequence[list[int]], num_steps: int) -> list[list[int]]:
     """The same seeds in ``num_steps`` batches, of sizes that differ by 1 at most.
 
-    ``num_steps`` is what the rank with the most batches has.
-
-    Raises:
-        ValueError: Torch's sampler made more.
+    ``num_steps`` is what the rank with the most batches has; torch's sampler may not make more.
     """
     if len(batches) > num_steps:
         raise ValueError(
@@ -374,8 +346,7 @@ class _NodeSeeds(SourceLoader):
         """Make PyG's part of a loader, and agree with the other ranks."""
         self._source = source = source_of(data)
         own = _checked(source, sampler, options, make)
-        error: Exception | None = None
-        try:
+        with source.shared_errors():
             given, input_nodes, input_id = node_input(data, source, input_nodes, options)
             if input_id is not None:
                 options["input_id"] = input_id
@@ -383,9 +354,7 @@ class _NodeSeeds(SourceLoader):
                 self, data=given, node_sampler=own, input_nodes=input_nodes, **options
             )
             self._keep_data(data)
-        except Exception as caught:
-            error = caught
-        self._open(own, seed, error)
+        self._open(own, seed)
 
     def _sampled(self, item: Any) -> Any:
         loader: Any = self
@@ -463,18 +432,8 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        make = partial(
-            HopSampler,
-            num_neighbors=num_neighbors,
-            subgraph_type=subgraph_type if directed else "induced",
-            replace=replace,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            seed=seed,
-        )
-
+        kind = subgraph_type if directed else "induced"
+        draws = (num_neighbors, kind, replace, disjoint, temporal_strategy, time_attr, weight_attr)
         options = {
             "given_times": {"input_time": (input_time, time_attr, False)},
             "input_time": input_time,
@@ -483,6 +442,7 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
             "filter_per_worker": filter_per_worker,
             **kwargs,
         }
+        make = partial(_hop_sampler, draws, seed)
         self._set_up(data, neighbor_sampler, make, input_nodes, seed, options)
 
 
@@ -560,35 +520,20 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
         **kwargs: Any,
     ) -> None:
         self._source = source = source_of(data)
-
-        make = partial(
-            HopSampler,
-            num_neighbors=num_neighbors,
-            subgraph_type=subgraph_type if directed else "induced",
-            replace=replace,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            seed=seed,
-        )
-
+        kind = subgraph_type if directed else "induced"
+        draws = (num_neighbors, kind, replace, disjoint, temporal_strategy, time_attr, weight_attr)
         kwargs["given_times"] = {"edge_label_time": (edge_label_time, time_attr, True)}
-        own = _checked(source, neighbor_sampler, kwargs, make)
-        error: Exception | None = None
-        try:
+        own = _checked(source, neighbor_sampler, kwargs, partial(_hop_sampler, draws, seed))
+        with source.shared_errors():
             neg_sampling = NegativeSampling.cast(neg_sampling)
             if neg_sampling_ratio:
                 neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
             etype, ends = named_ends(data, source, edge_label_index)
-        except Exception as caught:
-            error = caught
-        source.share(error)
         ends = original_ends(data, source, etype, ends)
         label = edge_label
         if neg_sampling is not None and neg_sampling.is_binary() and edge_label is not None:
             label = labels_on_all_ranks(source, edge_label)
-        try:
+        with source.shared_errors():
             given, ends = link_input(source, etype, ends, label, kwargs)
             pyg.LinkLoader.__init__(
                 self,
@@ -606,9 +551,7 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
             if label is not None and label.numel() == 0:  # of which PyG takes the smallest
                 self.input_data.label = label
             self._keep_data(data)
-        except Exception as caught:
-            error = caught
-        self._open(own, seed, error)
+        self._open(own, seed)
 
     def _sampled(self, item: Any) -> Any:
         index, draw_seed = item
@@ -630,35 +573,27 @@ def _checked(
     options: dict[str, Any],
     make: Callable[[SamplingSource], SourceSampler],
 ) -> Any:
-    """The sampler of a loader, given or made, after its options were checked; on all ranks.
+    """The sampler of a loader, the user's or one that is made; collective where the source is.
 
-    Args:
-        sampler: What the user gave.
-        options: Of torch's loader, and times that need others.
-        make: Makes a sampler; where the source is collective, so is this.
+    ``options`` of torch's loader, and times that need others, are checked first.
     """
-    error: Exception | None = None
-    try:
+    with source.shared_errors():
         check_options(options)
         _check_sampler(sampler, source)
-        _check_times(options.pop("given_times", None))
-    except (NotImplementedError, TypeError, ValueError) as caught:
-        error = caught
-    source.share(error)
+        _check_times(options.pop("given_times", {}))
     if sampler is not None:
         return sampler
-    own = None
-    try:
-        own = make(source)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    source.share(error)
-    return own
+    with source.shared_errors():
+        return make(source)
 
 
-def _check_times(names: Mapping[str, Any] | None) -> None:
+def _hop_sampler(arguments: Sequence[Any], seed: int | None, source: SamplingSource) -> HopSampler:
+    return HopSampler(source, *arguments, seed=seed)
+
+
+def _check_times(given: Mapping[str, Any]) -> None:
     """Raise unless times of seeds and the name of those of neighbours are given together."""
-    for name, (times, time_attr, is_needed) in (names or {}).items():
+    for name, (times, time_attr, is_needed) in given.items():
         if (times is not None and time_attr is None) or (
             is_needed and times is None and time_attr is not None
         ):

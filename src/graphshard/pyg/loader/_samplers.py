@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from ..._base.typing import CanonicalEType
 from ...comm.collectives import all_gather
 from ...sampling import DrawSeed
+from ...sampling.sampler import only_if_plain
 from ._draws import HopPlan, HopSample, TimeLimit, relation_key, sample_budget, sample_hops
 from ._sources import SamplingSource, source_of
 
@@ -49,10 +51,9 @@ class SourceSampler(BaseSampler):
     def __init__(self, graph: Any, seed: int | None = None) -> None:
         self.source: SamplingSource = source_of(graph)
         own = DrawSeed.fresh().seed if seed is None else seed
-        error = None
-        if not isinstance(own, int) or not -(2**63) <= own < 2**63:
-            error = ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
-        self.source.share(error)
+        with self.source.shared_errors():
+            if not isinstance(own, int) or not -(2**63) <= own < 2**63:
+                raise ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
         state = self.source.state
         self.seed = int(all_gather(state, torch.tensor([own]), type(self).__name__)[0])
         self._is_seeded = seed is not None or self.source.is_collective
@@ -94,8 +95,7 @@ class SourceSampler(BaseSampler):
         by_type = seeds if isinstance(seeds, Mapping) else {None: seeds}
         named: dict[Any, Tensor] = {source.kind(t): ids.cpu() for t, ids in by_type.items()}
         if not self.are_checked:
-            error = None
-            try:
+            with source.shared_errors() if source.is_collective else nullcontext():
                 for ntype, ids in named.items():
                     if ntype not in source.ntypes:
                         raise ValueError(
@@ -103,38 +103,22 @@ class SourceSampler(BaseSampler):
                             f"{ntype!r})"
                         )
                     source.check(ntype, ids.to(torch.int64))
-            except ValueError as caught:
-                error = caught
-            if source.is_collective:
-                source.share(error)
-            elif error is not None:
-                raise error
         return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
 
     def _output(self, sample: HopSample) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's loaders take; collective where the source is."""
-        source = self.source
-        nodes = source.original(sample.nodes)  # type: ignore[arg-type]
-        if source.is_typed:
-            return HeteroSamplerOutput(
-                node=nodes,
-                row=sample.src,
-                col=sample.dst,
-                edge=dict(sample.eids),
-                batch=sample.seed_of,
-                num_sampled_nodes=sample.num_nodes,
-                num_sampled_edges=sample.num_edges,
-            )
-        ntype, etype = source.ntypes[0], source.etypes[0]
-        return SamplerOutput(
-            node=nodes[ntype],
-            row=sample.src[etype],
-            col=sample.dst[etype],
-            edge=sample.eids[etype],
-            batch=None if sample.seed_of is None else sample.seed_of[ntype],
-            num_sampled_nodes=None if sample.num_nodes is None else sample.num_nodes[ntype],
-            num_sampled_edges=None if sample.num_edges is None else sample.num_edges[etype],
-        )
+        by_kind: dict[str, Any] = {
+            "node": self.source.original(sample.nodes),  # type: ignore[arg-type]
+            "row": sample.src,
+            "col": sample.dst,
+            "edge": dict(sample.eids),
+            "batch": sample.seed_of,
+            "num_sampled_nodes": sample.num_nodes,
+            "num_sampled_edges": sample.num_edges,
+        }
+        if self.source.is_typed:
+            return HeteroSamplerOutput(**by_kind)
+        return SamplerOutput(**{name: of and only_if_plain(of) for name, of in by_kind.items()})
 
 
 class HopSampler(SourceSampler):
@@ -244,7 +228,12 @@ class HopSampler(SourceSampler):
             RuntimeError: A worker process, of a graph that is not whole in it.
         """
         draw_seed = self._seed_of_call(draw_seed)
-        input_type = self._input_type(index.input_type)
+        input_type = index.input_type if self.source.is_typed else None
+        if self.source.is_typed and input_type is None:
+            raise ValueError(
+                "seeds of a typed graph need a type: pass input_nodes=(type, ids) (the graph has "
+                f"{self.source.ntypes})"
+            )
         inputs = NodeSamplerInput(index.input_id, index.node, index.time, input_type)
         return self._finished(
             node_sample(inputs, lambda seed, time: self._sample(seed, time, draw_seed))
@@ -293,14 +282,6 @@ class HopSampler(SourceSampler):
             of_each = none if negatives.amount == 1 else none.view(0, int(negatives.amount))
             out.metadata = (index.input_id, none, none, of_each, index.time)
         return self._finished(out)
-
-    def _input_type(self, given: Any) -> Any:
-        if self.source.is_typed and given is None:
-            raise ValueError(
-                "seeds of a typed graph need a type: pass input_nodes=(type, ids) (the graph has "
-                f"{self.source.ntypes})"
-            )
-        return given if self.source.is_typed else None
 
     def _sample(
         self, seed: Any, seed_time: Any, draw_seed: DrawSeed
@@ -394,13 +375,9 @@ class EdgeOriginals:
 
 
 class KeyedNegatives(NegativeSampling):
-    """Negatives that depend on the draw and on the edges of the batch alone.
+    """Negatives that depend on the draw and on the edges of the batch, ``index``, alone.
 
-    Args:
-        given: Mode, amount and weights.
-        source: Whose nodes they are.
-        time: Limits them to nodes that are there when the edge is.
-        index: The edges.
+    ``time`` limits them to nodes that are there when the edge is.
     """
 
     def __init__(
@@ -429,21 +406,15 @@ class KeyedNegatives(NegativeSampling):
                 f"the weights of negatives must be one for each of the {count} nodes of type "
                 f"{ntype!r} (got {weight.numel()})"
             )
-        time = self._time
-        is_limited = (
-            time is not None
-            and not time.of_edges
-            and time.name in self._source.names.get(ntype, {})
-            and self._index.time is not None
-        )
-        if not is_limited:
+        time, of_edges = self._time, self._index.time
+        if time is None or time.of_edges or of_edges is None:
             return self._any(num_samples, weight, count)
-        assert time is not None
+        if time.name not in self._source.names.get(ntype, {}):
+            return self._any(num_samples, weight, count)
         tries = torch.stack([self._any(num_samples, weight, count) for _ in range(_ROUNDS)])
         rows = self._source.stored(ntype, tries.view(-1))
         times = self._source.fetch([(ntype, [time.name], rows)])[0][0].cpu().view(_ROUNDS, -1)
-        until = self._index.time.repeat(math.ceil(self.amount))[:num_samples]
-        early = times <= until
+        early = times <= of_edges.repeat(math.ceil(self.amount))[:num_samples]
         first = early.to(torch.int8).argmax(0)
         earliest = self._source.earliest(ntype, time.name)
         return torch.where(early.any(0), tries.gather(0, first[None])[0], earliest)

@@ -11,7 +11,9 @@ one of PyG's data, of stores of PyG, or of a `DistGraph`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +24,7 @@ from torch_geometric import data as pyg_data
 from torch_geometric.data import Data, HeteroData, remote_backend_utils
 
 from ..._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
-from ...comm import all_reduce, share_error
+from ...comm import all_reduce
 from ...comm.collectives import verify
 from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
@@ -30,7 +32,12 @@ from ...fullbatch.topology import OriginalIds, ShardStructure
 from ...graph import Frame, heterograph
 from ...graph.structure import Schema
 from ...sampling import FeatureRequest, FeatureStore, GraphStore
-from ...sampling.feature_store import CollectiveFeatureStore, LocalFeatureStore, MappedFeatureStore
+from ...sampling.feature_store import (
+    CollectiveFeatureStore,
+    LocalFeatureStore,
+    MappedFeatureStore,
+    shared_errors,
+)
 from ...sampling.graph_store import LocalGraphStore, graph_store_of
 from .._edge_index import ShardedEdgeIndex
 from .._whole_graph import column_of, names_edges
@@ -42,8 +49,6 @@ ORIGINAL = "orig_id"
 """What stores call the column of ids before partitioning."""
 
 _CHUNK = 1 << 20
-
-
 _ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
 _TO_PYG = {"feat": "x", "label": "y"}  # as `graphshard.pyg.shard` names them
 _IDS = ("n_id", "e_id")
@@ -98,12 +103,9 @@ class SamplingSource:
     def group(self) -> dist.ProcessGroup | None:
         return self.state.group
 
-    def share(self, error: Exception | None) -> None:
-        """Raise on all ranks, or trainers, what went wrong on any; of a whole graph, here."""
-        if not self.is_whole:
-            share_error(error, self.group)
-        elif error is not None:
-            raise error
+    def shared_errors(self) -> AbstractContextManager[None]:
+        """Raises on all ranks, or trainers, what goes wrong on any; of a whole graph, here."""
+        return nullcontext() if self.is_whole else shared_errors(self.group)
 
     def on(self, group: dist.ProcessGroup | None) -> SamplingSource:
         """The source for one thread, over another group of the same ranks."""
@@ -131,12 +133,9 @@ class SamplingSource:
         return {kind: row[ORIGINAL].cpu() for kind, row in zip(ids, rows, strict=True)}
 
     def stored(self, kind: Kind, original: Tensor) -> Tensor:
-        """Ids under which the graph is stored, int64.
+        """Ids under which the graph is stored, int64; ValueError for one that it does not have.
 
         The first call for a kind reads all of its ids, and is collective where the source is.
-
-        Raises:
-            ValueError: An id that the graph does not have.
         """
         original = original.to("cpu", torch.int64)
         self.check(kind, original)
@@ -194,11 +193,9 @@ class SamplingSource:
         return list(self.names.get(kind, {}))
 
     def fetch(self, columns: Sequence[tuple[Kind, Sequence[str], Tensor]]) -> list[list[Tensor]]:
-        """Rows of features, by PyG's names and stored ids; one exchange for all of them.
+        """Rows of features, by kind, PyG's names and stored ids; one exchange for all of them.
 
-        Args:
-            columns: Node type or relation, names and ids; collective sources must be asked for the
-                same kinds and names on all ranks.
+        Collective sources must be asked for the same kinds and names on all ranks.
         """
         requests = []
         for kind, names, ids in columns:
@@ -297,7 +294,9 @@ def _of_stores(features: pyg_data.FeatureStore, structure: pyg_data.GraphStore) 
     columns: ColumnsByKind = {}
     for attr in features.get_all_tensor_attrs():
         kind = _ONLY_TYPE if attr.group_name is None else attr.group_name
-        later: Any = _LaterColumn(features, attr)
+        later: Any = partial(
+            features.get_tensor, group_name=attr.group_name, attr_name=attr.attr_name, index=None
+        )
         columns.setdefault(kind, {})[attr.attr_name] = later
     for ntype in ntypes:
         if ntype not in counts:
@@ -306,29 +305,13 @@ def _of_stores(features: pyg_data.FeatureStore, structure: pyg_data.GraphStore) 
     return _whole({t: counts[t] for t in ntypes}, indices, columns, is_typed)
 
 
-@dataclass(frozen=True)
-class _LaterColumn:
-    """A column of another feature store, read when it is sampled by."""
-
-    features: pyg_data.FeatureStore
-    attr: Any
-
-    def read(self) -> Tensor:
-        attr = self.attr
-        return torch.as_tensor(
-            self.features.get_tensor(
-                group_name=attr.group_name, attr_name=attr.attr_name, index=None
-            )
-        )
-
-
 class _ColumnTables(dict[tuple[Any, str], Tensor]):
-    """ColumnsByKind by kind and name, of which some are read when they are first asked for."""
+    """Columns by kind and name; a function is called for one when it is first asked for."""
 
     def __getitem__(self, key: tuple[Any, str]) -> Tensor:
-        column: Tensor | _LaterColumn = super().__getitem__(key)
-        if isinstance(column, _LaterColumn):
-            column = self[key] = column.read()
+        column: Any = super().__getitem__(key)
+        if callable(column):
+            column = self[key] = torch.as_tensor(column())
         return column
 
 
@@ -391,15 +374,6 @@ def _is_column(name: str, value: Any, count: Any) -> bool:
 # -- graphs that span ranks ------------------------------------------------------------------------
 
 
-@dataclass
-class _SourceOfColumns:
-    """The source of a sharded graph, and the columns that it was made of, with their versions."""
-
-    columns: ColumnsByKind
-    versions: dict[tuple[Kind, str], int]
-    source: SamplingSource
-
-
 def _of_sharded(
     data: Data | HeteroData, indices: Mapping[CanonicalEType, Tensor]
 ) -> SamplingSource:
@@ -417,15 +391,18 @@ def _of_sharded(
         "what columns the data has, and where",
         error,
     )
-    earlier: _SourceOfColumns | None = vars(structure).get(_KEPT)
-    changed = torch.tensor([int(earlier is None or not _are_same(earlier, columns))])
-    if not int(all_reduce(changed, "max", group=structure.group)):
-        assert earlier is not None
-        return earlier.source
-    manager = _manager(first, structure, columns, ids)
     tables = {(kind, ORIGINAL): originals for kind, originals in ids.items()}
+    versions = {}
     for kind, of_kind in columns.items():
-        tables.update({(kind, name): column.detach() for name, column in of_kind.items()})
+        for name, column in of_kind.items():
+            tables[kind, name] = column.detach()
+            versions[kind, name] = id(column), column._version
+    earlier: SamplingSource
+    earlier, earlier_versions, _ = vars(structure).get(_KEPT, (None, None, None))
+    changed = torch.tensor([int(versions != earlier_versions)])
+    if not int(all_reduce(changed, "max", group=structure.group)):
+        return earlier
+    manager = _manager(first, structure, columns, ids)
     features: LocalFeatureStore
     if structure.world_size == 1:
         features = LocalFeatureStore(tables)
@@ -441,7 +418,7 @@ def _of_sharded(
         state=group_state(structure.group),
         most_steps=lambda n: int(all_reduce(torch.tensor([n]), "max", group=structure.group)),
     )
-    vars(structure)[_KEPT] = _SourceOfColumns(columns, _versions(columns), source)
+    vars(structure)[_KEPT] = source, versions, columns  # alive, so that their ids stay theirs
     return source
 
 
@@ -501,11 +478,7 @@ def _sharded_columns(
 
 
 def _batch_column(kind: Kind, name: str, value: Any) -> Tensor:
-    """A column whose rows batches can have.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """A column whose rows batches can have; ValueError for another."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
@@ -520,24 +493,6 @@ def _batch_column(kind: Kind, name: str, value: Any) -> Tensor:
     raise ValueError(
         f"batches have rows of dense tensors and of arrays of numbers ({name!r} of {kind!r} is "
         f"{came}); {cure}, and look its entries up by batch.n_id where a batch needs them"
-    )
-
-
-def _versions(columns: ColumnsByKind) -> dict[tuple[Kind, str], int]:
-    """Torch's count of changes of each column."""
-    return {
-        (kind, name): column._version
-        for kind, of_kind in columns.items()
-        for name, column in of_kind.items()
-    }
-
-
-def _are_same(earlier: _SourceOfColumns, columns: ColumnsByKind) -> bool:
-    """Whether a source has the columns as they are now."""
-    return earlier.versions == _versions(columns) and all(
-        column is earlier.columns[kind][name]
-        for kind, of_kind in columns.items()
-        for name, column in of_kind.items()
     )
 
 
@@ -571,10 +526,7 @@ def _manager(
         is_block=False,
         input_nodes={t: rows[t] for t in schema.srctypes},
         seeds={t: rows[t] for t in schema.dsttypes},
-        original=OriginalIds(
-            {t: ids[t] for t in ntypes},
-            {t: ids[t] for t in etypes},
-        ),
+        original=OriginalIds({t: ids[t] for t in ntypes}, {t: ids[t] for t in etypes}),
     )
 
 
