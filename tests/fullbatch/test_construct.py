@@ -117,6 +117,38 @@ def test_slices_and_typed_updates(tmp_path: Path, mode: str) -> None:
         assert torch.equal(sums["cross"], whole.nodes["a"].data["all"][sums["cross nodes"]])
 
 
+def sliced(rank: int, world_size: int, parts: str, mode: str) -> tuple[Any, ...]:
+    """Two relations of three, by a slice; each type is a source or a destination alone."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode=mode)
+    nodes = own_nodes(data)
+    for ntype in ("shop", "user"):
+        graph.nodes[ntype].data["h"] = nodes[ntype].double().unsqueeze(1) + 1
+    piece = graph["user", :, "item"]
+    piece.multi_update_all(
+        {etype: (fn.copy_u("h", "m"), fn.sum("m", "s")) for etype in piece.canonical_etypes}, "sum"
+    )
+    return piece.srctypes, piece.dsttypes, piece.etypes, nodes["item"], piece.dstdata["s"]
+
+
+@pytest.mark.parametrize("mode", ["oneshot", "sequential"])
+def test_a_slice_of_several_relations_between_separate_sides(tmp_path: Path, mode: str) -> None:
+    ends = {
+        ("shop", "sells", "item"): (torch.randint(5, (40,)), torch.randint(9, (40,))),
+        ("user", "buys", "item"): (torch.randint(7, (30,)), torch.randint(9, (30,))),
+        ("user", "sees", "item"): (torch.randint(7, (50,)), torch.randint(9, (50,))),
+    }
+    whole = graphshard.heterograph(ends, {"shop": 5, "user": 7, "item": 9})
+    parts = write_parts(tmp_path, whole, 3, "random")
+    expected = torch.zeros(9, 1, dtype=torch.float64)
+    for name in ("buys", "sees"):
+        src, dst = ends["user", name, "item"]
+        expected.index_add_(0, dst, src.double().unsqueeze(1) + 1)
+    for srctypes, dsttypes, etypes, items, sums in run_ranks(sliced, 3, parts, mode):
+        assert (srctypes, dsttypes, etypes) == (["user"], ["item"], ["buys", "sees"])
+        assert torch.equal(sums, expected[items])
+
+
 def chosen_mode(rank: int, world_size: int, parts: str, budget: int) -> str:
     data = graphshard.load_dgl_partition_data(parts, rank)
     return graphshard.construct_full_graph(data, memory_budget=budget + rank).mode
