@@ -254,6 +254,9 @@ TRANSFORMS: dict[str, Call] = {
         for op in ("raw", "rw", "gcn", "ppr")
         for name in (None, "w")
     },
+    "AddSelfLoop": lambda lib, g: lib.AddSelfLoop()(g),
+    "AddReverse": lambda lib, g: lib.AddReverse()(g),
+    "AddMetaPaths": lambda lib, g: lib.AddMetaPaths({"both": [("_N", "_E", "_N")] * 2})(g),
     "SIGN alpha": lambda lib, g: lib.SIGNDiffusion(2, "h", "o", "w", "ppr", 0.7)(g),
     "GCNNorm": lambda lib, g: lib.GCNNorm()(g),
     "GCNNorm new": lambda lib, g: lib.GCNNorm("norm")(g),

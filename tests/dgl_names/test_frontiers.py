@@ -404,3 +404,30 @@ def test_edges_are_excluded_by_id_or_by_relation() -> None:
         sampling.sample_neighbors(g, [3], -1, exclude_edges=[3])
     with pytest.raises(DGLError, match=r"an id must be in \[0, 4\)"):
         sampling.sample_neighbors(g, [4], -1)
+
+
+def test_what_is_not_said_is_copied_and_a_type_may_have_one_edge() -> None:
+    blocks = [
+        module.sampling.sample_neighbors_fused(typed(module), {"user": torch.tensor([0])}, -1)
+        for module in (graphshard.dgl, dgl)
+    ]
+    ours, theirs = (block.srcnodes["user"].data for block in blocks)
+    assert set(ours) == set(theirs) == {"x", "_ID"}
+    g = graph(([0, 1, 2], [3, 3, 3]))
+    found = sampling.sample_etype_neighbors(g, [3], [0, 1, 3], torch.tensor([1, 1]))
+    assert found.edata[EID].tolist() in ([0, 1], [0, 2])
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_tags_of_one_side_decide_for_the_other(edge_dir: str) -> None:
+    by_tag = "sort_csc_by_tag" if edge_dir == "in" else "sort_csr_by_tag"
+    drawn = []
+    for module in (graphshard.dgl, dgl):
+        plain = module.heterograph({("u", "r", "v"): ([0, 1, 2, 2, 0], [0, 0, 0, 1, 1])})
+        g = getattr(module, by_tag)(plain, torch.tensor([0, 1, 1] if edge_dir == "in" else [0, 1]))
+        nodes = torch.tensor([0, 1])
+        frontier = module.sampling.sample_neighbors_biased(
+            g, nodes, 9, torch.tensor([0.0, 1.0]), edge_dir
+        )
+        drawn.append(sorted(zip(*(side.tolist() for side in frontier.edges()), strict=True)))
+    assert drawn[0] == drawn[1] == ([(1, 0), (2, 0), (2, 1)] if edge_dir == "in" else [(0, 1)])
