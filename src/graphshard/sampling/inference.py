@@ -99,8 +99,9 @@ class Batch:
 class LocalCut:
     """Cuts a graph that is whole in this process."""
 
-    def __init__(self, relations: Mapping[CanonicalEType, Adjacency], batch_size: int) -> None:
-        self._relations, self._batch_size = dict(relations), batch_size
+    def __init__(self, graph: Graph, batch_size: int) -> None:
+        self._relations = dict(zip(graph.canonical_etypes, graph.relations, strict=True))
+        self._batch_size = batch_size
 
     def num_batches(self, etype: CanonicalEType) -> int:
         """At least 1, and the same for all relations into one node type."""
@@ -424,11 +425,7 @@ class BatchedGraph(BatchedPassing, Graph):
         self.__dict__.update(graph.__dict__)
         self._enter_scope()
         self._batch_size = batch_size
-        self._cut = self._new_cut()
-
-    def _new_cut(self) -> LocalCut:
-        pairs = zip(self.canonical_etypes, self.relations, strict=True)
-        return LocalCut(dict(pairs), self._batch_size)
+        self._cut = LocalCut(self, batch_size)
 
     def _relation_view(self, relations: list[int]) -> BatchedGraph:
         if len(relations) > 1:
@@ -438,7 +435,7 @@ class BatchedGraph(BatchedPassing, Graph):
             plain = Graph._relation_view(self, relations)
             view.__dict__.update(plain.__dict__)
         view._batch_size = self._batch_size
-        view._cut = view._new_cut()
+        view._cut = LocalCut(view, self._batch_size)
         return view
 
 
