@@ -206,3 +206,22 @@ def test_attention_keeps_nothing_of_edge_size(tmp_path: Path) -> None:
         num_edges = -sizes.pop()
         assert num_edges > 26  # more edges than nodes, so that the sizes tell
         assert max(sizes) <= 25
+
+
+def mean_of_weighted(rank: int, world_size: int, parts: str) -> Tensor:
+    """At node 0, the mean of messages that attention weighs."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential")
+    graph.ndata["h"] = torch.ones(data.num_owned(), 1, dtype=torch.bfloat16)
+    graph.apply_edges(fn.u_sub_v("h", "h", "score"))
+    graph.edata["a"] = graphshard.edge_softmax(graph, graph.edata["score"])
+    graph.update_all(fn.u_mul_e("h", "a", "m"), fn.mean("m", "out"))
+    return graph.ndata["out"][own_nodes(data)["_N"] == 0]
+
+
+def test_means_of_more_messages_than_16_bits_count(tmp_path: Path) -> None:
+    """bfloat16 holds 256 and 258, and not 257."""
+    whole = graphshard.graph((torch.arange(257), torch.zeros(257, dtype=torch.int64)))
+    parts = write_parts(tmp_path, whole, 2, "random")
+    mean = torch.cat(run_ranks(mean_of_weighted, 2, parts))
+    assert torch.equal(mean, torch.full((1, 1), 1 / 257).bfloat16())

@@ -43,6 +43,7 @@ from .reductions import (
     Sddmm,
     Sum,
     Weighted,
+    divided,
 )
 from .softmax import AttentionSum, SoftmaxSum, holds_softmax, proportional_softmax
 
@@ -166,7 +167,7 @@ class Compiler:
                     result = softmax_sum.normalize(*outputs)
                     if counts is None:
                         return result
-                    return result / counts.to(result.dtype).view(-1, *[1] * (result.dim() - 1))
+                    return divided(result, counts)
 
                 return Compiled(etype, softmax_sum, finish=finish, out_field=reduce.out_field)
             message = message.with_value(self._runner.resolve(etype, message.value))

@@ -825,14 +825,14 @@ class Sum(Reduction):
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.counts is None:
             return grads
-        return [_divided(grads[0], _as_column(self.counts, grads[0]))]
+        return [divided(grads[0], self.counts)]
 
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
 
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         total = self.message.reduce_sum(evaluation)
-        return (total if self.counts is None else _divided(total, _as_column(self.counts, total)),)
+        return (total if self.counts is None else divided(total, self.counts),)
 
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.sum_adjoint(evaluation, grads[0])]
@@ -851,7 +851,9 @@ def _as_column(counts: Tensor, like: Tensor) -> Tensor:
     return counts.to(accumulation_dtype(like.dtype)).view(-1, *[1] * (like.dim() - 1))
 
 
-def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
+def divided(rows: Tensor, counts: Tensor) -> Tensor:
+    """Sums of messages by their numbers, as means in the dtype of the sums."""
+    divisor = _as_column(counts, rows)
     if rows.dtype == divisor.dtype and not torch.is_grad_enabled():
         return torch.div(rows, divisor, out=empty_like(rows))
     return (rows / divisor).to(rows.dtype)
