@@ -14,11 +14,11 @@ from torch import Tensor
 
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ..comm import agree
+from ..comm.collectives import shared_errors
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
-from ..sampling.feature_store import shared_errors
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import install
 from ._source_halo import NodeNumbering

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
-from ..comm.collectives import broadcast_
+from ..comm.collectives import broadcast_, shared_errors
 from ..comm.group import GroupState
 from ..fullbatch.topology import LocalEdges
 from ..graph.convert import require
 from ..partition import UndirectedGraph, metis_partition
-from ..sampling.feature_store import shared_errors
 from ._edge_index import ShardedEdgeIndex
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from torch_geometric.data import Data, HeteroData, remote_backend_utils
 
 from ..._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ...comm import all_reduce
-from ...comm.collectives import verify
+from ...comm.collectives import shared_errors, verify
 from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
 from ...fullbatch.topology import OriginalIds, ShardStructure
@@ -36,7 +36,6 @@ from ...sampling.feature_store import (
     CollectiveFeatureStore,
     LocalFeatureStore,
     MappedFeatureStore,
-    shared_errors,
 )
 from ...sampling.graph_store import LocalGraphStore, graph_store_of
 from .._edge_index import ShardedEdgeIndex
