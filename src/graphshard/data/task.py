@@ -122,12 +122,15 @@ def task_path(partition_json: str | os.PathLike[str]) -> Path:
 
 def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     """Write the task of the partition that is there now, in one atomic step."""
-    path = task_path(partition_json)
+    _write_task(task_path(partition_json), task, read_config(partition_json).build)
+
+
+def _write_task(path: Path, task: TaskInfo, build: str | None) -> None:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "task": TASK,
-        "build": read_config(partition_json).build,
+        "build": build,
         **asdict(task),
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
@@ -229,7 +232,9 @@ def partition_dataset(
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
-    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
+    task = TaskInfo.of_dataset(dataset, dict(options or {}))
+    build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
+    _write_task(task_path(json_path), task, build)
     return json_path
 
 
