@@ -198,6 +198,14 @@ def open_things() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+def settled(expected: tuple[int, int]) -> tuple[int, int]:
+    """What is open once threads that end have ended, for which they have 20 s."""
+    deadline = time.monotonic() + 20
+    while open_things() != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return open_things()
+
+
 def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]:
     counts = []
     for number in range(6):
@@ -209,7 +217,7 @@ def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]
             loader.close()
         else:
             del loader
-        counts.append(open_things())
+        counts.append(settled(counts[0]) if counts else open_things())
     return counts
 
 
