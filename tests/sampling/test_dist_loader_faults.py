@@ -198,12 +198,14 @@ def open_things() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def settled(expected: tuple[int, int]) -> tuple[int, int]:
-    """What is open once threads that end have ended, for which they have 20 s."""
+def settled() -> tuple[int, int]:
+    """What is open once nothing has closed for a while: threads that end take their time."""
     deadline = time.monotonic() + 20
-    while open_things() != expected and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return open_things()
+    now, before = open_things(), (0, 0)
+    while now != before and time.monotonic() < deadline:
+        time.sleep(0.3)
+        now, before = open_things(), now
+    return now
 
 
 def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]:
@@ -217,7 +219,7 @@ def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]
             loader.close()
         else:
             del loader
-        counts.append(settled(counts[0]) if counts else open_things())
+        counts.append(settled())
     return counts
 
 
