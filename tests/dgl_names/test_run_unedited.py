@@ -48,14 +48,14 @@ PROGRAMS = {
 COMMANDS = [
     "reports.py -x 1 --m",
     "raises.py",
-    "exits.py",
-    "broken.py",
-    "folder a",
     "-m package.module -x",
-    "-m no_such_module",
     *(
         pytest.param(command, marks=pytest.mark.exhaustive)
         for command in (
+            "exits.py",
+            "broken.py",
+            "folder a",
+            "-m no_such_module",
             "chained.py",
             "hooked.py",
             "says_why.py",

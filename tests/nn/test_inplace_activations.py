@@ -95,8 +95,19 @@ def dgl_runs(layer: Activated, graph: Any, rows: Any, keywords: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("case", PLAIN, ids=[case.name for case in PLAIN])
+@pytest.mark.parametrize(
+    ("case", "activation"),
+    [  # each case with one of the activations; with all, with ``--all``
+        pytest.param(
+            case,
+            activation,
+            id=f"{case.name}-{activation}",
+            marks=[] if (i + j) % len(ACTIVATIONS) == 0 else pytest.mark.exhaustive,
+        )
+        for i, case in enumerate(PLAIN)
+        for j, activation in enumerate(ACTIVATIONS)
+    ],
+)
 def test_graphs_and_blocks(case: LayerCase, activation: str, way: None) -> None:
     ours, theirs = both(case, ACTIVATIONS[activation])
     kinds = [GRAPHS["full"].graphs(), *([BLOCKS["full"].blocks()] if case.block else [])]

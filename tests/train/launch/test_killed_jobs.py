@@ -161,7 +161,13 @@ def run_case(
 
 
 @pytest.mark.skipif(shared_memory_folder() is None, reason="the system has no shared memory")
-@pytest.mark.parametrize("role", NAMES)
+@pytest.mark.parametrize(
+    "role",
+    [
+        pytest.param(role, marks=pytest.mark.exhaustive if role in ("agent", "engine") else ())
+        for role in NAMES
+    ],
+)
 @pytest.mark.parametrize(
     "count", [1, pytest.param(30, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)])]
 )
