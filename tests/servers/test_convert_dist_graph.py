@@ -128,7 +128,7 @@ for etype, edges in read.edges.items():
     assert torch.equal(found.edges[etype].dst, edges.dst.long())
 for name in ("_N/feat", dgl.NTYPE):
     assert torch.equal(found.node_features[name], read.node_features[name]), name
-graph = graphshard.sar.convert_dist_graph(theirs)
+graph = graphshard.servers.convert_dist_graph(theirs)
 assert graph.num_edges() == theirs.num_edges() and graph.num_nodes() == theirs.num_nodes()
 assert graph.ntypes == theirs.ntypes and graph.etypes == theirs.etypes
 """
