@@ -23,12 +23,19 @@ namespace {
 
 using MaybeVector = std::optional<InVector>;
 
-Weights weights_of(const MaybeVector& array, size_t num_edges) {
-  if (!array) return {nullptr, false};
-  const bool wide = array->dtype() == nb::dtype<double>();
-  require(wide || array->dtype() == nb::dtype<float>(), "weights must be float32 or float64");
-  require(array->shape(0) == num_edges, "weights must have num_edges entries");
-  return {array->data(), wide};
+Weights weights_of(const MaybeVector& array, const MaybeVector& ids, size_t num_edges) {
+  if (!array) return {nullptr, WeightType::kFloat, 0, Ids()};
+  WeightType type = WeightType::kFloat;
+  if (array->dtype() == nb::dtype<double>()) {
+    type = WeightType::kDouble;
+  } else if (array->dtype() == nb::dtype<uint8_t>()) {
+    type = WeightType::kByte;
+  } else {
+    require(array->dtype() == nb::dtype<float>(), "weights must be float32, float64 or uint8");
+  }
+  require((ids ? ids->shape(0) : array->shape(0)) == num_edges,
+          "weights, or their ids, must have num_edges entries");
+  return {array->data(), type, rows_in(*array), ids ? ids_of(*ids) : Ids()};
 }
 
 Exclusions exclusions_of(const MaybeVector& mask, const MaybeVector& excluded, int64_t num_edges) {
@@ -50,13 +57,14 @@ Exclusions exclusions_of(const MaybeVector& mask, const MaybeVector& excluded, i
 class Drawing {
  public:
   Drawing(const InVector& indptr, const InVector& rows, const InVector& row_ids, int64_t fanout,
-          uint64_t key, bool replace, const MaybeVector& prob, const MaybeVector& labor_ids,
-          const MaybeVector& mask, const MaybeVector& excluded, int64_t num_edges,
-          const OutVector& counts)
+          uint64_t key, bool replace, const MaybeVector& prob, const MaybeVector& prob_ids,
+          const MaybeVector& labor_ids, const MaybeVector& mask, const MaybeVector& excluded,
+          int64_t num_edges, const OutVector& counts)
       : indptr_(indptr),
         rows_(rows),
         row_ids_(row_ids),
         prob_(prob),
+        prob_ids_(prob_ids),
         labor_ids_(labor_ids),
         mask_(mask),
         excluded_(excluded),
@@ -72,7 +80,7 @@ class Drawing {
                    fanout < 0 ? kNoLimit : fanout,
                    key,
                    replace && fanout >= 0,
-                   weights_of(prob, static_cast<size_t>(num_edges)),
+                   weights_of(prob, prob_ids, static_cast<size_t>(num_edges)),
                    labor_ids ? ids_of(*labor_ids) : Ids(),
                    exclusions_of(mask, excluded, num_edges)} {
     const size_t edges = static_cast<size_t>(num_edges);
@@ -80,7 +88,7 @@ class Drawing {
     require(fanout <= kNoLimit, "fanout must be below 2^31");
     require(rows.shape(0) == row_ids.shape(0) && rows.shape(0) == counts.shape(0),
             "rows, row_ids and counts must have one length");
-    require_apart({counts}, {indptr, rows, row_ids, prob, labor_ids, mask, excluded});
+    require_apart({counts}, {indptr, rows, row_ids, prob, prob_ids, labor_ids, mask, excluded});
     require(!labor_ids || labor_ids->shape(0) == edges, "labor_ids must have num_edges entries");
   }
 
@@ -125,6 +133,7 @@ class Drawing {
   InVector rows_;
   InVector row_ids_;
   MaybeVector prob_;
+  MaybeVector prob_ids_;
   MaybeVector labor_ids_;
   MaybeVector mask_;
   MaybeVector excluded_;
@@ -140,11 +149,11 @@ void bind_drawing(nb::module_& m) {
   nb::class_<Drawing> drawing(m, "Drawing");
   drawing.def(nb::init<const InVector&, const InVector&, const InVector&, int64_t, uint64_t, bool,
                        const MaybeVector&, const MaybeVector&, const MaybeVector&,
-                       const MaybeVector&, int64_t, const OutVector&>(),
+                       const MaybeVector&, const MaybeVector&, int64_t, const OutVector&>(),
               "indptr"_a.noconvert(), "rows"_a.noconvert(), "row_ids"_a.noconvert(), "fanout"_a,
-              "key"_a, "replace"_a, "prob"_a.noconvert().none(), "labor_ids"_a.noconvert().none(),
-              "mask"_a.noconvert().none(), "excluded"_a.noconvert().none(), "num_edges"_a,
-              "counts"_a.noconvert());
+              "key"_a, "replace"_a, "prob"_a.noconvert().none(), "prob_ids"_a.noconvert().none(),
+              "labor_ids"_a.noconvert().none(), "mask"_a.noconvert().none(),
+              "excluded"_a.noconvert().none(), "num_edges"_a, "counts"_a.noconvert());
   drawing.def("count", &Drawing::count, "num_threads"_a);
   drawing.def("write", &Drawing::write, "indices"_a.noconvert(), "eids"_a.noconvert().none(),
               "edges"_a.noconvert(), "picked"_a.noconvert(), "num_threads"_a);

@@ -13,14 +13,14 @@
 
 namespace graphshard {
 
-// float or double weights by edge position; no data where all edges are alike.
+enum class WeightType { kFloat, kDouble, kByte };
+
+// Weights of edges, read where the caller has them; no data where all edges are alike.
 struct Weights {
   const void* data;
-  bool wide;
-
-  GRAPHSHARD_INLINE double operator[](int64_t at) const {
-    return wide ? static_cast<const double*>(data)[at] : static_cast<const float*>(data)[at];
-  }
+  WeightType type;
+  int64_t size;
+  Ids ids;  // by position which weight an edge has; null where weights are by position
 };
 
 // A fanout, and a degree, are below this; as a fanout it means all.

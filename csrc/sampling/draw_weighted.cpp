@@ -71,15 +71,33 @@ GRAPHSHARD_INLINE Positive clear_others(double* weights, int64_t count) {
   return {num_positive, sum};
 }
 
-// Fills scratch.weights.
+// Calls use(weights) with the type that they have.
+template <typename Use>
+GRAPHSHARD_INLINE void with_weights(const Weights& weights, const Use& use) {
+  switch (weights.type) {
+    case WeightType::kFloat:
+      return use(static_cast<const float*>(weights.data));
+    case WeightType::kDouble:
+      return use(static_cast<const double*>(weights.data));
+    case WeightType::kByte:
+      return use(static_cast<const uint8_t*>(weights.data));
+  }
+}
+
+// Fills scratch.weights. An id that no weight has leaves its edge undrawn.
 Positive gather_weights(const DrawArguments& a, const DrawRow& row, Scratch& scratch) {
   double* weights = scratch.weights.data();
-  visit_runs(row, [&](int64_t offset, int64_t position, int64_t count) {
-    if (a.prob.wide) {
-      std::copy_n(static_cast<const double*>(a.prob.data) + position, count, weights + offset);
-    } else {
-      std::copy_n(static_cast<const float*>(a.prob.data) + position, count, weights + offset);
-    }
+  with_weights(a.prob, [&](const auto* prob) {
+    visit_runs(row, [&](int64_t offset, int64_t position, int64_t count) {
+      if (!a.prob.ids) {
+        std::copy_n(prob + position, count, weights + offset);
+        return;
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t id = a.prob.ids[position + i];
+        weights[offset + i] = id >= 0 && id < a.prob.size ? static_cast<double>(prob[id]) : 0.0;
+      }
+    });
   });
   return in_vectors([&]() GRAPHSHARD_INLINE_LAMBDA { return clear_others(weights, row.degree); });
 }
@@ -296,9 +314,13 @@ void prefetch_edges(const DrawArguments& a, int64_t at) {
   const int64_t begin = a.indptr[number];
   if (begin < 0 || begin > a.num_edges) return;
   for (int64_t line = 0; line < 4; ++line) {
-    if (a.prob.data != nullptr) {
-      const char* weights = static_cast<const char*>(a.prob.data) + begin * (a.prob.wide ? 8 : 4);
-      GRAPHSHARD_PREFETCH_OUTER(weights + 64 * line);
+    if (a.prob.ids) {
+      const char* ids = static_cast<const char*>(a.prob.ids.address(begin));
+      GRAPHSHARD_PREFETCH_OUTER(ids + 64 * line);
+    } else if (a.prob.data != nullptr) {
+      with_weights(a.prob, [&](const auto* prob) {
+        GRAPHSHARD_PREFETCH_OUTER(reinterpret_cast<const char*>(prob + begin) + 64 * line);
+      });
     }
     if (a.labor_ids) {
       const char* ids = static_cast<const char*>(a.labor_ids.address(begin));

@@ -44,6 +44,22 @@ def draw(**changed: Any) -> Any:
         ({"prob": INDICES}, TypeError, "prob must be torch.float32 or torch.float64"),
         ({"prob": torch.ones(4)}, ValueError, r"prob must have one entry per edge, shape .5,.* .4"),
         ({"prob": [1.0] * 5}, TypeError, "prob must be a torch.Tensor"),
+        ({"prob_ids": INDICES}, ValueError, "prob_ids say which weight.*give prob"),
+        (
+            {"prob": torch.ones(2), "prob_ids": INDICES},
+            ValueError,
+            r"prob_ids must be in .0, len.prob. = 2. .got 2.",
+        ),
+        (
+            {"prob": torch.ones(3), "prob_ids": INDICES[:4]},
+            ValueError,
+            r"prob_ids must have one entry per edge, shape .5,",
+        ),
+        (
+            {"prob": torch.ones(3, 1), "prob_ids": INDICES},
+            ValueError,
+            r"prob must have one entry per edge, shape .3,.* .got .3, 1",
+        ),
         (
             {"labor_ids": INDICES.double()},
             TypeError,

@@ -65,6 +65,27 @@ def test_kernel_equals_torch(kind: str, excluded: str) -> None:
                     assert equal(draw(CASE, fanout, kind, excluded=given), expected)
 
 
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize("kind", ["weighted", "weighted replace", "weighted labor"])
+def test_weights_are_read_by_id(
+    kind: str, dtype: torch.dtype, id_dtype: torch.dtype, way: str
+) -> None:
+    weights = CASE.weights
+    if not dtype.is_floating_point:
+        weights = weights > 0.5
+    weights = weights.to(dtype)
+    order = torch.randperm(len(weights), generator=torch.Generator().manual_seed(1))
+    by_id = torch.empty_like(weights)
+    by_id[order] = weights
+    by_id = torch.cat([by_id, by_id[:3]])  # ids that no edge has
+    case = CASE._replace(weights=weights.double())
+    for fanout, excluded in ((0, None), (6, CASE.excluded), (33, None), (-1, CASE.excluded)):
+        expected = draw(case, fanout, kind, excluded=excluded)
+        by_ids = {"prob": by_id, "prob_ids": order.to(id_dtype), "excluded": excluded}
+        assert equal(draw(case, fanout, kind, **by_ids), expected)
+
+
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("row_dtype", [torch.int32, torch.int64], ids=str)
 def test_dtypes(idtype: torch.dtype, row_dtype: torch.dtype, way: str) -> None:

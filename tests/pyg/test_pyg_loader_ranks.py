@@ -181,9 +181,28 @@ def check_changes(rank: int, world_size: int) -> None:
     data.x += 1
     batch = first()
     assert torch.equal(batch.x, whole.x[batch.n_id] + 1)
+    data.x.data -= 5
+    batch = first()
+    assert torch.equal(batch.x, whole.x[batch.n_id] + 1 - 5)
     data.extra = data.n_id.double()
     batch = first(num_workers=1)
     assert torch.equal(batch.extra, batch.n_id.double())
+
+
+def check_written_weights(rank: int, world_size: int) -> None:
+    """Weights written where torch does not count it are those of the next pass."""
+    _, data = sharded(world_size)
+    loader = graphshard.pyg.NeighborLoader(
+        data, [-1], torch.arange(data.num_nodes), batch_size=100, weight_attr="edge_weight"
+    )
+    (before,) = loader
+    for odd in (0, 1):
+        data.edge_weight.data.copy_(data.e_id % 2 == odd)
+        (batch,) = loader
+        drawn = batch.e_id.sort().values
+        assert torch.equal(drawn, data.e_id[data.e_id % 2 == odd].sort().values)
+    assert len(before.e_id) == int((data.e_id % 7 != 0).sum())
+    loader.close()
 
 
 def check_errors(rank: int, world_size: int) -> None:
@@ -248,6 +267,7 @@ def all_checks(rank: int, world_size: int, folder: str) -> None:
     check_links(rank, world_size)
     check_loaders_of_pyg(rank, world_size)
     check_changes(rank, world_size)
+    check_written_weights(rank, world_size)
     check_errors(rank, world_size)
 
 

@@ -484,6 +484,7 @@ def draw_neighbors(
     indices: Tensor,
     replace: bool = False,
     prob: Tensor | None = None,
+    prob_ids: Tensor | None = None,
     labor_ids: Tensor | None = None,
     excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -498,7 +499,8 @@ def draw_neighbors(
         numbers = None
         if labor_ids is not None:
             numbers = _SharedNumbers(key_state(key, SOURCE_DOMAIN), labor_ids)
-        counts, offsets = _by_edge(lists, fanout, row_states, replace, prob, numbers)
+        weights = None if prob is None else _ProbOfEdges(prob, prob_ids)
+        counts, offsets = _by_edge(lists, fanout, row_states, replace, weights, numbers)
     which = torch.repeat_interleave(
         torch.arange(rows.shape[0], device=rows.device), counts, output_size=offsets.shape[0]
     )
@@ -543,12 +545,21 @@ class _SharedNumbers:
         return unit(states(self.start, self.ids[positions].long()))
 
 
+@dataclass(frozen=True)
+class _ProbOfEdges:
+    prob: Tensor
+    ids: Tensor | None  # [E] which of them an edge has; None where they are by position
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.prob[positions if self.ids is None else self.ids[positions].long()].double()
+
+
 def _by_edge(
     lists: _Lists,
     fanout: int,
     row_states: Tensor,
     replace: bool,
-    prob: Tensor | None,
+    prob: _ProbOfEdges | None,
     numbers: _SharedNumbers | None,
 ) -> tuple[Tensor, Tensor]:
     """Draws that look at every edge of a row, for some rows at a time."""
@@ -561,7 +572,7 @@ def _by_edge(
         if prob is None:
             weights = torch.ones_like(positions, dtype=torch.float64)
         else:
-            weights = prob[positions].double()
+            weights = prob.at(positions)
         positive = (weights > 0) & (weights < torch.inf)
         if fanout == _NO_LIMIT:
             chosen = positive

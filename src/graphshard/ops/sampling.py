@@ -21,6 +21,7 @@ from .._base.typing import INDEX_DTYPES
 from . import _check, reference
 
 _NO_LIMIT = 2**31 - 1
+WEIGHT_DTYPES = (torch.float32, torch.float64, torch.bool, torch.uint8)
 """Degrees are below it; as a fanout it draws all edges."""
 
 
@@ -34,6 +35,7 @@ def draw_neighbors(
     indices: Tensor,
     replace: bool = False,
     prob: Tensor | None = None,
+    prob_ids: Tensor | None = None,
     labor_ids: Tensor | None = None,
     excluded: Tensor | None = None,
     eids: Tensor | None = None,
@@ -66,8 +68,10 @@ def draw_neighbors(
         row_ids: [n] what a row is called in every run and on every rank, int32 or int64.
         indices: [E] the source of each edge, int32 or int64.
         replace: Whether one edge may be drawn several times for a row.
-        prob: [E] float32 or float64 weights by position, not by edge id; they need not sum to one.
-            An edge whose weight is not positive and finite is never drawn.
+        prob: [E] float32, float64, bool or uint8 weights by position, not by edge id; they need not
+            sum to one. An edge whose weight is not positive and finite is never drawn.
+        prob_ids: [E] int32 or int64, which entry of ``prob``, then of any length, is the weight of
+            the edge at each position: with edge ids ``prob`` is by edge id, and nothing is copied.
         labor_ids: [E] int32 or int64, what the source of each edge is called in every run and on
             every rank; with original ids as sources, ``indices``.
         excluded: Edges that are not there for this draw: a bool or uint8 mask [E] by position, or
@@ -102,10 +106,13 @@ def draw_neighbors(
         _check_rows(indptr, rows, row_ids)
         # Torch indexes by what lies there.
         rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()
-        _check_draw(fanout, key, replace, prob, labor_ids, eids, indptr, indices)
+        _check_draw(fanout, key, replace, prob, prob_ids, labor_ids, eids, indptr, indices)
         mask, skipped = _check_excluded(excluded, indices.shape[0], indices)
     num_edges = indices.shape[0]
     prob = None if prob is None else prob.detach().contiguous()
+    if prob is not None and prob.dtype == torch.bool:
+        prob = prob.view(torch.uint8)
+    prob_ids = None if prob_ids is None else prob_ids.contiguous()
     labor_ids = None if labor_ids is None else labor_ids.contiguous()
     eids = None if eids is None else eids.contiguous()
     if fanout < 0:
@@ -125,6 +132,7 @@ def draw_neighbors(
             indices=indices,
             replace=replace,
             prob=prob,
+            prob_ids=prob_ids,
             labor_ids=labor_ids,
             excluded=skipped,
         )
@@ -132,7 +140,7 @@ def draw_neighbors(
     counts = torch.empty(rows.shape[0], dtype=torch.int64)
     threads = num_threads()
     arrays = indptr.contiguous(), rows.contiguous(), row_ids.contiguous()
-    how = fanout, key % 2**64, replace, prob, labor_ids, mask, skipped
+    how = fanout, key % 2**64, replace, prob, prob_ids, labor_ids, mask, skipped
     drawing = kernels.Drawing(*arrays, *how, num_edges, counts)
     total = drawing.count(threads)
     if total < 0:
@@ -194,6 +202,7 @@ def _check_draw(
     key: int,
     replace: bool,
     prob: Tensor | None,
+    prob_ids: Tensor | None,
     labor_ids: Tensor | None,
     eids: Tensor | None,
     indptr: Tensor,
@@ -211,8 +220,20 @@ def _check_draw(
     if replace and fanout >= _NO_LIMIT:
         raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
     num_edges = indices.shape[0]
+    if prob is None and prob_ids is not None:
+        raise ValueError("prob_ids say which weight an edge has; give prob, the weights, as well")
     if prob is not None:
-        _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
+        num_weights = num_edges
+        if prob_ids is not None:
+            _check_by_position("prob_ids", prob_ids, num_edges, indices, INDEX_DTYPES)
+            _check.check_tensor("prob", prob)
+            num_weights = prob.shape[0] if prob.dim() else 0
+            if (bad_id := _check.outside(prob_ids, num_weights)) is not None:
+                raise ValueError(
+                    f"prob_ids must be in [0, len(prob) = {num_weights}) (got {bad_id}); give prob "
+                    "an entry for each edge id"
+                )
+        _check_by_position("prob", prob, num_weights, indices, WEIGHT_DTYPES)
     if labor_ids is not None:
         _check_by_position("labor_ids", labor_ids, num_edges, indices, INDEX_DTYPES)
         if replace:

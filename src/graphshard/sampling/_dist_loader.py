@@ -46,7 +46,7 @@ from .feature_store import (
     RowKind,
     check_rows,
 )
-from .graph_store import GraphStore, SamplingTransport, graph_store_of
+from .graph_store import GraphStore, SamplingTransport, ShardedGraphStore, graph_store_of
 from .lazy_features import check_named, names_for
 
 # In the place of a layer's index in `DrawSeed.key`.
@@ -474,6 +474,11 @@ class BatchStages:
     def __post_init__(self) -> None:
         self._tables = IdTables(self.store)
 
+    def look_at_weights(self) -> None:
+        """At the start of a pass, notice what was written to weights; collective."""
+        if isinstance(self.store, ShardedGraphStore) and self.sampler.options.weights is not None:
+            self.store.look_at_weights()
+
     def as_pipeline(self) -> list[Stage]:
         """The stages, each for a thread of its own."""
         stages = [Stage(SAMPLING, self.sample)]
@@ -812,6 +817,7 @@ class DataLoader:
         self._stats = stages.stats = LoaderStats()
         order = self._seeds.of_epoch(epoch)
         positions = [BatchPosition(epoch, order, step) for step in range(len(self))]
+        stages.look_at_weights()
         stages.fill_cache(positions)
         run = pipeline.run(positions)
         self._delivered = run.delivered

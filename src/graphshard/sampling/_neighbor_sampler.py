@@ -39,6 +39,7 @@ from .graph_store import (
     GraphStore,
     NeighborRequest,
     SampledNeighbors,
+    ShardedGraphStore,
     ends,
     graph_store_of,
 )
@@ -539,6 +540,8 @@ class NeighborSampler(BlockSampler):
     ) -> tuple[Any, Any, list[Block]]:
         """As `BlockSampler.sample`, which calls it; every feature is attached, named or not."""
         store = graph_store_of(g)
+        if isinstance(store, ShardedGraphStore) and self.options.weights is not None:
+            store.look_at_weights()
         blocks = self.draw(
             store,
             by_type(store, seed_nodes, "indices"),

@@ -510,6 +510,14 @@ class MappedFeatureStore(LocalFeatureStore):
         is_far = [leader != hosts.leader[state.rank] for leader in hosts.leader]
         self._is_far = torch.tensor(is_far)
 
+    def holds(self, tables: Tables) -> bool:
+        """Whether this rank's rows are, to the bit, what these tables have now."""
+        for (kind, name), table in tables.items():
+            own = self.tables[kind, name][self._ownership.first(kind) :][: len(table)]
+            if not torch.equal(_bytes_of(own), _bytes_of(table)):
+                return False
+        return True
+
     def fill(self, requests: Sequence[FillRequest]) -> None:
         if self._far is None:
             super().fill(requests)
@@ -537,6 +545,10 @@ class MappedFeatureStore(LocalFeatureStore):
         super().close()
         if self._far is not None:
             self._far.close()
+
+
+def _bytes_of(table: Tensor) -> Tensor:
+    return table.contiguous().view(-1).view(torch.uint8)
 
 
 def _bytes_by_rank(splits: Sequence[Sequence[int]], widths: Sequence[int]) -> list[int]:

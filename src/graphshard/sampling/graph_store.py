@@ -47,7 +47,7 @@ from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, share_arrays
 from ..fullbatch import GraphShardManager
 from ..graph import Frame, Graph
-from ..graph.frame import LazyRows
+from ..graph.frame import LazyRows, version_of
 from ..graph.message_passing import frames_of
 from ..ops import Adjacency, draw_neighbors, ungroup
 from .feature_store import (
@@ -257,11 +257,13 @@ class EdgeLists:
         weights: Tensor | None,
         labor_ids: Tensor | None,
         excluded: Tensor | None,
+        weights_by_eid: bool = False,
         check: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw for some rows; arguments by position, and what is returned, as `draw_neighbors`.
 
         ``excluded`` are ids of edges that are treated as absent; others than those here are legal.
+        With ``weights_by_eid`` weights are by edge id, from 0, and are read where they lie.
         """
         return draw_neighbors(
             self.indptr,
@@ -272,6 +274,7 @@ class EdgeLists:
             indices=self.neighbors,
             replace=options.replace,
             prob=weights,
+            prob_ids=self.eids if weights_by_eid and weights is not None else None,
             labor_ids=labor_ids,
             excluded=None if excluded is None else self._positions_of(excluded),
             check=check,
@@ -282,10 +285,6 @@ class EdgeLists:
         if self.eids is None:
             return positions.to(self.neighbors.dtype) + self.first_eid
         return self.eids.index_select(0, positions)
-
-    def by_position(self, values: Tensor) -> Tensor:
-        """Values of all edges of a whole graph, in the order of positions and not of ids."""
-        return values if self.eids is None else values.index_select(0, self.eids)
 
     def positions_of(self, eids: Tensor) -> Tensor:
         """Position of each of some edges, all of which are here."""
@@ -320,7 +319,7 @@ class WeightFeature:
 
     Args:
         version: torch's count of its changes.
-        checked: ``[num_edges]`` by edge, as `draw_neighbors` takes weights.
+        checked: ``[num_edges]`` by edge, a copy as `draw_neighbors` takes weights.
         placed: By direction, the same by position in the `EdgeLists` that are drawn from; filled
             in when first needed.
     """
@@ -332,7 +331,11 @@ class WeightFeature:
 
 
 class CheckedWeights:
-    """Weights of a graph's edges, checked when they are first used, and again once they change."""
+    """Weights of edges as other ranks draw by them, checked when they are first used.
+
+    They are copies, so a change must be noticed: one that torch counts when they are next used,
+    every other one by `forget_changed`.
+    """
 
     def __init__(self) -> None:
         self._features: dict[tuple[CanonicalEType, str | None, bool], WeightFeature] = {}
@@ -349,18 +352,29 @@ class CheckedWeights:
         """The weights of a relation; the same object until the feature is set or changed."""
         name = options.weights
         assert name is not None
-        if name not in data:
-            raise ValueError(
-                f"sampling by {name!r} needs an edge feature of that name on relation {etype} (it "
-                f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
-            )
-        values: Tensor = data[name]
+        values = weights_named(data, etype, name)
         feature = self._features.get((etype, name, options.weights_are_mask))
-        if feature is None or feature.values is not values or feature.version != values._version:
+        if feature is None or feature.values is not values or feature.version != version_of(values):
             checked = checked_weights(values.detach(), options, etype)
-            feature = WeightFeature(values, values._version, checked)
+            feature = WeightFeature(values, version_of(values), checked.clone())
             self._features[etype, name, options.weights_are_mask] = feature
         return feature
+
+    def any_changed(self) -> bool:
+        """Whether weights are no longer what was copied; reads all of them."""
+        for (_, name, is_mask), feature in self._features.items():
+            options = DrawOptions(weights=name, weights_are_mask=is_mask)
+            now = as_weights(feature.values.detach(), options)
+            is_new = (
+                feature.version != version_of(feature.values) or now.dtype != feature.checked.dtype
+            )
+            if is_new or not torch.equal(now, feature.checked):
+                return True
+        return False
+
+    def forget(self) -> None:
+        """Check and copy all anew when they are next used."""
+        self._features.clear()
 
     def latest(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature:
         """What `find` gave last."""
@@ -376,10 +390,21 @@ class CheckedWeights:
         return None if feature is None else feature.checked.dtype
 
 
+def weights_named(data: Mapping[str, Any], etype: CanonicalEType, name: str) -> Tensor:
+    """An edge feature of a relation; ValueError where it has none of that name."""
+    if name not in data:
+        raise ValueError(
+            f"sampling by {name!r} needs an edge feature of that name on relation {etype} (it "
+            f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
+        )
+    values: Tensor = data[name]
+    return values
+
+
 def checked_weights(
     values: Tensor, options: DrawOptions, etype: CanonicalEType, eids: Tensor | None = None
 ) -> Tensor:
-    """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
+    """Weights as `draw_neighbors` takes them: ``[num_edges]``, none negative; of a mask uint8.
 
     Args:
         eids: Ids of the edges, for the error; None where they are all, in order.
@@ -388,22 +413,19 @@ def checked_weights(
         ValueError: Another shape or type, a negative weight, or one that is not finite.
     """
     name = options.weights
-    if values.dim() == 2 and values.shape[1] == 1:
-        values = values.view(-1)
-    if values.dim() != 1:
+    if values.dim() != 1 and values.shape[1:] != (1,):
         raise ValueError(
             f"edge feature {name!r} of {etype} must have one number per edge to sample by (got "
             f"shape {tuple(values.shape)})"
         )
-    if options.weights_are_mask:
-        if values.dtype not in (torch.bool, torch.uint8):
-            raise ValueError(
-                f"edge feature {name!r} of {etype} must be bool to serve as a mask (got "
-                f"{values.dtype}); pass it as prob to sample in proportion to it"
-            )
-        return values.to(torch.float32)
-    if values.dtype not in (torch.float32, torch.float64):
-        values = values.to(torch.float32)
+    if options.weights_are_mask and values.dtype not in (torch.bool, torch.uint8):
+        raise ValueError(
+            f"edge feature {name!r} of {etype} must be bool to serve as a mask (got "
+            f"{values.dtype}); pass it as prob to sample in proportion to it"
+        )
+    values = as_weights(values, options)
+    if values.dtype == torch.uint8:
+        return values
     bad = ~(values >= 0) | torch.isinf(values)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
@@ -411,7 +433,16 @@ def checked_weights(
             f"edge feature {name!r} of {etype} must hold finite weights of 0 or more to sample by "
             f"(got {float(values[first])} at edge {first if eids is None else int(eids[first])})"
         )
-    return values.contiguous()
+    return values
+
+
+def as_weights(values: Tensor, options: DrawOptions) -> Tensor:
+    """Weights as `draw_neighbors` takes them, unchecked: the memory of the feature if it can be."""
+    if options.weights_are_mask:
+        values = values.view(torch.uint8) if values.dtype == torch.bool else values
+    elif values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float32)
+    return values.contiguous().view(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -614,7 +645,8 @@ class LocalGraphStore:
         self.num_nodes, self.num_edges = graph.num_nodes, graph.num_edges
         self._relations = tuple(graph.relations)
         self._lists: dict[ListKey, EdgeLists] = {}
-        self._weights = CheckedWeights()
+        #: By relation and how they are used, the weights that were checked last, and their version.
+        self._checked: dict[tuple[CanonicalEType, str, bool], tuple[weakref.ref[Tensor], int]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalGraphStore:
         return LocalGraphStore(copy.deepcopy(self.graph, memo))
@@ -650,9 +682,8 @@ class LocalGraphStore:
             request.nodes,
             request.nodes.to(torch.int64),
             options,
-            weights=self.placed_weights(request.etype, options)
-            if weights is None
-            else lists.by_position(weights),
+            weights=self.weights(request.etype, options) if weights is None else weights,
+            weights_by_eid=True,
             labor_ids=lists.neighbors if options.labor else None,
             excluded=excluded.get(request.etype),
         )
@@ -671,15 +702,22 @@ class LocalGraphStore:
             self._lists[key] = EdgeLists(*(edges.csc() if edge_dir == "in" else edges.csr()))
         return self._lists[key]
 
-    def placed_weights(self, etype: CanonicalEType, options: DrawOptions) -> Tensor | None:
-        """The weights that options name, by position in `edge_lists`; None where they name none."""
+    def weights(self, etype: CanonicalEType, options: DrawOptions) -> Tensor | None:
+        """The weights that options name, by edge id, as they are now; None where they name none.
+
+        They are the memory of the feature, unless its type or strides need a copy. What is new, or
+        changed as torch counts it, is checked.
+        """
         if options.weights is None:
             return None
-        feature = self._weights.find(self.graph.edges[etype].data, etype, options)
-        if options.edge_dir not in feature.placed:
-            lists = self.edge_lists(etype, options.edge_dir)
-            feature.placed[options.edge_dir] = lists.by_position(feature.checked)
-        return feature.placed[options.edge_dir]
+        values = weights_named(self.graph.edges[etype].data, etype, options.weights)
+        key = etype, options.weights, options.weights_are_mask
+        checked, version = self._checked.get(key, (lambda: None, 0))
+        if checked() is values and version == version_of(values):
+            return as_weights(values.detach(), options)
+        weights = checked_weights(values.detach(), options, etype)
+        self._checked[key] = weakref.ref(values), version_of(values)
+        return weights
 
 
 class ShardedGraphStore:
@@ -710,6 +748,17 @@ class ShardedGraphStore:
         new._state = same_ranks(self._state, group)
         new._edges = self._edges.on(new._state)
         return new
+
+    def look_at_weights(self) -> None:
+        """Notice weights that were written to in a way that torch does not count.
+
+        What other ranks draw by is a copy. Every rank must call between draws: a pass of a loader
+        begins with it, and so does what draws a batch by itself. It reads the weights that have
+        been drawn by, and exchanges one number, and the weights anew where any changed.
+        """
+        changed = torch.tensor([int(self._edges.weights.any_changed())])
+        if int(all_reduce_(self._state, changed, dist.ReduceOp.MAX)):
+            self._edges.weights.forget()
 
 
 class CollectiveGraphStore(ShardedGraphStore):

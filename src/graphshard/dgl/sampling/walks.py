@@ -203,12 +203,19 @@ def one_step(
     assert isinstance(store, LocalGraphStore)
     lists = store.edge_lists(etype, "out")
     try:
-        weights = store.placed_weights(etype, options)
+        weights = store.weights(etype, options)
     except ValueError as error:
         raise GraphValueError(str(error)) from None
     request = NeighborRequest(etype, at, 1, key)
     counts, positions, picked = lists.draw(
-        request, at, walks, options, weights=weights, labor_ids=None, excluded=None
+        request,
+        at,
+        walks,
+        options,
+        weights=weights,
+        weights_by_eid=True,
+        labor_ids=None,
+        excluded=None,
     )
     return counts > 0, picked, lists.eids_at(positions)
 
@@ -318,7 +325,7 @@ def _biased_step(
     """As `one_step`, for walks that come from ``before``; some walks at a time."""
     store = graph_store_of(g)
     assert isinstance(store, LocalGraphStore)
-    lists, weights = store.edge_lists(etype, "out"), store.placed_weights(etype, options)
+    lists, weights = store.edge_lists(etype, "out"), store.weights(etype, options)
     begin, degree = lists.indptr[at].long(), lists.indptr.diff()[at].long()
     ends = degree.cumsum(0)
     none = torch.empty(0, dtype=g.idtype, device=g.device)
@@ -337,7 +344,7 @@ def _biased_step(
         bias = torch.where(is_near, 1.0, 1.0 / q).double()
         bias = torch.where(to == origin, 1.0 / p, bias)
         if weights is not None:
-            bias = bias * weights[positions]
+            bias = bias * weights[lists.eids_at(positions).long()]
         rows = torch.arange(len(some), device=g.device)
         counts, drawn, picked = draw_neighbors(
             indptr, rows, 1, key, walks[first:last], indices=to, replace=True, prob=bias

@@ -36,6 +36,7 @@ from ..._base.device import device_of
 from ...comm import ThreadGroups
 from ...comm.collectives import verify
 from ...sampling import DrawSeed
+from ...sampling.graph_store import ShardedGraphStore
 from ...sampling.loader import DeviceStream, LoaderResources, Pipeline, Run, Stage, moved
 from ._inputs import (
     RemoteFeatureStore,
@@ -234,6 +235,8 @@ class SourceLoader:
         loader: Any = self
         if self._source.is_collective:
             self._resources.begin_pass(self._source.state, self.epoch, "loader")
+        if isinstance(self._drawing.graph, ShardedGraphStore):
+            self._drawing.graph.look_at_weights()
         epoch, self.epoch = self.epoch, self.epoch + 1
         batches: Any = loader.batch_sampler
         if self._most is not None:

@@ -30,6 +30,7 @@ from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
 from ...fullbatch.topology import OriginalIds, ShardStructure
 from ...graph import Frame, heterograph
+from ...graph.frame import version_of
 from ...graph.structure import Schema
 from ...sampling import FeatureRequest, FeatureStore, GraphStore
 from ...sampling.feature_store import (
@@ -395,10 +396,13 @@ def _of_sharded(
     for kind, of_kind in columns.items():
         for name, column in of_kind.items():
             tables[kind, name] = column.detach()
-            versions[kind, name] = id(column), column._version
+            versions[kind, name] = id(column), version_of(column)
     earlier: SamplingSource
     earlier, earlier_versions, _ = vars(structure).get(_KEPT, (None, None, None))
-    changed = torch.tensor([int(versions != earlier_versions)])
+    is_same = versions == earlier_versions
+    if is_same and isinstance(earlier.features, MappedFeatureStore):
+        is_same = earlier.features.holds(tables)  # a write through .data has no version
+    changed = torch.tensor([int(not is_same)])
     if not int(all_reduce(changed, "max", group=structure.group)):
         return earlier
     manager = _manager(first, structure, columns, ids)
