@@ -60,6 +60,7 @@ from .structure import (
     joined_name,
     paired,
     read_batch_counts,
+    row_positions,
 )
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class LocalGraph(MessagePassingGraph):
         first, counts = self._match(relation, src, dst)
         order = self._pair_order(relation)[1]
         if return_uv:
-            eids = order[_spread(first, counts)].to(self.idtype)
+            eids = order[row_positions(first, counts)].to(self.idtype)
             return src.repeat_interleave(counts), dst.repeat_interleave(counts), eids
         absent = counts == 0
         if bool(absent.any()):
@@ -801,19 +802,12 @@ def _in_form(form: str, src: Tensor, dst: Tensor, eids: Tensor) -> Any:
     raise GraphValueError(f"form must be 'uv', 'eid' or 'all' (got {form!r})")
 
 
-def _spread(first: Tensor, counts: Tensor) -> Tensor:
-    """``first[i], first[i] + 1, ...``, ``counts[i]`` numbers for each i, one after another."""
-    ends = counts.cumsum(0)
-    total = int(ends[-1]) if ends.numel() else 0
-    shift = (first - (ends - counts)).repeat_interleave(counts)
-    return torch.arange(total, dtype=first.dtype, device=first.device) + shift
-
-
 def _compressed_edges(compressed: tuple[Tensor, Tensor, Tensor | None], nodes: Tensor) -> Tensor:
     """Ids of the edges in the rows ``nodes`` of a compressed format."""
     indptr, _, eids = compressed
     first = indptr.index_select(0, nodes)
-    positions = _spread(first, indptr[1:].index_select(0, nodes) - first).to(indptr.dtype)
+    counts = indptr[1:].index_select(0, nodes) - first
+    positions = row_positions(first, counts).to(indptr.dtype)
     return positions if eids is None else eids.index_select(0, positions)
 
 

@@ -360,6 +360,13 @@ def places_of(ids: Tensor, count: int, which: Literal["first", "last"] = "first"
     return places.scatter_reduce_(0, ids.long(), positions, reduce, include_self=False)
 
 
+def row_positions(begin: Tensor, counts: Tensor) -> Tensor:
+    """int64: for rows that begin somewhere, the places of all that is in them, row by row."""
+    before = counts.cumsum(0) - counts
+    shift = (begin - before).to(torch.int64).repeat_interleave(counts)
+    return torch.arange(len(shift), device=shift.device) + shift
+
+
 def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
     """Raise where ids of ``count`` things do not fit in ``idtype``."""
     if idtype == torch.int32 and count > _MAX_INT32:

@@ -33,6 +33,7 @@ from torch import Tensor
 from .._base.typing import INDEX_DTYPES, CanonicalEType, EdgeIds, EType, NodeIds
 from ..graph import EID, NID, Block, Graph
 from ..graph.message_passing import frames_of
+from ..graph.structure import places_of, row_positions
 from ..ops import Adjacency, IdTable
 from .graph_store import (
     DrawOptions,
@@ -618,7 +619,7 @@ def _repeated(
     block: Block, src_rows: Mapping[str, Tensor], dst_rows: Mapping[str, Tensor]
 ) -> Block:
     """A block whose sources and destinations are rows of another's, with the edges into each."""
-    first = {t: first_places(rows, block.num_src_nodes(t)) for t, rows in src_rows.items()}
+    first = {t: places_of(rows, block.num_src_nodes(t)) for t, rows in src_rows.items()}
     relations, edges = {}, {}
     for etype, adjacency in zip(block.canonical_etypes, block.relations, strict=True):
         indptr, src, eids = adjacency.csc()
@@ -626,8 +627,7 @@ def _repeated(
         counts = indptr.diff()[rows]
         pointer = torch.zeros(len(rows) + 1, dtype=indptr.dtype, device=indptr.device)
         torch.cumsum(counts, 0, dtype=indptr.dtype, out=pointer[1:])
-        shift = (indptr[:-1][rows] - pointer[:-1]).repeat_interleave(counts)
-        at = shift.long() + torch.arange(len(shift), device=shift.device)
+        at = row_positions(indptr[:-1][rows], counts)
         relations[etype] = Adjacency.from_csc(
             pointer,
             first[etype[0]][src[at].long()].to(src.dtype),
@@ -650,13 +650,6 @@ def _repeated(
         if EID in data:
             new.edges[etype].data[EID] = data[EID][at]
     return new
-
-
-def first_places(rows: Tensor, num_rows: int) -> Tensor:
-    """For each of ``num_rows`` rows, where it is first in ``rows``."""
-    places = torch.arange(len(rows), device=rows.device)
-    none = torch.full((num_rows,), len(rows), device=rows.device)
-    return none.scatter_reduce(0, rows, places, "amin")
 
 
 class MultiLayerFullNeighborSampler(NeighborSampler):

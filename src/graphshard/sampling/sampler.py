@@ -44,7 +44,6 @@ from ._neighbor_sampler import MultiLayerFullNeighborSampler as MultiLayerFullNe
 from ._neighbor_sampler import MultiLayerNeighborSampler as MultiLayerNeighborSampler
 from ._neighbor_sampler import NeighborSampler as NeighborSampler
 from ._neighbor_sampler import by_type as by_type
-from ._neighbor_sampler import first_places as first_places
 from ._neighbor_sampler import refuse_unnamed as refuse_unnamed
 from .graph_store import graph_store_of
 from .lazy_features import FeatureNames, check_named, read_named, set_lazy

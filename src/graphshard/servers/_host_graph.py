@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
+from ..graph.structure import row_positions
 from ..partition import RangePartitionBook
 from ..sampling import DrawOptions, NeighborRequest
 from ..sampling.graph_store import EdgeLists, checked_weights
@@ -277,13 +278,6 @@ class HostGraph:
         rows = torch.searchsorted(lists.indptr, positions.to(lists.indptr.dtype), right=True) - 1
         src = lists.neighbors.index_select(0, positions)
         return src, rows + self.ids.starts(node_policy(etype[2]))[self.host]
-
-
-def row_positions(begin: Tensor, counts: Tensor) -> Tensor:
-    """int64: for rows that begin somewhere, the places of all that is in them, row by row."""
-    before = counts.cumsum(0) - counts
-    shift = (begin - before).to(torch.int64).repeat_interleave(counts)
-    return torch.arange(len(shift)) + shift
 
 
 def are_on_hosts(options: DrawOptions) -> bool:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType
 from ..errors import MessageError
+from ..graph.structure import row_positions
 from ..ops import group_by_range, ungroup
 from ..sampling import DrawOptions, FeatureRequest, NeighborRequest, SampledNeighbors
 from ..sampling.graph_store import EdgeDir, EdgeLists, checked_weights, ends
@@ -44,7 +45,6 @@ from ._host_graph import (
     node_policy,
     out_edge_table,
     pointer_table,
-    row_positions,
     source_table,
 )
 from ._message_stream import WireMessage

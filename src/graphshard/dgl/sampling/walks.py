@@ -26,7 +26,7 @@ from torch import Tensor
 from ..._base.typing import CanonicalEType, EType
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import Graph, heterograph
-from ...graph.structure import as_integers, check_ids
+from ...graph.structure import as_integers, check_ids, row_positions
 from ...ops import draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
 from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborRequest, graph_store_of
@@ -336,8 +336,7 @@ def _biased_step(
         last = max(first + 1, int(torch.searchsorted(ends, limit, right=True)))
         some = degree[first:last]
         indptr = torch.nn.functional.pad(some.cumsum(0), (1, 0))
-        shift = (begin[first:last] - indptr[:-1]).repeat_interleave(some)
-        positions = shift + torch.arange(len(shift), device=g.device)
+        positions = row_positions(begin[first:last], some)
         to = lists.neighbors[positions]
         origin = before[first:last].repeat_interleave(some)
         is_near = g.has_edges_between(to, origin, etype=etype)

@@ -33,10 +33,11 @@ import torch
 from torch import Tensor
 
 from ..._base.typing import CanonicalEType
+from ...graph.structure import places_of
 from ...ops import IdTable, draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
 from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
-from ...sampling.sampler import IdTables, first_places
+from ...sampling.sampler import IdTables
 from ._sources import ORIGINAL, Kind, SamplingSource
 
 _INDUCED = 1 << 20
@@ -258,7 +259,7 @@ class SubgraphNodes:
         self._num_seeds, self._num_distinct = seeds.numel(), self._distinct.numel()
         self._first: Tensor | None = None
         if self._num_distinct < self._num_seeds:
-            self._first = first_places(numbers, self._num_distinct)
+            self._first = places_of(numbers, self._num_distinct)
 
     def __len__(self) -> int:
         return self.ids.numel()
