@@ -261,6 +261,9 @@ TRANSFORMS: dict[str, Call] = {
     "GCNNorm": lambda lib, g: lib.GCNNorm()(g),
     "GCNNorm new": lambda lib, g: lib.GCNNorm("norm")(g),
     "normalized": lambda lib, g: lib.RowFeatNormalizer(False, ["h", "feat"])(g),
+    "normalized as it comes": lambda lib, g: lib.RowFeatNormalizer(node_feat_names=["h", "feat"])(
+        g
+    ),
     "normalized from the least": lambda lib, g: lib.RowFeatNormalizer(True, ["h", "feat"])(g),
     "RandomWalkPE": lambda lib, g: lib.RandomWalkPE(4, "pe", "w")(g),
     "RandomWalkPE plain": lambda lib, g: lib.RandomWalkPE(3)(g),
@@ -329,6 +332,24 @@ def test_metapaths_are_added_with_or_without_the_edges_that_there_were() -> None
             paths = {"both": [("a", "r", "b"), ("b", "s", "a")]}
             graphs.append(library.AddMetaPaths(paths, keep)(g))
         assert_same_graph(*graphs)
+
+
+def test_a_mask_of_features_is_of_their_last_dimension() -> None:
+    torch.manual_seed(0)
+    g = graphshard.dgl.rand_graph(20, 40)
+    g.ndata["h"] = torch.ones(20, 3, 200)
+    rows = graphshard.dgl.FeatMask(0.5, ["h"])(g).ndata["h"]
+    assert rows.shape == (20, 3, 200) and bool((rows == rows[0, 0]).all())
+    assert 60 < int(rows[0, 0].sum()) < 140
+
+
+def test_eigenvalues_come_where_they_are_asked_for() -> None:
+    ours, theirs = plain_pair()
+    with dgl_quiet():
+        its = dgl.lap_pe(dgl.add_reverse_edges(theirs), 3)
+    mine = graphshard.dgl.lap_pe(graphshard.dgl.add_reverse_edges(ours), 3)
+    assert isinstance(its, torch.Tensor) and isinstance(mine, torch.Tensor)
+    assert mine.shape == its.shape
 
 
 def test_random_transforms_draw_with_the_probability_that_is_given() -> None:
