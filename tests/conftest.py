@@ -98,6 +98,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     torch.set_num_threads(int(os.environ.get("GRAPHSHARD_TEST_THREADS", "1")))
+    if session.config.pluginmanager.hasplugin("dsession"):  # this process has others collect
+        gc.enable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)

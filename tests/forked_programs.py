@@ -3,10 +3,10 @@
 
 Inside `forked_interpreters`, which is also a fixture of tests/conftest.py, what starts this
 interpreter through `subprocess` (``-c``, ``-m`` or a file) gets on Linux a process that is forked
-from one that has imported torch, and not graphshard. It is a child of this process in every
-respect: descriptors, environment, folder, session, number, signals and exit code are those of an
-interpreter that was started, and the program is ``__main__``. `start_program` and `run_program` do
-so for a text. Elsewhere torch must not be forked, and an interpreter starts.
+from one that has imported torch, with what torch imports late, and not graphshard. It is a child of
+this process in every respect: descriptors, environment, folder, session, number, signals and exit
+code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
+and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
 
 An interpreter also starts where an option, or a variable that one of `FIXED` begins, is not that of
 the process that is forked. MALLOC_MMAP_THRESHOLD_ and OMP_NUM_THREADS are set as if they had been
@@ -298,6 +298,7 @@ if __name__ == "__main__":
     import numpy
     import torch
 
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports for a second, at the first call
     gc.collect()
     gc.freeze()
     sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))
