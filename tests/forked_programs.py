@@ -113,11 +113,11 @@ def forked_interpreters() -> Iterator[None]:
     def start(*given: Any) -> int:
         words, _, close, kept, folder, variables, *rest = given
         stdin, _, _, stdout, _, stderr, _, answers, _, session = rest[:10]
-        group_and_user = [value for value in rest[10:-1] if not isinstance(value, bool)]
+        group_user_and_more = [value for value in rest[10:] if not isinstance(value, bool)]
         words = [os.fsdecode(word) for word in words]
         pairs = os.environb.items() if variables is None else (v.split(b"=", 1) for v in variables)
         environment = {os.fsdecode(key): os.fsdecode(value) for key, value in pairs}
-        plain = close and all(value in (None, -1) for value in group_and_user)
+        plain = close and all(value in (None, -1) for value in group_user_and_more)
         if not plain or not _templates[0].can_start(words, environment):
             return int(exec_(*given))
         own = {fd: fd for fd in kept if fd != answers}
