@@ -238,6 +238,7 @@ def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
     threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
     torch.set_num_threads(int(threads))
+    tempfile.tempdir = None  # torch has asked for it
     numpy.random.seed()
     torch.seed()
     how, *arguments = request["words"][1:]
@@ -294,6 +295,7 @@ def _run_to_its_end(main: ModuleType, words: list[str]) -> int:
 if __name__ == "__main__":
     import gc
     import runpy
+    import tempfile
 
     import numpy
     import torch
