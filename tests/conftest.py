@@ -7,15 +7,20 @@ own process: `make test-processors`.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+import forked_programs
 
 # Read when Triton is imported, which torch does here and there: without a GPU its kernels run in
 # its interpreter.
@@ -28,6 +33,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every case and whole campaigns, not a sample of them (make test-all)",
     )
+
+
+TESTS = Path(__file__).resolve().parent
+
+# Nothing that is made while tests are collected is garbage; a walk over it takes a second.
+gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have each worker begin to read the tests at a place of its own.
+
+    What pytest makes of a file it writes beside it, for all. Where nothing is written yet, workers
+    that read one file after the other would all do the same work, 10 s of it.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or [Path(argument).resolve() for argument in config.args] != [TESTS]:
+        return
+    ignored = {Path(path).resolve() for path in config.getoption("ignore") or ()}
+    found = {TESTS / file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py")}
+    paths = sorted(found - ignored)
+    before = list(accumulate(len([*path.rglob("test_*.py")]) or 1 for path in paths))
+    begin = int(worker["workerid"].removeprefix("gw")) / worker["workercount"] * before[-1]
+    first = next(place for place, files in enumerate(before) if files > begin)
+    config.args[:] = map(str, paths[first:] + paths[:first])
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, and tests that call it, all that stays to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # Files that take long, or wait for processes: side by side from the start (pytest-xdist hands out
@@ -52,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     order = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path.parts))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -62,6 +98,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     torch.set_num_threads(int(os.environ.get("GRAPHSHARD_TEST_THREADS", "1")))
+    if session.config.pluginmanager.hasplugin("dsession"):  # this process has others collect
+        gc.enable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,9 +111,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     testing = sys.modules.get("graphshard.testing")
     if testing is not None:
         testing.stop_ranks()
-    programs = sys.modules.get("forked_programs")
-    if programs is not None:
-        programs.stop()
+    forked_programs.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +126,19 @@ def _environment_put_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # without a walk up the stack for each device that is not there, a millisecond of a test
+        torch.default_generator.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture
+def forked_interpreters() -> Iterator[None]:
+    """Programs that a test, or code that it runs, starts are forked: `forked_programs`."""
+    with forked_programs.forked_interpreters():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python programs in processes of their own that start at once, because torch is imported already.
 
-`start_program` does what starting ``python -c program`` does. On Linux the process is forked from
-one that has imported torch, and not graphshard; the program runs as ``__main__``. Elsewhere torch
-must not be forked, and the program starts with an interpreter of its own.
+Inside `forked_interpreters`, which is also a fixture of tests/conftest.py, what starts this
+interpreter through `subprocess` (``-c``, ``-m`` or a file) gets on Linux a process that is forked
+from one that has imported torch, with what torch imports late, and not graphshard. It is a child of
+this process in every respect: descriptors, environment, folder, session, number, signals and exit
+code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
+and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
 
-MALLOC_MMAP_THRESHOLD_ is set as if it had been there from the start. Other options of an
-interpreter or of a C library are for `subprocess`, and so is what happens to threads when an
-interpreter ends: there a forked process does not fail as one does that was started.
+An interpreter also starts where an option, or a variable that one of `FIXED` begins, is not that of
+the process that is forked. MALLOC_MMAP_THRESHOLD_ and OMP_NUM_THREADS are set as if they had been
+there from the start. Not as in an interpreter of its own: the command line and the environment in
+/proc, the seed of hashes, which all have in common, and what happens to threads when an
+interpreter ends, where a forked process does not fail as one does that was started. Tests of these
+do not use it, nor do some of each way to start workers.
 """
 
 from __future__ import annotations
@@ -22,86 +28,67 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Mapping
-from typing import IO, Any
+import time
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
-MAX_MESSAGE = 65536  # a program and its arguments, as JSON
-
-
-class Program:
-    """A started program, with what the tests use of `subprocess.Popen`."""
-
-    def __init__(self, commands: int, out: int, errors: int, told: int) -> None:
-        self.stdin = os.fdopen(commands, "w")
-        self.stdout, self.stderr, self._told = (os.fdopen(fd) for fd in (out, errors, told))
-        self.pid = int(self._told.readline())
-        self.returncode: int | None = None
-
-    def send_signal(self, number: int) -> None:
-        """Like `subprocess.Popen.send_signal`; nothing once it has been waited for."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
-
-    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
-        """What it printed until its end; kills it and raises after ``timeout`` seconds."""
-        if self.returncode is not None:
-            return "", ""
-        with contextlib.suppress(BrokenPipeError):
-            self.stdin.close()
-        texts = ["", ""]
-
-        def read(place: int, file: IO[str]) -> None:
-            texts[place] = file.read()
-
-        def end() -> None:
-            self.returncode = int(self._told.readline())
-
-        work: list[tuple[Any, tuple[Any, ...]]] = [
-            (read, (0, self.stdout)),
-            (read, (1, self.stderr)),
-            (end, ()),
-        ]
-        threads = [threading.Thread(target=f, args=args, daemon=True) for f, args in work]
-        for thread in threads:
-            thread.start()
-        threads[2].join(timeout)
-        if threads[2].is_alive():
-            self.kill()
-            raise subprocess.TimeoutExpired("a forked program", timeout, texts[0], texts[1])
-        for thread in threads:
-            thread.join(10.0)  # a child of the program may hold the pipes
-        for file in (self.stdout, self.stderr, self._told):
-            file.close()
-        return texts[0], texts[1]
+FIXED = (
+    *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "DNNL_"),
+    *("ONEDNN_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "NPY_", "OPENBLAS_"),
+)
+"""What begins the names of variables that count when Python or torch is loaded."""
+SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_")
+_PR_SET_CHILD_SUBREAPER = 36
+_M_MMAP_THRESHOLD = -3
 
 
 class Template:
     """The process that programs are forked from."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONPATH", None)
+        environment.pop("MALLOC_MMAP_THRESHOLD_", None)
+        self._fixed = fixed(environment)
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=_environment(),
+            env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
         theirs.close()
 
-    def start(self, program: str, arguments: list[str], env: Mapping[str, str | None]) -> Program:
-        read, write = os.pipe()
-        pipes = [os.pipe() for _ in range(3)]
-        theirs = [read, *(w for _, w in pipes)]
-        request = {"program": program, "arguments": arguments, "env": dict(env)}
-        socket.send_fds(self._control, [json.dumps(request).encode()], theirs)
-        for descriptor in theirs:
-            os.close(descriptor)
-        return Program(write, *(r for r, _ in pipes))
+    def can_start(self, words: list[str], environment: Mapping[str, str]) -> bool:
+        """Whether a program that is forked is as one that is started."""
+        known = len(words) > 1 and (words[1] in ("-c", "-m") or words[1].endswith(".py"))
+        return known and words[0] == sys.executable and fixed(environment) == self._fixed
+
+    def start(self, request: dict[str, Any], descriptors: dict[int, int]) -> int:
+        """Start a program; its process number.
+
+        Args:
+            request: What `_become` reads.
+            descriptors: Those of the program, and what they are here.
+        """
+        request = {**request, "parent": os.getpid(), "descriptors": list(descriptors)}
+        prctl = ctypes.CDLL(None).prctl
+        with self._lock, open(os.memfd_create("request"), "w+b") as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            # What starts the program ends, and so the program becomes a child of this process.
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._control, [b"start"], [file.fileno(), *descriptors.values()])
+                answer = self._control.recv(64)
+            finally:
+                prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert answer, "the process that programs are forked from has ended"
+        return int(answer)
 
     def stop(self) -> None:
         self._control.close()
@@ -111,7 +98,43 @@ class Template:
 _templates: list[Template] = []
 
 
-def start_program(program: str, *arguments: str, **env: str | None) -> Any:
+@contextlib.contextmanager
+def forked_interpreters() -> Iterator[None]:
+    """Interpreters that are started meanwhile are forked; see above."""
+    if sys.platform != "linux":
+        yield
+        return
+    if not _templates:
+        _templates.append(Template())
+    owner: Any = subprocess if hasattr(subprocess, "_fork_exec") else subprocess._posixsubprocess  # type: ignore[attr-defined]
+    name = "_fork_exec" if owner is subprocess else "fork_exec"
+    exec_ = getattr(owner, name)
+
+    def start(*given: Any) -> int:
+        words, _, close, kept, folder, variables, *rest = given
+        stdin, _, _, stdout, _, stderr, _, answers, _, session = rest[:10]
+        group_user_and_more = [value for value in rest[10:] if not isinstance(value, bool)]
+        words = [os.fsdecode(word) for word in words]
+        pairs = os.environb.items() if variables is None else (v.split(b"=", 1) for v in variables)
+        environment = {os.fsdecode(key): os.fsdecode(value) for key, value in pairs}
+        plain = close and all(value in (None, -1) for value in group_user_and_more)
+        if not plain or not _templates[0].can_start(words, environment):
+            return int(exec_(*given))
+        own = {fd: fd for fd in kept if fd != answers}
+        own |= {fd: fd if to == -1 else to for fd, to in enumerate((stdin, stdout, stderr))}
+        request = {
+            "words": words,
+            "environment": environment,
+            "folder": os.getcwd() if folder is None else os.path.abspath(os.fsdecode(folder)),
+            "session": bool(session),
+        }
+        return _templates[0].start(request, own)
+
+    with mock.patch.object(owner, name, start):
+        yield
+
+
+def start_program(program: str, *arguments: str, **env: str | None) -> subprocess.Popen[str]:
     """Start a program, with pipes for what it reads and prints.
 
     Args:
@@ -119,30 +142,28 @@ def start_program(program: str, *arguments: str, **env: str | None) -> Any:
         arguments: Its ``sys.argv[1:]``.
         env: Changes of the environment; None removes a variable.
     """
-    program = textwrap.dedent(program)
-    if sys.platform != "linux":
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
+    with forked_interpreters():
         return subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
-            env={k: v for k, v in {**_environment(), **env}.items() if v is not None},
+            [sys.executable, "-c", textwrap.dedent(program), *arguments],
+            env={k: v for k, v in variables.items() if v is not None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-    if not _templates:
-        _templates.append(Template())
-    return _templates[0].start(program, list(arguments), env)
 
 
 def run_program(program: str, *arguments: str, timeout: float = 60.0, **env: str | None) -> str:
     """What a program printed that must end well."""
-    started = start_program(program, *arguments, **env)
-    try:
-        out, errors = started.communicate(timeout=timeout)
-    finally:
-        started.kill()
+    with start_program(program, *arguments, **env) as started:
+        try:
+            out, errors = started.communicate(timeout=timeout)
+        finally:
+            started.kill()
     assert started.returncode == 0, errors
-    return str(out)
+    return out
 
 
 def stop() -> None:
@@ -151,51 +172,135 @@ def stop() -> None:
         _templates.pop().stop()
 
 
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+def fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a process has from its start."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(FIXED) and name not in SET_LATER
+    }
+
+
+# -- in the process that is forked -----------------------------------------------------------------
 
 
 def _serve(control: socket.socket) -> dict[str, Any]:
     """Fork at each message; returns in a program's process alone, with what it is to do."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    number, tell = os.pipe()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 4)
+        data, descriptors, _, _ = socket.recv_fds(control, 64, 250)
         if not data:
             os._exit(0)
-        if os.fork() == 0:
-            control.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            commands, out, errors, told = descriptors
+        first = os.fork()
+        if first == 0:
             pid = os.fork()
             if pid == 0:
-                os.dup2(commands, 0)
-                os.dup2(out, 1)
-                os.dup2(errors, 2)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                found: dict[str, Any] = json.loads(data)
-                return found
-            # The keeper: waits for the program, and says how it ended.
-            for descriptor in (commands, out, errors):
-                os.close(descriptor)
-            os.write(told, f"{pid}\n".encode())
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.write(told, f"{code}\n".encode())
+                control.close()
+                os.close(number)
+                os.close(tell)
+                with open(descriptors.pop(0), "rb") as file:
+                    file.seek(0)
+                    request: dict[str, Any] = json.loads(file.read())
+                _place(descriptors, request["descriptors"])
+                while os.getppid() != request["parent"]:
+                    time.sleep(0.0002)
+                return request
+            os.write(tell, str(pid).encode())
             os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
+        os.waitpid(first, 0)
+        control.send(os.read(number, 64))
+
+
+def _place(descriptors: list[int], targets: list[int]) -> None:
+    """Move descriptors to the numbers that they have in the program."""
+    import fcntl
+
+    above = max([*descriptors, *targets]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    for fd, target in zip(moved, targets, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+
+
+def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
+    """Make this process what an interpreter with such a command line is at its start."""
+    environment = request["environment"]
+    os.environ.clear()
+    os.environ.update(environment)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    if threshold := environment.get("MALLOC_MMAP_THRESHOLD_"):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
+    threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
+    torch.set_num_threads(int(threads))
+    tempfile.tempdir = None  # torch has asked for it
+    numpy.random.seed()
+    torch.seed()
+    how, *arguments = request["words"][1:]
+    path = environment.get("PYTHONPATH", "")
+    sys.path[:] = [
+        *(entry if entry else os.getcwd() for entry in path.split(os.pathsep) if path),
+        *sys.path[1:],
+    ]
+    sys.orig_argv[:] = request["words"]
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    return main, [how, *arguments]
+
+
+def _run(main: ModuleType, how: str, *arguments: str) -> None:
+    """Run a program as ``__main__``."""
+    if how == "-m":
+        sys.argv[:] = ["-m", *arguments[1:]]
+        sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(arguments[0], alter_argv=True)  # type: ignore[attr-defined]
+    elif how == "-c":
+        sys.argv[:] = ["-c", *arguments[1:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[0], "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    else:
+        sys.argv[:] = [how, *arguments]
+        sys.path.insert(0, os.path.dirname(os.path.realpath(how)))
+        path = os.path.abspath(how)
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        main.__dict__.update(__file__=path, __cached__=None)
+        exec(code, main.__dict__)  # noqa: S102
+
+
+def _run_to_its_end(main: ModuleType, words: list[str]) -> int:
+    """Run a program, and report what it raises as the interpreter does; the exit code."""
+    try:
+        _run(main, *words)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401
+    import gc
+    import runpy
+    import tempfile
 
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    for _name, _value in _request["env"].items():
-        os.environ.pop(_name, None)
-        if _value is not None:
-            os.environ[_name] = _value
-    if _threshold := _request["env"].get("MALLOC_MMAP_THRESHOLD_"):
-        ctypes.CDLL(None).mallopt(-3, int(_threshold))  # M_MMAP_THRESHOLD
-    sys.argv = ["-c", *_request["arguments"]]
-    exec(compile(_request["program"], "program", "exec", dont_inherit=True), globals())  # noqa: S102
+    import numpy
+    import torch
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports for a second, at the first call
+    gc.collect()
+    gc.freeze()
+    sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))

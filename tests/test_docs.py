@@ -9,7 +9,7 @@ the page. A comment before a block says how it runs::
     <!-- test -->       a file of tests of its own
 
 What stands in an ``output`` block is what the block before it prints. The README has a test of its
-own. Uses 2 gloo ranks.
+own. Uses 2 gloo ranks; programs of a page are forked.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ WITH_CODE = [
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked_interpreters")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_runs(
     page: Path,

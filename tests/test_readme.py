@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README keeps its word: its commands, run as written. Two gloo ranks, by torchrun."""
+"""The README keeps its word: its commands, run as written. Two gloo ranks, by torchrun.
+
+The commands are forked, the ranks that torchrun starts are interpreters.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,7 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 @pytest.mark.timeout(2 * DEADLINE + 20)
+@pytest.mark.usefixtures("forked_interpreters")
 def test_the_full_batch_example_learns(tmp_path: Path) -> None:
     (script,) = blocks("python")
     (tmp_path / "train.py").write_text(script, encoding="utf-8")

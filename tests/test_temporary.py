@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary folders go with their owners, also those that are killed. A few processes."""
+"""Temporary folders go with their owners, also those that are killed.
+
+A few processes, forked where they are no command.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,7 @@ def test_it_goes_with_its_end_of_use(temporary: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_it_goes_with_its_process(temporary: Path) -> None:
     owner, _, path = start_owner("exit")
     owner.communicate(timeout=30)
@@ -78,6 +82,7 @@ def test_it_goes_with_its_process(temporary: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_that_of_a_killed_process_goes_when_another_one_is_made(temporary: Path) -> None:
     killed, _, abandoned = start_owner("kill")
     living, _, used = start_owner("live")
@@ -91,6 +96,7 @@ def test_that_of_a_killed_process_goes_when_another_one_is_made(temporary: Path)
     living.communicate(timeout=30)
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_a_child_that_lives_on_keeps_it(temporary: Path) -> None:
     owner, child, path = start_owner("fork")
     owner.kill()

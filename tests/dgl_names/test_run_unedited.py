@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m graphshard.dgl program``: as the interpreter alone, but for what dgl and sar are.
 
-Each case is a process; some start more, and one starts 2 gloo ranks under torchrun.
+Each case is a process, forked where its start is not the point; some start more, and one starts 2
+gloo ranks under torchrun.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ NAMES = """
 """
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_names_are_those_of_this_package_also_in_children(tmp_path: Path) -> None:
     assert run_code(NAMES, tmp_path).splitlines() == [
         "fork True graphshard.sar.comm __main__",
@@ -226,6 +228,7 @@ MISSING = {
 }
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_what_is_missing_says_where_to_look(tmp_path: Path) -> None:
     code = f"""
 for statement in {list(MISSING)!r}:
@@ -240,6 +243,7 @@ for statement in {list(MISSING)!r}:
     assert printed == list(MISSING.values())
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_pytest_runs_tests_that_import_dgl(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import dgl\nGRAPH = dgl.graph(([0], [1]))\n")
     (tmp_path / "test_it.py").write_text(
@@ -258,6 +262,7 @@ def test_pytest_runs_tests_that_import_dgl(tmp_path: Path) -> None:
     assert "AssertionError: assert 'graphshard.sar' == 'sar'" in done.stdout
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_ranks_of_torchrun(tmp_path: Path) -> None:
     code = """
         import sys

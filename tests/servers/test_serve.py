@@ -131,6 +131,7 @@ def check_log(server: subprocess.Popen[str], address: str) -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm on this system")
+@pytest.mark.usefixtures("forked_interpreters")
 def test_it_serves_and_logs_until_it_is_ended(
     parts: str, ip_config: Path, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

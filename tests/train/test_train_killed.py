@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker is killed in the middle of a run. Real worker processes of the launcher, two gloo ranks.
+"""A worker is killed in the middle of a run. The launcher's workers, forked; two gloo ranks.
 
 The others exit by themselves, well within the timeout, and name it; resuming gives the undisturbed
 result, bit for bit.
@@ -54,6 +54,7 @@ def start_and_kill(config: FullBatchConfig | SampledConfig, after: int) -> tuple
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("forked_interpreters")
 @pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.exhaustive), "sample"])
 def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
     mode: str, tmp_path: Path

@@ -33,6 +33,7 @@ MAX_KEPT = 5
 
 _START_SECONDS = 180.0
 _END_SECONDS = 5.0
+_SLOW_TO_IMPORT = ("dgl", "pytest", "torch_geometric")
 # Elsewhere a process that has loaded torch must not fork, so each rank has a template to itself.
 _CAN_FORK = sys.platform == "linux"
 
@@ -61,6 +62,7 @@ class Template:
                 [
                     *(sys.executable, "-m", "graphshard.testing._template"),
                     *(str(theirs.fileno()), str(folder.path), "fork" if _CAN_FORK else "once"),
+                    *(_imported_packages() if _CAN_FORK else ()),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -258,6 +260,13 @@ class Pool:
             if not (worker.usable and worker.alive()):
                 worker.kill()
                 self._workers.remove(worker)
+
+
+def _imported_packages() -> list[str]:
+    """Packages that the caller has imported, as its ranks will, where that takes long."""
+    modules = {name: sys.modules.get(name) for name in _SLOW_TO_IMPORT}
+    # Under `graphshard.dgl` as a program another module has the name.
+    return [name for name, module in modules.items() if getattr(module, "__name__", None) == name]
 
 
 def rank_environment() -> dict[str, str]:

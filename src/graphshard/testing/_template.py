@@ -2,9 +2,9 @@
 """The process from which ranks are forked: it has imported everything, so a rank starts at once.
 
 Not to be imported: `_processes` starts it with ``python -m``. Its arguments are the number of a
-Unix socket, a folder for files, and "fork". A message on the socket asks for a rank: three
-descriptors (where jobs come from, where answers go, where the output goes) and, as text, the file
-for stack dumps. It answers with lines of JSON:
+Unix socket, a folder for files, "fork", and packages that ranks will import. A message on the
+socket asks for a rank: three descriptors (where jobs come from, where answers go, where the output
+goes) and, as text, the file for stack dumps. It answers with lines of JSON:
 
 ::
 
@@ -12,7 +12,7 @@ for stack dumps. It answers with lines of JSON:
     {"started": pid}                    for each message
     {"ended": pid, "code": code}        for each rank that has ended; minus the signal if killed
 
-When the socket ends it ends too, with all ranks and the folder. If the last argument is "once", it
+When the socket ends it ends too, with all ranks and the folder. If the third argument is "once", it
 becomes the first rank itself: where forking a process that has loaded torch is not safe.
 
 A rank runs jobs one after the other (`serve`). A job is a line of JSON; the answer is a line, once
@@ -67,7 +67,7 @@ def main() -> None:
     folder, once = sys.argv[2], sys.argv[3] == "once"
     # Ctrl-C is for the parent, whose report is wanted, and not one from each rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _load()
+    _load(sys.argv[4:])
     # For the garbage collector of a rank this is not garbage, nor worth a walk over all of it.
     gc.collect()
     gc.freeze()
@@ -115,8 +115,13 @@ def main() -> None:
             _tell(control, {"started": pid})
 
 
-def _load() -> None:
-    """Import what torch imports late, at the first such call: once here and not in each rank."""
+def _load(packages: list[str]) -> None:
+    """Import packages, and what torch imports late: once here and not in each rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for package in packages:
+            with contextlib.suppress(Exception):  # a rank that imports it will say so
+                importlib.import_module(package)
     parameter = torch.zeros(1, requires_grad=True)
     torch.optim.SGD([parameter], lr=0.0)
     torch.testing.assert_close(parameter, parameter)

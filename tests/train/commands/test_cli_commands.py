@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands, called in this process, or forked; training starts two workers."""
+"""The commands, called in this process, or forked; training starts two workers.
+
+Workers are interpreters in one test, forked in the others.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +105,7 @@ def test_partition_takes_edge_lists(
     assert "edges: 2 parts" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_a_graph_that_cannot_be_trained_on_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +306,7 @@ def test_train_partitions_a_data_set_first_and_shows_a_table(
     assert (tmp_path / "c" / "epoch-00000003" / "manifest.json").exists()
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_train_on_samples_shows_the_same_table_and_more(
     capfd: pytest.CaptureFixture[str], cora: Path
 ) -> None:
@@ -468,6 +473,7 @@ def test_what_dgl_s_launcher_has_and_ours_needs_not_is_a_warning_line(
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forked_interpreters")
 def test_labels_with_gaps_and_splits_that_overlap_are_a_warning_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
