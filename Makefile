@@ -32,7 +32,7 @@ PROCESSOR_TESTS += $(addprefix --ignore=tests/train/,commands launch)
 
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
-test test-campaigns test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
+test test-docs test-campaigns test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
 # more than two cores, as a sixth of their time is waiting for processes that end.
@@ -48,7 +48,7 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-campaigns test-core test-torch test-processors test-all notebooks lint format
+.PHONY: help install demo test test-docs test-campaigns test-core test-torch test-processors test-all notebooks lint format
 .PHONY: peer bench clean
 
 help:  ## list the targets
@@ -83,7 +83,11 @@ demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with t
 	$(BIN)/graphshard train --data $(DEMO)/cora.json --model gat --workers 2 --mode full
 
 test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) --ignore tests/campaigns $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) \
+		--ignore tests/campaigns --ignore tests/docs $(PYTEST_ARGS)
+
+test-docs: $(VENV)/.test  ## run what pages, examples, notebooks and README show, and compare
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) tests/docs $(PYTEST_ARGS)
 
 test-campaigns: $(VENV)/.test  ## a sample of the campaigns: mutations, kills, hostile arguments, soaks
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) tests/campaigns $(PYTEST_ARGS)

@@ -2,7 +2,7 @@
 """Functions of a notebook's cells on ranks. 2 ranks, started by a process that runs cells.
 
 The process does with cells what IPython does: each is compiled under a name of its own, under which
-its text is kept for tracebacks. tests/test_notebooks.py does the same in real notebooks.
+its text is kept for tracebacks. tests/docs/test_notebooks.py does the same in real notebooks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks run from top to bottom, and their text states the numbers that they compute.
 
-One is run always, all with ``--all``, which CI asks for. What is committed has its outputs; the
-script that is made of one differs from it as its page says, and runs. Up to 4 gloo ranks, started
-by the notebooks.
+What is committed has its outputs; the script that is made of one differs from it as its page says,
+and runs. Up to 4 gloo ranks, started by the notebooks.
 """
 
 from __future__ import annotations
@@ -24,17 +23,11 @@ pytest.importorskip("nbclient", reason="notebooks are run by nbclient, which is 
 pytest.importorskip("ipykernel", reason="notebooks run in ipykernel, which is not installed")
 pytest.importorskip("matplotlib", reason="notebooks draw with matplotlib, which is not installed")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-ALWAYS = {"2_distributed_components"}  # CI runs all
 SCRIPT = FOLDER / "distributed_graphsage.py"
 PAGE = ROOT / "docs" / "guides" / "notebook_to_cluster.md"
-
-CASES = [
-    pytest.param(path, id=path.stem, marks=() if path.stem in ALWAYS else pytest.mark.exhaustive)
-    for path in NOTEBOOKS
-]
 
 
 def run(command: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -60,7 +53,7 @@ def source(cell: dict[str, Any]) -> str:
 
 
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize("path", CASES)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_computes_what_it_says(path: Path, tmp_path: Path) -> None:
     # Copied, so that what it prints now is not written over what is committed.
     (tmp_path / "docs").mkdir()
@@ -99,7 +92,6 @@ def test_the_script_differs_from_the_notebook_as_the_page_says() -> None:
     assert shown.splitlines() == [line.rstrip() for line in lines]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(200)
 def test_the_script_runs_as_the_page_says(tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path)

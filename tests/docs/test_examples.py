@@ -21,7 +21,7 @@ import torch
 
 from scripts_on_ranks import program_on_emulated_gpu, run_script_on_ranks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ON_CPU = ["distributed_embeddings", "own_message_function"]
 
