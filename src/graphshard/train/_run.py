@@ -55,7 +55,7 @@ from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, redu
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..fullbatch import GraphShardManager, PartitionData
-from ..graph import NID, Block
+from ..graph import NID, Block, MessagePassingGraph
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
@@ -68,7 +68,9 @@ from ._config import (
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
+from ._optimizer import Descent
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
+from ._run_folder import open_run_folder
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -132,6 +134,7 @@ class TrainingRun:
                 warnings.warn(text, stacklevel=2)
         self._history = History()
         self._set_up()
+        open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
         self._tell_of_rounding()
@@ -160,6 +163,10 @@ class TrainingRun:
     def _train_epoch(self, epoch: int) -> float:
         """Train epoch ``epoch``, from 0; this rank's share of the mean loss over training nodes."""
         raise NotImplementedError
+
+    def _steps_per_epoch(self) -> int:
+        """Number of steps in each epoch, the same on all ranks."""
+        return 1
 
     def _sampling(self) -> SamplingReport | None:
         """What there is to say about sampling at the end; collective."""
@@ -244,6 +251,7 @@ class TrainingRun:
         epoch_seconds: list[float] = []
         evaluation_seconds: list[float] = []
         bytes_sent = 0
+        self._learner.descent.start_at(history.epoch, self._steps_per_epoch())
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
             with trace() as sent:
@@ -479,11 +487,15 @@ class SampledRun(TrainingRun):
         learner = self._learner
         learner.model.train()
         graphs, features, learnt = self._inputs(blocks)
-        scores: Tensor = learner.model(graphs, features)
+        scores = learner.apply(graphs, features)
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
+        loss = summed_loss(scores, labels, learner.class_weights) / num_seeds
+        loss = anchor(loss, *learnt)
         return learner.descend(loss, when) * num_seeds, blocks.num_seeds
+
+    def _steps_per_epoch(self) -> int:
+        return len(self._loader)
 
     def _sampling(self) -> SamplingReport:
         num_epochs = max(1, len(self._seconds_waiting))
@@ -787,9 +799,10 @@ class Learner:
         chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
         penalized = [p for p in self._named.values() if id(p) in chosen]
         others = [p for p in self._named.values() if id(p) not in chosen]
-        decay = {"weight_decay": config.weight_decay}
-        groups: list[dict[str, Any]] = [{"params": penalized, **decay}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
+        self.optimizer = self.descent.optimizer
+        #: Factor of the loss of each class, or None.
+        self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
@@ -803,12 +816,24 @@ class Learner:
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
-        return self.model(self.graphs, model_features(self._shard, rows))
+        return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Tensor:
+        """The model's output, in the precision that is configured; collective."""
+        kind = self.device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self._config.autocast):
+            scores: Tensor = self.model(graphs, features)
+        return scores
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
-        """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
+        """This rank's share of the mean cross entropy over a split's nodes on all ranks.
+
+        Class weights are for training.
+        """
         rows = self._shard.rows[split]
-        return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
+        weights = self.class_weights if self.model.training else None
+        total = summed_loss(scores[rows], self._shard.label[rows], weights)
+        return total / self._shard.num_nodes[split]
 
     def descend(self, loss: Tensor, when: str) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
@@ -828,7 +853,7 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
-        self.optimizer.step()
+        self.descent.step()
         return value
 
     def raise_not_finite(
@@ -990,10 +1015,49 @@ def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFea
     return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
 
 
-def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy, summed, in float32 at least."""
+def summed_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross entropy, summed with the weights of the classes, in float32 at least."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, reduction="sum")
+    if weights is not None:
+        weights = weights.to(wide.device, wide.dtype)
+    return F.cross_entropy(wide, labels, weights, reduction="sum")
+
+
+def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None:
+    """Weight of each class, in the mean 1 over training nodes: float64, on all ranks. Collective.
+
+    Sums of weighted losses over the number of nodes are then torch's weighted means. Balanced, a
+    class weighs 1 over its number of training nodes.
+
+    Raises:
+        ValueError: Weights were given that are not of the classes.
+    """
+    given = config.class_weights
+    if given is None:
+        return None
+    labels = shard.label[shard.rows["train"]].cpu()
+    counts = reduce_ints(torch.bincount(labels, minlength=shard.num_classes).tolist())
+    numbers = torch.tensor(counts, dtype=torch.float64)
+    if isinstance(given, str):
+        weights = torch.where(numbers > 0, numbers.clamp(min=1).reciprocal(), 0.0)
+    else:
+        names = shard.class_names or tuple(map(str, range(shard.num_classes)))
+        different = sorted({*given} ^ {*names})
+        if different:
+            few = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ValueError(
+                f"class_weights must have a weight for each class, {few} ("
+                + (
+                    f"got {different[0]!r}, which is none)"
+                    if different[0] in given
+                    else f"got none for {different[0]!r})"
+                )
+            )
+        weights = torch.tensor([float(given[name]) for name in names], dtype=torch.float64)
+    total = float((weights * numbers).sum())
+    if total == 0:
+        raise ValueError("class_weights must not be 0 for all classes of training nodes")
+    return weights * (numbers.sum() / total)
 
 
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:

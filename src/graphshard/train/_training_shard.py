@@ -55,6 +55,7 @@ class TrainingShard:
     num_classes: int
     num_relations: int
     device: torch.device
+    class_names: tuple[str, ...] = ()
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -188,6 +189,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         num_classes=task.num_classes or 0,
         num_relations=task.num_relations or 0,
         device=device,
+        class_names=task.class_names,
     )
 
 
