@@ -352,7 +352,10 @@ class RunConfig:
         """All fields, with the model's own values where they were None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         defaults = defaults_of(self.model, facts)
-        return {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        filled = {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        if self.model == "hgt" and self.heads is None:  # heads divide the width
+            filled["heads"] = math.gcd(filled["heads"], filled["hidden"])
+        return filled
 
 
 @dataclass(frozen=True, kw_only=True)
