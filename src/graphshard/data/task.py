@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .._base.files import read_json_regular, write_json
+from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
@@ -31,29 +32,62 @@ from ..partition.save import partition_graph
 from .dataset import SPLITS, NodeDataset
 
 FORMAT = "graphshard-dataset"
-FORMAT_VERSION = 2
-TASK = "node classification"
+FORMAT_VERSION = 3
+READ_VERSIONS = (2, 3)
+NODE_CLASSIFICATION, NODE_REGRESSION = "node classification", "node regression"
+EDGE_CLASSIFICATION, EDGE_REGRESSION = "edge classification", "edge regression"
+LINK_PREDICTION = "link prediction"
+KINDS = (
+    NODE_CLASSIFICATION,
+    NODE_REGRESSION,
+    EDGE_CLASSIFICATION,
+    EDGE_REGRESSION,
+    LINK_PREDICTION,
+)
+"""What a partition may be for."""
+EDGE_KINDS = (EDGE_CLASSIFICATION, EDGE_REGRESSION, LINK_PREDICTION)
+"""Those whose target is a relation."""
 _MOST_CLASSES = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
-    """A node classification task on a partitioned graph.
+    """A task on a partitioned graph.
 
     Args:
-        target: Node type that is classified; None: the one that has labels.
-        num_classes: Number of classes; None: counted.
+        kind: One of `KINDS`.
+        target: Node type, or canonical relation, that is predicted; None: the one that has labels,
+            or for link prediction masks.
+        num_classes: Number of classes, or of labels of a node; None: counted.
+        is_multilabel: Whether each node or edge may be of several classes at once.
+        reverse_of: Of a task on edges, the relation that holds the reverse of the target's edges.
+        schema: How tables became ids, features and labels; see `graphshard.data.tables`.
         num_relations: Number of values of the edge feature ``etype``; None: counted, or there is
             no such feature.
         options: How the graph was prepared, for the reader.
     """
 
     name: str
-    target: str | None = None
+    kind: str = NODE_CLASSIFICATION
+    target: str | CanonicalEType | None = None
     num_classes: int | None = None
     num_relations: int | None = None
     class_names: tuple[str, ...] = ()
     options: dict[str, Any] | None = None
+    is_multilabel: bool = False
+    reverse_of: CanonicalEType | None = None
+    schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r:.80})")
+        is_right = self.target is None or isinstance(self.target, str) != (self.kind in EDGE_KINDS)
+        if not is_right:
+            what = "a relation, (source type, name, destination type)"
+            raise ValueError(
+                f"the target of {self.kind} must be "
+                f"{what if self.kind in EDGE_KINDS else 'a node type'} (got {self.target!r:.80})"
+            )
 
     @classmethod
     def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
@@ -65,6 +99,7 @@ class TaskInfo:
             num_relations=len(dataset.relation_names) or None,
             class_names=dataset.class_names,
             options=options,
+            is_multilabel=dataset.graph.nodes[dataset.target].data["label"].ndim > 1,
         )
 
 
@@ -126,12 +161,13 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
 
 
 def _write_task(path: Path, task: TaskInfo, build: str | None) -> None:
+    fields = asdict(task)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "task": TASK,
+        "task": fields.pop("kind"),
         "build": build,
-        **asdict(task),
+        **fields,
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
     content["digest"] = digest_of_content(content, "digest")
@@ -155,7 +191,7 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
     try:
         content = mapping(read_json_regular(path), "the JSON")
         version = required(content, "format"), required(content, "format_version")
-        if version != (FORMAT, FORMAT_VERSION):
+        if version not in [(FORMAT, number) for number in READ_VERSIONS]:
             raise ValueError(f"format {shown(version[0])} {shown(version[1])}")
         if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
@@ -175,16 +211,38 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
 
 
 def _read(content: Mapping[str, Any]) -> TaskInfo:
-    target, options = required(content, "target"), required(content, "options")
+    options = required(content, "options")
     names = listing(required(content, "class_names"), "names")
+    newer: dict[str, Any] = {}
+    if content["format_version"] != 2:
+        schema, is_multilabel = required(content, "schema"), required(content, "is_multilabel")
+        if not isinstance(is_multilabel, bool):
+            raise ValueError(f"is_multilabel must be true or false (got {shown(is_multilabel)})")
+        newer = {
+            "kind": text(required(content, "task"), "task"),
+            "is_multilabel": is_multilabel,
+            "reverse_of": _target(required(content, "reverse_of"), "reverse_of"),
+            "schema": None if schema is None else dict(mapping(schema, "schema")),
+        }
     return TaskInfo(
+        **newer,
         name=text(required(content, "name"), "name"),
-        target=None if target is None else text(target, "target"),
+        target=_target(required(content, "target"), "target"),
         num_classes=_count(content, "num_classes"),
         num_relations=_count(content, "num_relations"),
         class_names=tuple(text(name, "the name of a class") for name in names),
         options=None if options is None else mapping(options, "options"),
     )
+
+
+def _target(value: Any, key: str) -> Any:
+    """A node type, a relation or None."""
+    if value is None or isinstance(value, str):
+        return None if value is None else text(value, key)
+    words = tuple(text(word, key) for word in listing(value, "names"))
+    if len(words) != 3:
+        raise ValueError(f"{key} must have source type, name and destination type (got {words})")
+    return words
 
 
 def _count(content: Mapping[str, Any], key: str) -> int | None:
