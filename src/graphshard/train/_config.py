@@ -26,6 +26,8 @@ from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 ModelName = Literal["gcn", "sage", "gat", "rgcn"]
 MODELS = get_args(ModelName)
 
+TaskName = Literal["node classification", "node regression"]
+
 _DEFAULTS: dict[str, Any] = {
     "hidden": 16,
     "layers": 2,
@@ -52,7 +54,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
-    "data device epochs patience timeout save_every checkpoint_dir resume".split()
+    "data device epochs patience timeout save_every checkpoint_dir run_dir resume".split()
     # how rows and samples are brought about, not what they are
     + "transport map_features cache_bytes prefetch".split()
 )
@@ -147,16 +149,29 @@ class RunConfig:
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
         "float32"
     )
+    task: Annotated[TaskName | None, "What to learn.", Unset("what the partition is for")] = None
+    loss: Annotated[Literal["mse", "l1"] | None, "What is minimised, for values.", Unset("mse")] = (
+        None
+    )
+    metrics: Annotated[
+        str | None,
+        "What is computed in evaluations, words between commas, such as accuracy,macro_f1,auroc,"
+        "average_precision or rmse,mae; the first chooses the best model.",
+        Unset("the usual ones of the task"),
+    ] = None
     eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
     save_every: Annotated[
         int, "Write a checkpoint after every so many epochs; 0: none.", Lowest(0)
     ] = 0
     checkpoint_dir: Annotated[str | None, "Folder of the checkpoints.", Unset("none")] = None
+    run_dir: Annotated[
+        str | None, "Folder of the run: history.jsonl, a line an evaluation.", Unset("none")
+    ] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
 
     def __post_init__(self) -> None:
-        for name in ("data", "checkpoint_dir"):
+        for name in ("data", "checkpoint_dir", "run_dir"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():

@@ -26,6 +26,7 @@ embeddings, optimizer, random numbers. An evaluation is always of the whole grap
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import time
@@ -34,7 +35,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
@@ -51,7 +51,13 @@ from ..comm import (
     trace,
     world_size,
 )
-from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
+from ..comm.collectives import (
+    gather_int,
+    raise_everywhere,
+    reduce_floats,
+    reduce_ints,
+    shared_errors,
+)
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..fullbatch import GraphShardManager, PartitionData
@@ -68,7 +74,8 @@ from ._config import (
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
-from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
+from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
+from ._tasks import ACCURACY, gather_rows, needs_all, widened
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -131,6 +138,9 @@ class TrainingRun:
             for text in _settings_without_effect(config, self._shard):
                 warnings.warn(text, stacklevel=2)
         self._history = History()
+        run_dir = self.config.run_dir
+        self._history_file = None if run_dir is None else HistoryFile(run_dir)
+        self._split_losses: dict[str, float] = {}
         self._set_up()
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
@@ -243,7 +253,11 @@ class TrainingRun:
         history, config = self._history, self.config
         epoch_seconds: list[float] = []
         evaluation_seconds: list[float] = []
-        bytes_sent = 0
+        bytes_sent = num_written = 0
+        if self._history_file is not None:
+            with shared_errors():
+                if rank() == 0:
+                    self._history_file.start(history.epoch)
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
             with trace() as sent:
@@ -259,28 +273,78 @@ class TrainingRun:
             else:
                 (loss,) = reduce_floats([share])
             history.losses.append(loss)
-            if evaluation is not None and history.note_evaluation(evaluation, config.patience):
-                self._learner.keep()
+            if evaluation is not None:
+                if history.note_evaluation(evaluation, config.patience):
+                    self._learner.keep()
+                seconds = evaluation_seconds[-1]
+                self._write_history(loss, epoch_seconds[num_written:], seconds, bytes_sent)
+                num_written = len(epoch_seconds)
             self._report(loss=loss, evaluation=evaluation)
             self._save()
         if history.last is None or history.last.epoch != history.epoch:
+            start = time.perf_counter()
             _, evaluation = self._evaluate(0.0)  # resumed past the end, at an epoch without one
             history.note_evaluation(evaluation, config.patience)
+            last_loss = history.losses[-1] if history.losses else None
+            self._write_history(last_loss, [], time.perf_counter() - start, 0)
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
-        """Loss of the epoch, and the model's results; one collective beside the model's own."""
-        numbers = self._learner.evaluate(self._splits)
-        loss, *totals = reduce_floats([share, *numbers])
-        right, losses = totals[::2], totals[1::2]
-        counts = [self._shard.num_nodes[s] for s in self._splits]
-        accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
-        for split, mine, total in zip(self._splits, numbers[1::2], losses, strict=True):
+        """Loss of the epoch, and the model's results.
+
+        One collective beside the model's own, and for metrics that need all scores, two a split.
+        """
+        splits, task = self._splits, self._shard.task
+        scores = self._learner.evaluation_scores()
+        mine = {split: self._learner.numbers(scores, split) for split in splits}
+        loss, *totals = reduce_floats([share, *itertools.chain(*mine.values())])
+        width = len(totals) // max(1, len(splits))
+        sums = {split: totals[i * width : (i + 1) * width] for i, split in enumerate(splits)}
+        losses = {split: numbers[-1] for split, numbers in sums.items()}
+        for split, total in losses.items():
             if not math.isfinite(total):
                 what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
-                self._learner.raise_not_finite(what, mine)
-        val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
-        return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
+                self._learner.raise_not_finite(what, mine[split][-1])
+        metrics: dict[str, dict[str, float]] = {name: {} for name in task.metrics}
+        for split in splits:
+            values = task.of_sums(sums[split][:-1], self._shard.num_nodes[split])
+            if needs_all(task):
+                values |= task.of_all(*self._learner.gathered(scores, split))
+            for name, value in values.items():
+                metrics[name][split] = value
+        evaluation = Evaluation(
+            epoch=self._history.epoch,
+            accuracy=metrics.pop(ACCURACY, {}),
+            val_loss=losses.get("val"),
+            metrics=metrics,
+            main=task.metrics[0],
+        )
+        self._split_losses = losses
+        return loss, evaluation
+
+    def _write_history(
+        self, loss: float | None, epoch_seconds: list[float], seconds: float, bytes_sent: int
+    ) -> None:
+        """A line of the evaluation just made, where the run has a folder; collective."""
+        if self._history_file is None:
+            return
+        evaluation = self._history.last
+        assert evaluation is not None
+        slowest = reduce_floats([_mean(epoch_seconds), seconds], "max")
+        device_memory = gather_int(self._device_memory.peak())
+        line = {
+            "epoch": evaluation.epoch,
+            "loss": loss,
+            "losses": self._split_losses,
+            "metrics": evaluation.values(),
+            "seconds": dict(zip(("epoch", "evaluation"), slowest, strict=True)),
+            "bytes": gather_int(bytes_sent),
+            "memory": gather_int(self._memory.above_start()),
+            **({"device_memory": device_memory} if any(device_memory) else {}),
+        }
+        with shared_errors():
+            if rank() == 0:
+                self._history_file.add(line)
 
     def _result(
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
@@ -379,7 +443,7 @@ def train_full_batch(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier in full batch; every rank calls this with the same configuration.
+    """Train in full batch; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data``. With a partition of one part no process group
     is needed. The caller's random number generator is left as it was.
@@ -482,7 +546,7 @@ class SampledRun(TrainingRun):
         scores: Tensor = learner.model(graphs, features)
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
+        loss = anchor(self._shard.task.loss(scores, labels) / num_seeds, *learnt)
         return learner.descend(loss, when) * num_seeds, blocks.num_seeds
 
     def _sampling(self) -> SamplingReport:
@@ -511,7 +575,7 @@ def train_sampled(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
+    """Train on sampled blocks; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
     All else is as with `train_full_batch`; ``progress`` is also called during a long epoch.
@@ -523,6 +587,24 @@ def train_sampled(
     """
     with torch.random.fork_rng(devices=generators_of(config.device)):
         return SampledRun(config, shard=shard, progress=progress).train()
+
+
+def train(
+    config: FullBatchConfig | SampledConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train what the partition is for; every rank calls this with the same configuration.
+
+    It is `train_full_batch` or `train_sampled`, by the kind of configuration.
+
+    Example:
+        >>> train(SampledConfig(data="parts/films.json", model="sage"))  # doctest: +SKIP
+    """
+    if isinstance(config, SampledConfig):
+        return train_sampled(config, shard=shard, progress=progress)
+    return train_full_batch(config, shard=shard, progress=progress)
 
 
 def shared_evenly(ids: Tensor) -> Tensor:
@@ -806,9 +888,10 @@ class Learner:
         return self.model(self.graphs, model_features(self._shard, rows))
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
-        """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
+        """This rank's share of the mean loss over a split's rows on all ranks."""
         rows = self._shard.rows[split]
-        return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
+        total = self._shard.task.loss(scores[rows], self._shard.label[rows])
+        return total / self._shard.num_nodes[split]
 
     def descend(self, loss: Tensor, when: str) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
@@ -862,16 +945,25 @@ class Learner:
         raise_everywhere(error)
 
     @torch.no_grad()
-    def evaluate(self, splits: Sequence[str]) -> list[float]:
-        """This rank's numbers for each split: nodes that are right, and share of the loss."""
+    def evaluation_scores(self) -> Tensor:
+        """The scores of all rows without dropout; collective."""
         self.model.eval()
-        scores = self.scores()
-        right = scores.argmax(dim=1) == self._shard.label
-        numbers = []
-        for split in splits:
-            rows = self._shard.rows[split]
-            numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
-        return numbers
+        return self.scores()
+
+    @torch.no_grad()
+    def numbers(self, scores: Tensor, split: str) -> list[float]:
+        """Of a split, what its metrics are summed from, and this rank's share of the loss."""
+        rows = self._shard.rows[split]
+        sums = self._shard.task.summands(scores[rows], self._shard.label[rows])
+        return [*sums, float(self.loss(scores, split))]
+
+    def gathered(self, scores: Tensor, split: str) -> tuple[Tensor, Tensor]:
+        """Scores and labels of a split's rows of all ranks, on the CPU; collective."""
+        rows = self._shard.rows[split]
+        return (
+            gather_rows(widened(scores[rows]).detach().cpu()),
+            gather_rows(self._shard.label[rows].cpu()),
+        )
 
     def keep(self) -> None:
         """Remember a copy of the model and the embeddings, on the CPU, as the best so far."""
@@ -990,16 +1082,10 @@ def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFea
     return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
 
 
-def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy, summed, in float32 at least."""
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, reduction="sum")
-
-
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
     """The configured model for a graph, with weights from torch's default generator."""
     hidden, layers = config.hidden, config.layers
-    classes, dropout = shard.num_classes, config.dropout
+    classes, dropout = shard.task.width, config.dropout
     if shard.is_typed:
         widths = {t: f.shape[1] for t, f in shard.features.items()}
         types = shard.data.canonical_etypes, shard.data.node_type_names, shard.target

@@ -47,9 +47,10 @@ FLAGS = {
     "train": """
         --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --device
         --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
-        --layers --lr --map-features --mode --model --no-map-features --no-rematerialize --num-bases
-        --patience --prefetch --quiet --rematerialize --replace --resume --sampler --save-every
-        --seed --timeout --transport --weight-decay --workers
+        --layers --loss --lr --map-features --metrics --mode --model --no-map-features
+        --no-rematerialize --num-bases --patience --prefetch --quiet --rematerialize --replace
+        --resume --run-dir --sampler --save-every --seed --task --timeout --transport
+        --weight-decay --workers
     """,
 }
 
