@@ -336,3 +336,30 @@ def checked_values(values: Any, value_type: str) -> tuple[Value, ...]:
             f"values must be distinct and of type {value_type} (got {first_few(list(values))})"
         )
     return tuple(values)
+
+
+def is_real(kind: pa.DataType) -> bool:
+    """Whether values are numbers that need not be whole."""
+    from pyarrow import types
+
+    return bool(types.is_floating(kind) or types.is_decimal(kind))
+
+
+def alias_of(kind: pa.DataType) -> str:
+    """A name from which `arrow_type` makes the type of a value, or the nearest that has one."""
+    from pyarrow import types
+
+    if is_real(kind):
+        return "float" if types.is_float32(kind) or types.is_float16(kind) else "double"
+    return "string" if types.is_string_view(kind) else str(kind)
+
+
+def arrow_type(alias: str) -> pa.DataType:
+    """The type of a name that `alias_of` has made.
+
+    Raises:
+        ValueError: There is no such type.
+    """
+    import pyarrow as pa
+
+    return pa.type_for_alias(alias)
