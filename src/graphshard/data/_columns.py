@@ -62,14 +62,28 @@ def chunks_of(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def pieces(
-    column: pa.Array | pa.ChunkedArray, num_rows: int = PIECE_ROWS
+    column: pa.Array | pa.ChunkedArray, num_values: int = PIECE_ROWS
 ) -> Iterator[tuple[int, pa.Array]]:
-    """Row of the column and plain array of each piece, in order, of at most ``num_rows`` rows."""
+    """Row of the column and plain array of each piece, in order, of about ``num_values``."""
     first = 0
     for chunk in chunks_of(column):
+        num_rows = max(1, num_values // _mean_length(chunk))
         for start in range(0, len(chunk), num_rows):
             yield first + start, plain(chunk.slice(start, num_rows))
         first += len(chunk)
+
+
+def _mean_length(chunk: pa.Array) -> int:
+    """About how many values a row has, at least 1."""
+    import pyarrow as pa
+
+    if isinstance(chunk, pa.ExtensionArray):
+        return _mean_length(chunk.storage)
+    if isinstance(chunk, pa.FixedSizeListArray):
+        return max(1, chunk.type.list_size)
+    if isinstance(chunk, pa.ListArray | pa.LargeListArray) and len(chunk):
+        return max(1, (chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()) // len(chunk))
+    return 1
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -141,6 +155,12 @@ def rows_of_lists(
         if not is_list.any():
             return None, np.full((len(array), 0), np.nan)
         width = int(lengths[is_list][0])
+        if not width:
+            raise ValueError(
+                f"the lists of column '{column}' must have elements (got an empty one in row "
+                f"{first_row + int(is_list.argmax())}, from 0); leave the cell empty where the "
+                "vector is unknown"
+            )
     wrong = is_list & (lengths != width)
     if wrong.any():
         row = int(wrong.argmax())

@@ -89,7 +89,8 @@ class EncodedCounts:
     Args:
         rows: Number of rows.
         missing: Rows without a value, or, in a list, without some element.
-        unknown: Rows with a value that was not there when the encoding was made.
+        unknown: Rows, or elements of sets of classes, with a value that was not there when the
+            encoding was made.
         examples: The first few such values.
     """
 
@@ -134,7 +135,7 @@ class Encoding:
     Args:
         column: Its name.
         kind: One of `KINDS`.
-        type: The Arrow type that the column had, for the reader.
+        type: The Arrow type of the values, as text.
         has_indicator: The last column is 1 where the value is missing.
         num_rows: Rows that statistics are of.
         mean: What numbers (after the logarithm, for that kind) are filled with, one an element.
@@ -223,8 +224,9 @@ class Encoding:
             out: NDArray[Any] = np.empty(len(column), np.int64)
         else:
             out = np.empty((len(column), self.width), np.float32)
-        num_rows = max(PIECE_ROWS // max(self.width, 1), 256, 4 * len(self.values))
-        for start, piece in _columns.pieces(column, min(num_rows, 16 * PIECE_ROWS)):
+        is_wide = self.kind in ("category", "bucketed")
+        num_values = PIECE_ROWS // max(self.width, 1) if is_wide else PIECE_ROWS
+        for start, piece in _columns.pieces(column, max(num_values, 4 * len(self.values), 256)):
             rows = out[start : start + len(piece)]
             counts.rows += len(piece)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -259,8 +261,10 @@ class Encoding:
 
     def _check_family(self, piece: pa.Array) -> None:
         family = family_of(piece.type)
-        allowed = _KINDS.get(family, ())
-        if self.kind not in allowed and family != "null":
+        is_right = self.kind in _KINDS.get(family, ())
+        if self.kind == "time" and family == "time":
+            is_right = _scale_of(str(piece.type)) == _scale_of(self.type)
+        if not is_right and family != "null":
             raise ValueError(
                 f"column '{self.column}' must be one that can be encoded as {self.kind}, as where "
                 f"its encoding was made from {self.type} (got {piece.type}); convert the column, "
@@ -424,7 +428,7 @@ class EncodingFit:
 
     def __init__(self, field: pa.Field, asked: Mapping[str, Any] | None = None) -> None:
         self.column: str = field.name
-        self.type = str(field.type)
+        self.type = str(_columns.plain_type(field.type))
         options = dict(asked or {})
         self._family = family_of(field.type)
         default = choose(field)
@@ -765,6 +769,14 @@ class _Sample:
         shares = np.arange(1, num_buckets) / num_buckets
         edges = np.unique(np.quantile(self._values, shares))
         return tuple(edges[edges > self._values.min()].tolist())
+
+
+def _scale_of(time_type: str) -> str:
+    """What times of a type are counted from: nothing, midnight, or 1970."""
+    for scale in ("duration", "time32", "time64"):
+        if time_type.startswith(scale):
+            return scale[:4]
+    return "1970"
 
 
 def _signed_log1p(values: Floats) -> Floats:

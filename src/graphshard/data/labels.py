@@ -122,6 +122,12 @@ class Labels:
         counts.rows += num_rows
         return out
 
+    @staticmethod
+    def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which rows of what `encode` has made are known: bool [n]."""
+        is_unknown = np.isnan(labels) if labels.dtype.kind == "f" else labels < 0
+        return ~is_unknown if labels.ndim == 1 else ~np.logical_or.reduce(is_unknown, axis=1)
+
     def _empty(self, num_rows: int) -> NDArray[Any]:
         if self.kind == "reals":
             shape = (num_rows,) if self.width == 1 else (num_rows, self.width)
@@ -522,7 +528,7 @@ class _Places:
         if self.width is None and len(lengths):
             self.width = int(lengths[0])
         is_one = bool((lengths == self.width).all())
-        self.are_places &= is_one and self.width != 0
+        self.are_places &= is_one and (self.width is None or self.width > 1)
         return is_one
 
     def update(self, rows: NDArray[np.float64]) -> None:
