@@ -197,7 +197,8 @@ def _with_inverses(graph: Graph) -> tuple[Graph, dict[CanonicalEType, CanonicalE
 
 def _with_self_loops(graph: Graph) -> Graph:
     (etype,) = graph.canonical_etypes
-    made = add_self_loop(remove_self_loop(graph), edge_feat_names=["weight"], fill_data=1.0)
+    names = [name for name in ("weight",) if name in graph.edges[etype].data]
+    made = add_self_loop(remove_self_loop(graph), edge_feat_names=names, fill_data=1.0)
     fields = made.edges[etype].data
     if "label" in fields:
         label = fields["label"]

@@ -788,7 +788,7 @@ def typed_column(values: Any) -> Any:
     from pyarrow import compute
 
     if values.null_count == len(values):
-        return values.cast(pyarrow.null())
+        return pyarrow.chunked_array([pyarrow.nulls(len(values))])
     sample = values.slice(0, 1000).drop_null()
     for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
         for trim in (False, True):
