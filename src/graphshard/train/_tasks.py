@@ -23,6 +23,11 @@ from torch import Tensor
 
 from ..comm.collectives import all_gather, gather_int
 from ..comm.group import group_state, is_initialized
+from ..data.task import TASK_KINDS
+
+NODE_CLASSIFICATION, NODE_REGRESSION, EDGE_CLASSIFICATION, EDGE_REGRESSION, LINK_PREDICTION = (
+    TASK_KINDS
+)
 
 ACCURACY = "accuracy"
 LOWER_IS_BETTER = frozenset({"mae", "rmse"})

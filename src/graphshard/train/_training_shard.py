@@ -17,13 +17,7 @@ from .._base.typing import CanonicalEType
 from ..comm import agree, is_initialized, rank, world_size
 from ..comm.collectives import reduce_floats, reduce_ints
 from ..data.dataset import SPLITS
-from ..data.task import (
-    NODE_CLASSIFICATION,
-    NODE_REGRESSION,
-    TaskInfo,
-    read_task,
-    task_warnings,
-)
+from ..data.task import TaskInfo, read_task, task_warnings
 from ..fullbatch import (
     GraphShardManager,
     PartitionData,
@@ -33,7 +27,7 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._config import ResolvedConfig, RunConfig
-from ._tasks import Classes, SeveralLabels, Task, Values, chosen_metrics
+from ._tasks import NODE_CLASSIFICATION, NODE_REGRESSION, Classes, SeveralLabels, Task, Values, chosen_metrics
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
