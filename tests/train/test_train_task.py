@@ -33,6 +33,7 @@ def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 RATES = ("user", "rates", "film")
+USER = {"id": {"column": "id", "type": "string"}, "features": []}
 KINDS: dict[str, TaskInfo] = {
     "values": TaskInfo(name="g", kind="node regression", target="_N"),
     "several labels": TaskInfo(name="g", target="_N", num_classes=3, is_multilabel=True),
@@ -41,7 +42,7 @@ KINDS: dict[str, TaskInfo] = {
         kind="link prediction",
         target=RATES,
         reverse_of=("film", "rev_rates", "user"),
-        schema={"nodes": {"user": {"id": {"column": "id", "type": "string"}}}, "label": None},
+        schema={"nodes": {"user": USER}, "edges": {}, "label": None},
     ),
 }
 

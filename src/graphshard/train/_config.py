@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -23,8 +24,10 @@ import torch
 from .._base.device import check_device_name, choose_device
 from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 
-ModelName = Literal["gcn", "sage", "gat", "rgcn"]
-MODELS = get_args(ModelName)
+MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
+"""Names of the networks that come with the package."""
+
+BALANCED = "balanced"
 
 TaskName = Literal["node classification", "node regression"]
 
@@ -54,9 +57,17 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
-    "data device epochs patience timeout save_every checkpoint_dir run_dir resume".split()
+    "data device epochs patience timeout save_every checkpoint_dir resume".split()
     # how rows and samples are brought about, not what they are
     + "transport map_features cache_bytes prefetch".split()
+    # what is written down
+    + ["run"]
+)
+
+#: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
+_NEWER_FIELDS = frozenset(
+    "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
+    "both_directions norm residual task loss metrics".split()
 )
 
 DEFAULT_FANOUT = 10
@@ -106,7 +117,16 @@ class RunConfig:
     device: Annotated[
         str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
     ] = "auto"
-    model: Annotated[ModelName, "Which network."] = "gcn"
+    model: Annotated[
+        str,
+        "Which network: gcn, sage, gat, gatv2, rgcn or hgt; or a class of your own, "
+        "my_package.my_module:Net.",
+    ] = "gcn"
+    model_args: Annotated[
+        Mapping[str, Any] | None,
+        "your own model: further keyword arguments of the class, name=value,...",
+        Unset("none"),
+    ] = None
     aggregator: Annotated[
         Literal["mean", "gcn", "pool"],
         "sage: how neighbours are put together.",
@@ -128,6 +148,21 @@ class RunConfig:
     ] = None
     dropout: Annotated[float | None, "Probability of dropout.", _of_model("dropout")] = None
     lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
+    optimizer: Annotated[
+        Literal["adam", "adamw"], "adamw: weight decay apart from the gradient."
+    ] = "adam"
+    schedule: Annotated[
+        Literal["constant", "cosine"], "Of the learning rate; cosine: down to 0 at the last epoch."
+    ] = "constant"
+    warmup: Annotated[int, "Epochs in which the learning rate rises at first.", Lowest(0)] = 0
+    clip_norm: Annotated[
+        float | None, "Longest gradient, of all parameters as one vector.", Unset("any")
+    ] = None
+    class_weights: Annotated[
+        str | Mapping[str, float] | None,
+        "Factors of the loss by class: balanced, or name=weight,... for each class.",
+        Unset("1 for each"),
+    ] = None
     weight_decay: Annotated[
         float | None, "L2 penalty, where the model's paper puts it.", _of_model("weight_decay")
     ] = None
@@ -159,24 +194,42 @@ class RunConfig:
         "average_precision or rmse,mae; the first chooses the best model.",
         Unset("the usual ones of the task"),
     ] = None
+    autocast: Annotated[
+        bool, "Compute in bfloat16 where torch.autocast does; weights stay as they are."
+    ] = False
+    self_loops: Annotated[
+        bool | None,
+        "Give nodes without a self loop one, of plain graphs.",
+        Unset("yes for gcn, gat and gatv2"),
+    ] = None
+    both_directions: Annotated[
+        bool | None,
+        "Add the reverse of each edge where it is missing; of typed graphs, as a relation.",
+        Unset("yes, unless edges carry relation numbers"),
+    ] = None
     eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
     save_every: Annotated[
         int, "Write a checkpoint after every so many epochs; 0: none.", Lowest(0)
     ] = 0
     checkpoint_dir: Annotated[str | None, "Folder of the checkpoints.", Unset("none")] = None
-    run_dir: Annotated[
-        str | None, "Folder of the run: history.jsonl, a line an evaluation.", Unset("none")
-    ] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
+    run: Annotated[
+        str | None,
+        "Folder of what the run leaves: config.toml, history.jsonl, a line an evaluation, and "
+        "checkpoints without --checkpoint-dir.",
+        Unset("nothing is written"),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "checkpoint_dir", "run_dir"):
+        for name in ("data", "checkpoint_dir", "run"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_field(name, getattr(self, name, None), hint)
         check_device_name(self.device)
+        self._check_model()
+        self._check_optimizer()
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -200,15 +253,58 @@ class RunConfig:
             for name, default in own.items()
             if name not in FREE_FIELDS and getattr(self, name) not in (None, default)
         )
+        if (
+            self.run is not None
+            and self.checkpoint_dir is None
+            and (self.save_every or self.resume)
+        ):
+            object.__setattr__(self, "checkpoint_dir", os.path.join(self.run, "checkpoints"))
         if self.checkpoint_dir is None and (self.save_every or self.resume):
             what = "save_every" if self.save_every else "resume"
-            raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints")
+            raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints, or run")
         if self.checkpoint_dir is not None and not (self.save_every or self.resume):
             raise ValueError(
                 f"checkpoint_dir has no effect without save_every or resume (got "
                 f"checkpoint_dir={self.checkpoint_dir!r}); give save_every=N to write a checkpoint "
                 "after every N epochs"
             )
+
+    def _check_model(self) -> None:
+        if ":" not in self.model and self.model not in MODELS:
+            nearest = difflib.get_close_matches(self.model, MODELS, 1)
+            meant = f"did you mean {nearest[0]}?" if nearest else "write my_package.my_module:Net"
+            raise ValueError(
+                f"model must be one of {', '.join(MODELS)}, or the module and class of your own "
+                f"(got {self.model!r}); {meant}"
+            )
+        if self.model_args is not None and ":" not in self.model:
+            raise ValueError(
+                f"model_args is for a model of your own, my_package.my_module:Net (got {self.model}"
+                "); leave it out"
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.clip_norm is not None and not (
+            math.isfinite(self.clip_norm) and self.clip_norm > 0
+        ):
+            raise ValueError(f"clip_norm must be a number above 0 (got {self.clip_norm})")
+        if self.autocast and self.dtype != "float32":
+            raise ValueError(
+                f"autocast is for weights in float32 (got dtype {self.dtype}); give one of them"
+            )
+        weights = self.class_weights
+        if isinstance(weights, str):
+            if weights != BALANCED:
+                raise ValueError(
+                    f"class_weights must be {BALANCED!r}, or a weight by class name (got "
+                    f"{weights!r}); write name=weight,..."
+                )
+            return
+        for name, weight in (weights or {}).items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(
+                    f"a class weight must be a number, at least 0 (got {weight} for {name})"
+                )
 
     def check_given(self, names: Iterable[str]) -> None:
         """Whether each of these fields, which were given a value, has an effect."""
@@ -257,7 +353,16 @@ class ResolvedConfig(RunConfig):
 
     def fixed_fields(self) -> dict[str, Any]:
         """What a run that resumes this one must have in common with it."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in FREE_FIELDS}
+        fields = {f.name: f.default for f in dataclasses.fields(self)}
+        fixed = {
+            name: getattr(self, name)
+            for name, default in fields.items()
+            if name not in FREE_FIELDS
+            and not (name in _NEWER_FIELDS and getattr(self, name) == default)
+        }
+        if self.schedule != "constant":  # it depends on where it ends
+            fixed["epochs"] = self.epochs
+        return fixed
 
 
 @dataclass(frozen=True, kw_only=True)

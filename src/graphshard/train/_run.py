@@ -61,7 +61,7 @@ from ..comm.collectives import (
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..fullbatch import GraphShardManager, PartitionData
-from ..graph import NID, Block
+from ..graph import NID, Block, MessagePassingGraph
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
@@ -74,8 +74,10 @@ from ._config import (
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
+from ._optimizer import Descent
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
-from ._tasks import ACCURACY, gather_rows, needs_all, widened
+from ._run_folder import open_run_folder
+from ._tasks import ACCURACY, Classes, gather_rows, needs_all, widened
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -138,10 +140,11 @@ class TrainingRun:
             for text in _settings_without_effect(config, self._shard):
                 warnings.warn(text, stacklevel=2)
         self._history = History()
-        run_dir = self.config.run_dir
-        self._history_file = None if run_dir is None else HistoryFile(run_dir)
+        folder = self.config.run
+        self._history_file = None if folder is None else HistoryFile(folder)
         self._split_losses: dict[str, float] = {}
         self._set_up()
+        open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
         self._tell_of_rounding()
@@ -170,6 +173,10 @@ class TrainingRun:
     def _train_epoch(self, epoch: int) -> float:
         """Train epoch ``epoch``, from 0; this rank's share of the mean loss over training nodes."""
         raise NotImplementedError
+
+    def _steps_per_epoch(self) -> int:
+        """Number of steps in each epoch, the same on all ranks."""
+        return 1
 
     def _sampling(self) -> SamplingReport | None:
         """What there is to say about sampling at the end; collective."""
@@ -258,6 +265,7 @@ class TrainingRun:
             with shared_errors():
                 if rank() == 0:
                     self._history_file.start(history.epoch)
+        self._learner.descent.start_at(history.epoch, self._steps_per_epoch())
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
             with trace() as sent:
@@ -543,11 +551,15 @@ class SampledRun(TrainingRun):
         learner = self._learner
         learner.model.train()
         graphs, features, learnt = self._inputs(blocks)
-        scores: Tensor = learner.model(graphs, features)
+        scores = learner.apply(graphs, features)
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = anchor(self._shard.task.loss(scores, labels) / num_seeds, *learnt)
+        loss = self._shard.task.loss(scores, labels, learner.class_weights) / num_seeds
+        loss = anchor(loss, *learnt)
         return learner.descend(loss, when) * num_seeds, blocks.num_seeds
+
+    def _steps_per_epoch(self) -> int:
+        return len(self._loader)
 
     def _sampling(self) -> SamplingReport:
         num_epochs = max(1, len(self._seconds_waiting))
@@ -869,9 +881,10 @@ class Learner:
         chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
         penalized = [p for p in self._named.values() if id(p) in chosen]
         others = [p for p in self._named.values() if id(p) not in chosen]
-        decay = {"weight_decay": config.weight_decay}
-        groups: list[dict[str, Any]] = [{"params": penalized, **decay}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
+        self.optimizer = self.descent.optimizer
+        #: Factor of the loss of each class, or None.
+        self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
@@ -885,12 +898,23 @@ class Learner:
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
-        return self.model(self.graphs, model_features(self._shard, rows))
+        return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Tensor:
+        """The model's output, in the precision that is configured; collective."""
+        kind = self.device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self._config.autocast):
+            scores: Tensor = self.model(graphs, features)
+        return scores
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
-        """This rank's share of the mean loss over a split's rows on all ranks."""
+        """This rank's share of the mean loss over a split's rows on all ranks.
+
+        Class weights are for training.
+        """
         rows = self._shard.rows[split]
-        total = self._shard.task.loss(scores[rows], self._shard.label[rows])
+        weights = self.class_weights if self.model.training else None
+        total = self._shard.task.loss(scores[rows], self._shard.label[rows], weights)
         return total / self._shard.num_nodes[split]
 
     def descend(self, loss: Tensor, when: str) -> float:
@@ -911,7 +935,7 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
-        self.optimizer.step()
+        self.descent.step()
         return value
 
     def raise_not_finite(
@@ -1080,6 +1104,48 @@ def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFea
     if shard.is_typed:
         return rows
     return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
+
+
+def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None:
+    """Weight of each class, in the mean 1 over training nodes: float64, on all ranks. Collective.
+
+    Sums of weighted losses over the number of nodes are then torch's weighted means. Balanced, a
+    class weighs 1 over its number of training nodes.
+
+    Raises:
+        ValueError: Weights were given that are not of the classes.
+    """
+    given = config.class_weights
+    if given is None:
+        return None
+    if not isinstance(shard.task, Classes):
+        raise ValueError(
+            f"class_weights are for one class of several (got {shard.task_info.kind}); leave them "
+            "out"
+        )
+    labels = shard.label[shard.rows["train"]].cpu()
+    counts = reduce_ints(torch.bincount(labels, minlength=shard.num_classes).tolist())
+    numbers = torch.tensor(counts, dtype=torch.float64)
+    if isinstance(given, str):
+        weights = torch.where(numbers > 0, numbers.clamp(min=1).reciprocal(), 0.0)
+    else:
+        names = shard.class_names or tuple(map(str, range(shard.num_classes)))
+        different = sorted({*given} ^ {*names})
+        if different:
+            few = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ValueError(
+                f"class_weights must have a weight for each class, {few} ("
+                + (
+                    f"got {different[0]!r}, which is none)"
+                    if different[0] in given
+                    else f"got none for {different[0]!r})"
+                )
+            )
+        weights = torch.tensor([float(given[name]) for name in names], dtype=torch.float64)
+    total = float((weights * numbers).sum())
+    if total == 0:
+        raise ValueError("class_weights must not be 0 for all classes of training nodes")
+    return weights * (numbers.sum() / total)
 
 
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:

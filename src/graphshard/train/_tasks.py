@@ -45,8 +45,8 @@ class Task(Protocol):
     def metrics(self) -> tuple[str, ...]:
         """What is computed in an evaluation; the model is chosen by the first."""
 
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the rows."""
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Summed over the rows; weights are of the classes, where there are any."""
 
     def summands(self, scores: Tensor, labels: Tensor) -> list[float]:
         """Numbers whose sums over all ranks make metrics; as many for any number of rows."""
@@ -94,8 +94,11 @@ class Classes:
 
     CHOICES: ClassVar = (ACCURACY, "macro_f1", "auroc", "average_precision")
 
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(widened(scores), labels, reduction="sum")
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        wide = widened(scores)
+        if weights is not None:
+            weights = weights.to(wide.device, wide.dtype)
+        return F.cross_entropy(wide, labels, weights, reduction="sum")
 
     def summands(self, scores: Tensor, labels: Tensor) -> list[float]:
         """The rows that are right; for macro F1 also, by class, right, predicted and labelled."""
@@ -140,7 +143,7 @@ class SeveralLabels:
 
     CHOICES: ClassVar = (ACCURACY, "macro_f1", "auroc", "average_precision")
 
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         wide = widened(scores)
         entries = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="sum")
         return entries / self.width
@@ -188,7 +191,7 @@ class Values:
 
     CHOICES: ClassVar = ("rmse", "mae")
 
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         wide = widened(scores)
         mean, deviation = self._scale(labels)
         standardized = ((labels - mean) / deviation).to(wide.dtype)

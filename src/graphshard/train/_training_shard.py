@@ -27,7 +27,15 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._config import ResolvedConfig, RunConfig
-from ._tasks import NODE_CLASSIFICATION, NODE_REGRESSION, Classes, SeveralLabels, Task, Values, chosen_metrics
+from ._tasks import (
+    NODE_CLASSIFICATION,
+    NODE_REGRESSION,
+    Classes,
+    SeveralLabels,
+    Task,
+    Values,
+    chosen_metrics,
+)
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -71,6 +79,7 @@ class TrainingShard:
     num_classes: int
     num_relations: int
     device: torch.device
+    class_names: tuple[str, ...] = ()
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -210,6 +219,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         num_classes=task.num_classes or 0,
         num_relations=task.num_relations or 0,
         device=device,
+        class_names=task.class_names,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import threading
@@ -23,8 +24,9 @@ from ..._base.typing import Unset
 from ...data.prepare import Preparation, has_relations, read_dataset
 from ...data.task import partition_dataset
 from ...partition.format import read_config
-from .._config import FullBatchConfig, SampledConfig
+from .._config import BALANCED, FullBatchConfig, SampledConfig
 from .._result import EpochReport, SamplingReport, TrainResult
+from .._run_folder import check_run_folder
 from .._tasks import ACCURACY
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
@@ -64,6 +66,7 @@ def train(
         return
     from ..launch import launch_training  # other commands need no code of runs
 
+    check_run_folder(config)
     choose_device(config.device)  # before a data set is partitioned for it
     results: list[TrainResult] = []
     try:
@@ -89,6 +92,9 @@ def _configured(mode: str, **settings: Any) -> AnyConfig:
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])
+    for name in ("class_weights", "model_args"):
+        if name in settings and settings[name] != BALANCED:
+            settings[name] = _named_values(name, settings[name])
     kinds: dict[str, type[AnyConfig]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
     kind = kinds.pop(mode)
     (other,) = kinds
@@ -108,6 +114,35 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ValueError(
             f"fanouts must be whole numbers between commas, such as 15,10 (got {text!r})"
         ) from None
+
+
+def _named_values(option: str, text: str) -> dict[str, Any]:
+    """The values of "name=value,...", or of a JSON object, by name; numbers as numbers."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            values = json.loads(text)
+            if isinstance(values, dict):
+                return values
+    values = {}
+    for word in text.split(","):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(
+                f"{option} must be name=value between commas, or a JSON object (got {text!r}); "
+                "names and values may hold no comma, but in JSON"
+            )
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    if option == "class_weights":
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(
+                    f"class_weights must have numbers (got {value!r} for {name}); write "
+                    "name=weight,..."
+                )
+    return values
 
 
 def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
@@ -150,12 +185,18 @@ def _partitioned(
     wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
-    with TemporaryFolder() as folder:
-        json_path = partition_dataset(dataset, num_workers, folder / "parts")
-        if not quiet:
-            Console(stderr=True, markup=False, emoji=False).print(
-                f"partitioned {dataset.name} into {num_workers}", markup=False, highlight=False
-            )
+    with TemporaryFolder() if config.run is None else contextlib.nullcontext(config.run) as folder:
+        json_path = Path(folder) / "parts" / f"{dataset.name}.json"
+        if not (config.resume and json_path.exists()):
+            partition_dataset(dataset, num_workers, json_path.parent)
+            if not quiet:
+                where = "" if config.run is None else f", in {json_path.parent}"
+                Console(stderr=True, markup=False, emoji=False).print(
+                    f"partitioned {dataset.name} into {num_workers}{where}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
         yield _with_data(config, json_path), num_workers
 
 
