@@ -83,7 +83,43 @@ def typed_graph() -> graphshard.Graph:
     return graph
 
 
-GRAPHS = {"plain": plain_graph, "knowledge": knowledge_graph, "typed": typed_graph}
+def of_several_labels() -> graphshard.Graph:
+    """Nodes with any of four labels; the last label is on no node."""
+    graph = plain_graph()
+    label = (torch.rand(NUM_NODES, 4, generator=_random(7)) < 0.4).long()
+    label[:, 3] = 0
+    label[5] = -1
+    graph.ndata["label"] = label
+    return graph
+
+
+def of_values() -> graphshard.Graph:
+    """Nodes with two values, of which one is large."""
+    graph = plain_graph()
+    value = torch.rand(NUM_NODES, 2, generator=_random(8), dtype=torch.float64)
+    value[:, 1] = 1000 * value[:, 1] + 5e4
+    value[5, 0] = float("nan")
+    graph.ndata["label"] = value
+    return graph
+
+
+def typed_values() -> graphshard.Graph:
+    """Papers with a value, in float32."""
+    graph = typed_graph()
+    value = torch.rand(NUM_NODES, generator=_random(10))
+    value[5] = float("nan")
+    graph.nodes["paper"].data["label"] = value
+    return graph
+
+
+GRAPHS = {
+    "plain": plain_graph,
+    "knowledge": knowledge_graph,
+    "typed": typed_graph,
+    "several_labels": of_several_labels,
+    "values": of_values,
+    "typed_values": typed_values,
+}
 
 
 def assignment(graph: graphshard.Graph, num_parts: int, how: str) -> Any:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._checkpoint import load_model_state
     from ._embeddings import NodeEmbeddings
     from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
-    from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
+    from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
     from ._training_shard import TrainingShard, load_shard
     from .launch import (
         LaunchOutcome,
@@ -56,6 +56,7 @@ __all__ = [
     "run_as_worker",
     "send_event",
     "start_run",
+    "train",
     "train_full_batch",
     "train_sampled",
     "write_task",

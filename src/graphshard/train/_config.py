@@ -32,6 +32,8 @@ NEED_IN_EDGES = ("gcn", "gat", "gatv2")
 
 BALANCED = "balanced"
 
+TaskName = Literal["node classification", "node regression"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFacts:
@@ -92,7 +94,7 @@ FREE_FIELDS = frozenset(
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
 _NEWER_FIELDS = frozenset(
     "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
-    "both_directions norm residual".split()
+    "both_directions norm residual task loss metrics".split()
 )
 
 DEFAULT_FANOUT = 10
@@ -217,6 +219,16 @@ class RunConfig:
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
         "float32"
     )
+    task: Annotated[TaskName | None, "What to learn.", Unset("what the partition is for")] = None
+    loss: Annotated[Literal["mse", "l1"] | None, "What is minimised, for values.", Unset("mse")] = (
+        None
+    )
+    metrics: Annotated[
+        str | None,
+        "What is computed in evaluations, words between commas, such as accuracy,macro_f1,auroc,"
+        "average_precision or rmse,mae; the first chooses the best model.",
+        Unset("the usual ones of the task"),
+    ] = None
     autocast: Annotated[
         bool, "Compute in bfloat16 where torch.autocast does; weights stay as they are."
     ] = False
@@ -239,7 +251,8 @@ class RunConfig:
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
     run: Annotated[
         str | None,
-        "Folder of what the run leaves: config.toml, and checkpoints without --checkpoint-dir.",
+        "Folder of what the run leaves: config.toml, history.jsonl, a line an evaluation, and "
+        "checkpoints without --checkpoint-dir.",
         Unset("nothing is written"),
     ] = None
 

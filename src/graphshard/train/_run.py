@@ -26,6 +26,7 @@ embeddings, optimizer, random numbers. An evaluation is always of the whole grap
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import time
@@ -34,7 +35,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
@@ -51,7 +51,13 @@ from ..comm import (
     trace,
     world_size,
 )
-from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
+from ..comm.collectives import (
+    gather_int,
+    raise_everywhere,
+    reduce_floats,
+    reduce_ints,
+    shared_errors,
+)
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..fullbatch import GraphShardManager, PartitionData
@@ -82,8 +88,9 @@ from ._models import (
 )
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model
-from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
+from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
+from ._tasks import ACCURACY, Classes, gather_rows, needs_all, widened
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -147,6 +154,9 @@ class TrainingRun:
             for text in _settings_without_effect(config, self.config, self._shard):
                 warnings.warn(text, stacklevel=2)
         self._history = History()
+        folder = self.config.run
+        self._history_file = None if folder is None else HistoryFile(folder)
+        self._split_losses: dict[str, float] = {}
         self._set_up()
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
@@ -266,7 +276,11 @@ class TrainingRun:
         history, config = self._history, self.config
         epoch_seconds: list[float] = []
         evaluation_seconds: list[float] = []
-        bytes_sent = 0
+        bytes_sent = num_written = 0
+        if self._history_file is not None:
+            with shared_errors():
+                if rank() == 0:
+                    self._history_file.start(history.epoch)
         self._learner.descent.start_at(history.epoch, self._steps_per_epoch())
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
@@ -283,28 +297,78 @@ class TrainingRun:
             else:
                 (loss,) = reduce_floats([share])
             history.losses.append(loss)
-            if evaluation is not None and history.note_evaluation(evaluation, config.patience):
-                self._learner.keep()
+            if evaluation is not None:
+                if history.note_evaluation(evaluation, config.patience):
+                    self._learner.keep()
+                seconds = evaluation_seconds[-1]
+                self._write_history(loss, epoch_seconds[num_written:], seconds, bytes_sent)
+                num_written = len(epoch_seconds)
             self._report(loss=loss, evaluation=evaluation)
             self._save()
         if history.last is None or history.last.epoch != history.epoch:
+            start = time.perf_counter()
             _, evaluation = self._evaluate(0.0)  # resumed past the end, at an epoch without one
             history.note_evaluation(evaluation, config.patience)
+            last_loss = history.losses[-1] if history.losses else None
+            self._write_history(last_loss, [], time.perf_counter() - start, 0)
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
-        """Loss of the epoch, and the model's results; one collective beside the model's own."""
-        numbers = self._learner.evaluate(self._splits)
-        loss, *totals = reduce_floats([share, *numbers])
-        right, losses = totals[::2], totals[1::2]
-        counts = [self._shard.num_nodes[s] for s in self._splits]
-        accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
-        for split, mine, total in zip(self._splits, numbers[1::2], losses, strict=True):
+        """Loss of the epoch, and the model's results.
+
+        One collective beside the model's own, and for metrics that need all scores, two a split.
+        """
+        splits, task = self._splits, self._shard.task
+        scores = self._learner.evaluation_scores()
+        mine = {split: self._learner.numbers(scores, split) for split in splits}
+        loss, *totals = reduce_floats([share, *itertools.chain(*mine.values())])
+        width = len(totals) // max(1, len(splits))
+        sums = {split: totals[i * width : (i + 1) * width] for i, split in enumerate(splits)}
+        losses = {split: numbers[-1] for split, numbers in sums.items()}
+        for split, total in losses.items():
             if not math.isfinite(total):
                 what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
-                self._learner.raise_not_finite(what, mine)
-        val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
-        return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
+                self._learner.raise_not_finite(what, mine[split][-1])
+        metrics: dict[str, dict[str, float]] = {name: {} for name in task.metrics}
+        for split in splits:
+            values = task.of_sums(sums[split][:-1], self._shard.num_nodes[split])
+            if needs_all(task):
+                values |= task.of_all(*self._learner.gathered(scores, split))
+            for name, value in values.items():
+                metrics[name][split] = value
+        evaluation = Evaluation(
+            epoch=self._history.epoch,
+            accuracy=metrics.pop(ACCURACY, {}),
+            val_loss=losses.get("val"),
+            metrics=metrics,
+            main=task.metrics[0],
+        )
+        self._split_losses = losses
+        return loss, evaluation
+
+    def _write_history(
+        self, loss: float | None, epoch_seconds: list[float], seconds: float, bytes_sent: int
+    ) -> None:
+        """A line of the evaluation just made, where the run has a folder; collective."""
+        if self._history_file is None:
+            return
+        evaluation = self._history.last
+        assert evaluation is not None
+        slowest = reduce_floats([_mean(epoch_seconds), seconds], "max")
+        device_memory = gather_int(self._device_memory.peak())
+        line = {
+            "epoch": evaluation.epoch,
+            "loss": loss,
+            "losses": self._split_losses,
+            "metrics": evaluation.values(),
+            "seconds": dict(zip(("epoch", "evaluation"), slowest, strict=True)),
+            "bytes": gather_int(bytes_sent),
+            "memory": gather_int(self._memory.above_start()),
+            **({"device_memory": device_memory} if any(device_memory) else {}),
+        }
+        with shared_errors():
+            if rank() == 0:
+                self._history_file.add(line)
 
     def _result(
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
@@ -402,7 +466,7 @@ def train_full_batch(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier in full batch; every rank calls this with the same configuration.
+    """Train in full batch; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data``. With a partition of one part no process group
     is needed. The caller's random number generator is left as it was.
@@ -505,7 +569,7 @@ class SampledRun(TrainingRun):
         scores = learner.apply(graphs, features)
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = summed_loss(scores, labels, learner.class_weights) / num_seeds
+        loss = self._shard.task.loss(scores, labels, learner.class_weights) / num_seeds
         loss = anchor(loss, *learnt)
         return learner.descend(loss, when) * num_seeds, blocks.num_seeds
 
@@ -538,7 +602,7 @@ def train_sampled(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
+    """Train on sampled blocks; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
     All else is as with `train_full_batch`; ``progress`` is also called during a long epoch.
@@ -550,6 +614,24 @@ def train_sampled(
     """
     with torch.random.fork_rng(devices=generators_of(config.device)):
         return SampledRun(config, shard=shard, progress=progress).train()
+
+
+def train(
+    config: FullBatchConfig | SampledConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train what the partition is for; every rank calls this with the same configuration.
+
+    It is `train_full_batch` or `train_sampled`, by the kind of configuration.
+
+    Example:
+        >>> train(SampledConfig(data="parts/films.json", model="sage"))  # doctest: +SKIP
+    """
+    if isinstance(config, SampledConfig):
+        return train_sampled(config, shard=shard, progress=progress)
+    return train_full_batch(config, shard=shard, progress=progress)
 
 
 def shared_evenly(ids: Tensor) -> Tensor:
@@ -857,13 +939,13 @@ class Learner:
         return scores
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
-        """This rank's share of the mean cross entropy over a split's nodes on all ranks.
+        """This rank's share of the mean loss over a split's rows on all ranks.
 
         Class weights are for training.
         """
         rows = self._shard.rows[split]
         weights = self.class_weights if self.model.training else None
-        total = summed_loss(scores[rows], self._shard.label[rows], weights)
+        total = self._shard.task.loss(scores[rows], self._shard.label[rows], weights)
         return total / self._shard.num_nodes[split]
 
     def descend(self, loss: Tensor, when: str) -> float:
@@ -918,16 +1000,25 @@ class Learner:
         raise_everywhere(error)
 
     @torch.no_grad()
-    def evaluate(self, splits: Sequence[str]) -> list[float]:
-        """This rank's numbers for each split: nodes that are right, and share of the loss."""
+    def evaluation_scores(self) -> Tensor:
+        """The scores of all rows without dropout; collective."""
         self.model.eval()
-        scores = self.scores()
-        right = scores.argmax(dim=1) == self._shard.label
-        numbers = []
-        for split in splits:
-            rows = self._shard.rows[split]
-            numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
-        return numbers
+        return self.scores()
+
+    @torch.no_grad()
+    def numbers(self, scores: Tensor, split: str) -> list[float]:
+        """Of a split, what its metrics are summed from, and this rank's share of the loss."""
+        rows = self._shard.rows[split]
+        sums = self._shard.task.summands(scores[rows], self._shard.label[rows])
+        return [*sums, float(self.loss(scores, split))]
+
+    def gathered(self, scores: Tensor, split: str) -> tuple[Tensor, Tensor]:
+        """Scores and labels of a split's rows of all ranks, on the CPU; collective."""
+        rows = self._shard.rows[split]
+        return (
+            gather_rows(widened(scores[rows]).detach().cpu()),
+            gather_rows(self._shard.label[rows].cpu()),
+        )
 
     def keep(self) -> None:
         """Remember a copy of the model and the embeddings, on the CPU, as the best so far."""
@@ -1046,14 +1137,6 @@ def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFea
     return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
 
 
-def summed_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Cross entropy, summed with the weights of the classes, in float32 at least."""
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if weights is not None:
-        weights = weights.to(wide.device, wide.dtype)
-    return F.cross_entropy(wide, labels, weights, reduction="sum")
-
-
 def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None:
     """Weight of each class, in the mean 1 over training nodes: float64, on all ranks. Collective.
 
@@ -1066,6 +1149,11 @@ def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None
     given = config.class_weights
     if given is None:
         return None
+    if not isinstance(shard.task, Classes):
+        raise ValueError(
+            f"class_weights are for one class of several (got {shard.task_info.kind}); leave them "
+            "out"
+        )
     labels = shard.label[shard.rows["train"]].cpu()
     counts = reduce_ints(torch.bincount(labels, minlength=shard.num_classes).tolist())
     numbers = torch.tensor(counts, dtype=torch.float64)
@@ -1094,7 +1182,7 @@ def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     """The configured model for a graph, with weights from torch's default generator."""
     hidden, layers, heads = config.hidden, config.layers, config.heads
-    classes, dropout, name = shard.num_classes, config.dropout, config.model
+    classes, dropout, name = shard.task.width, config.dropout, config.model
     widths = shard.feature_widths
     if ":" in name:
         arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor
 from .._base.device import choose_device
 from .._base.typing import CanonicalEType
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import reduce_ints
+from ..comm.collectives import reduce_floats, reduce_ints
 from ..data.dataset import SPLITS
 from ..data.task import TaskInfo, read_task, task_warnings
 from ..fullbatch import (
@@ -27,6 +28,15 @@ from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
 from ._graph_edges import with_both_directions, with_self_loops
+from ._tasks import (
+    NODE_CLASSIFICATION,
+    NODE_REGRESSION,
+    Classes,
+    SeveralLabels,
+    Task,
+    Values,
+    chosen_metrics,
+)
 
 _MOST_NAMED = 3  # relations in a line
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
@@ -34,23 +44,36 @@ _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph,
 
 @dataclass(frozen=True)
 class TrainingShard:
-    """One rank's part of a graph whose nodes of one type are to be classified.
+    """One rank's part of a graph, with what is to be learnt of it.
+
+    A row is a node of the target type.
 
     Args:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
+        categories: Node type to ``[num_owned, k]`` int64, the numbers of what its nodes are in
+            each of ``k`` columns, 0 where unknown; types without are absent.
+        edge_features: Relation to the features of its edges, ``[num_edges, width]``.
+        edge_weights: Relation to the weights of its edges, ``[num_edges]``.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
-        label: ``[num_owned]`` int64, -1 where unknown.
-        rows: Split to the owned rows of the target type in it that have a label.
-        num_nodes: Split to its number of nodes on all ranks.
+        task: What the network's scores mean.
+        label: By owned row: ``[n]`` int64, a class, -1 where unknown; ``[n, num_classes]`` int64 of
+            0 and 1, -1 where unknown; or float64 ``[n, k]``, values, NaN where unknown.
+        rows: Split to the owned rows in it that have a label.
+        num_nodes: Split to its number of such rows on all ranks.
         num_all: Node type to its number of nodes on all ranks.
         device: Where the run computes.
     """
 
     data: PartitionData
     features: Mapping[str, Tensor]
+    categories: Mapping[str, Tensor]
+    edge_features: Mapping[CanonicalEType, Tensor]
+    edge_weights: Mapping[CanonicalEType, Tensor]
     relation: tuple[Tensor, Tensor] | None
     target: str
+    task_info: TaskInfo
+    task: Task
     label: Tensor
     rows: Mapping[str, Tensor]
     num_nodes: Mapping[str, int]
@@ -74,6 +97,9 @@ class TrainingShard:
             self,
             data=self.data.to(device, feature_device="cpu"),
             features={ntype: rows.to(device) for ntype, rows in self.features.items()},
+            categories={ntype: rows.to(device) for ntype, rows in self.categories.items()},
+            edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
+            edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             relation=relation,
             label=self.label.to(device),
             rows={split: rows.to(device) for split, rows in self.rows.items()},
@@ -157,16 +183,14 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
-    target = _target(data, task)
-    label = data.node_features[f"{target}/label"]
-    if label.ndim != 1 or label.is_floating_point() or label.dtype == torch.bool:
-        raise NotImplementedError(
-            f"labels must be one class number per node (got {label.dtype} of shape "
-            f"{tuple(label.shape)} for '{target}'); for several labels per node write a training "
-            "loop of your own, as the README shows"
+    if config.task is not None:
+        task = replace(
+            task, kind=config.task, target=task.target if config.task == task.kind else None
         )
-    label = label.to(torch.int64)
-    _check_numbers(label, data.node_map(target).num_ids, f"{target}/label", "nodes", config)
+    target = _target(data, task)
+    label, is_known = _labels(data.node_features[f"{target}/label"], target, task)
+    if label.ndim == 1 and not label.is_floating_point():
+        _check_numbers(label, data.node_map(target).num_ids, f"{target}/label", "nodes", config)
     for name, said, count in (
         ("classes", task.num_classes, data.node_map(target).num_ids),
         ("relations", task.num_relations, data.partition_book.num_edges()),
@@ -180,11 +204,11 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     for split in SPLITS:
         mask = data.node_features.get(f"{target}/{split}_mask")
         if mask is None:
-            mask = torch.zeros_like(label, dtype=torch.bool)
-        if mask.shape != label.shape:
+            mask = torch.zeros_like(is_known)
+        if mask.shape != is_known.shape:
             raise ValueError(
                 f"{split}_mask must have one value per node (got shape {tuple(mask.shape)} for "
-                f"{label.numel()} nodes of type '{target}')"
+                f"{is_known.numel()} nodes of type '{target}')"
             )
         if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
             other = mask[(mask != 0) & (mask != 1)][0].item()
@@ -192,12 +216,17 @@ def _read(config: ResolvedConfig) -> TrainingShard:
                 f"{split}_mask must hold True or False, or 1 or 0, for each node (got {other}); "
                 "make a mask of ids with mask[ids] = True"
             )
-        rows[split] = (mask.to(torch.bool) & (label >= 0)).nonzero().view(-1)
+        rows[split] = (mask.to(torch.bool) & is_known).nonzero().view(-1)
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
+        categories=_categories(data),
+        edge_features=_edge_features(data, config.torch_dtype),
+        edge_weights=_edge_weights(data, config.torch_dtype),
         relation=_relation(data, config),
         target=target,
+        task_info=task,
+        task=Classes(0),  # until all ranks have counted
         label=label,
         rows=rows,
         num_nodes={},
@@ -207,6 +236,90 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         device=device,
         class_names=task.class_names,
     )
+
+
+def _labels(raw: Tensor, target: str, task: TaskInfo) -> tuple[Tensor, Tensor]:
+    """Labels as a `TrainingShard` has them, and which rows have one."""
+    if task.kind == NODE_REGRESSION:
+        values = raw.to(torch.float64)
+        values = values.unsqueeze(1) if raw.ndim == 1 else values
+        if values.ndim != 2 or not values.shape[1]:
+            raise ValueError(
+                f"labels of {task.kind} must be a number, or a row of them, per node (got "
+                f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}')"
+            )
+        if bool(values.isinf().any()):
+            raise ValueError(
+                f"labels must be finite, or NaN where unknown (got {int(values.isinf().sum())} "
+                f"infinite ones for '{target}'); replace them and partition again"
+            )
+        return values, ~values.isnan().any(1)
+    if raw.is_floating_point() or raw.is_complex() or raw.ndim not in (1, 2):
+        raise ValueError(
+            f"labels must be one class number per node, or a row of 0 and 1 for the classes (got "
+            f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}'); to predict values give "
+            f"task '{NODE_REGRESSION}'"
+        )
+    if raw.ndim == 1 and raw.dtype != torch.bool:
+        return raw.to(torch.int64), raw >= 0
+    label = raw.to(torch.int64)
+    if raw.ndim == 1:
+        return label, torch.ones_like(raw)
+    if bool(((label < -1) | (label > 1)).any()) or not label.shape[1]:
+        raise ValueError(
+            f"labels of several classes per node must be 0 or 1, or -1 where unknown (got "
+            f"{int(label.max()) if label.numel() else 'no column'} for '{target}'); for one class "
+            "per node store a vector"
+        )
+    return label, (label >= 0).all(1)
+
+
+def _categories(data: PartitionData) -> dict[str, Tensor]:
+    categories = {}
+    for ntype in data.node_type_names:
+        columns = data.node_features.get(f"{ntype}/categories")
+        if columns is None:
+            continue
+        if columns.ndim != 2 or columns.is_floating_point() or bool((columns < 0).any()):
+            raise ValueError(
+                "'categories' must be whole numbers from 0 on, a row per node (got "
+                f"{columns.dtype} of shape {tuple(columns.shape)} for '{ntype}')"
+            )
+        categories[ntype] = columns.to(torch.int64)
+    return categories
+
+
+def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
+    return {
+        etype: _finite_rows(feat, f"{etype_key(etype)}/feat", 2, dtype)
+        for etype in data.canonical_etypes
+        if (feat := data.edge_features.get(f"{etype_key(etype)}/feat")) is not None
+    }
+
+
+def _edge_weights(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
+    return {
+        etype: _finite_rows(weight, f"{etype_key(etype)}/weight", 1, dtype)
+        for etype in data.canonical_etypes
+        if (weight := data.edge_features.get(f"{etype_key(etype)}/weight")) is not None
+    }
+
+
+def _finite_rows(rows: Tensor, name: str, ndim: int, dtype: torch.dtype) -> Tensor:
+    """Features or weights of edges, checked."""
+    if ndim == 1 and rows.ndim == 2 and rows.shape[1] == 1:
+        rows = rows.view(-1)
+    if rows.ndim != ndim or (rows.shape[-1:] == (0,) and ndim == 2):
+        what = "a matrix with at least one column" if ndim == 2 else "one number per edge"
+        raise ValueError(f"'{name}' must be {what} (got shape {tuple(rows.shape)})")
+    converted = rows.to(dtype)
+    if not all_finite([converted]):
+        bad = int((~converted.isfinite()).sum())
+        raise ValueError(
+            f"'{name}' must be finite in {dtype} (got {bad} of {converted.numel()} values that are "
+            "not); replace such values and partition again"
+        )
+    return converted
 
 
 def _target(data: PartitionData, task: TaskInfo) -> str:
@@ -294,7 +407,13 @@ def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
     counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
-    top_class = int(shard.label.max()) + 1 if shard.label.numel() else 0
+    is_classes = shard.task_info.kind in (NODE_CLASSIFICATION,)
+    is_multilabel = is_classes and shard.label.ndim == 2
+    top_class = 0
+    if is_multilabel:
+        top_class = shard.label.shape[1]
+    elif is_classes and shard.label.numel():
+        top_class = int(shard.label.max()) + 1
     top_relation = 0
     if shard.relation is not None and shard.relation[0].numel():
         top_relation = int(shard.relation[0].max()) + 1
@@ -309,13 +428,42 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"occurs; partition the graph again"
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
-    return replace(
+    if not is_multilabel:
+        num_classes = shard.num_classes or num_classes
+    counted_shard = replace(
         shard,
         facts=_facts(shard, num_train, shard.num_classes or num_classes),
         num_nodes=dict(zip(SPLITS, counts, strict=True)),
-        num_classes=shard.num_classes or num_classes,
+        num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
     )
+    return replace(counted_shard, task=_task(counted_shard, config))
+
+
+def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
+    """What scores mean; collective."""
+    kind = shard.task_info.kind
+    losses = {NODE_REGRESSION: ("mse", "l1")}.get(kind, ())
+    if config.loss is not None and config.loss not in losses:
+        choices = f"one of {', '.join(losses)}" if losses else "left out"
+        raise ValueError(f"loss must be {choices} for {kind} (got {config.loss!r})")
+    if kind == NODE_REGRESSION:
+        mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
+        error = config.loss or "mse"
+        usual = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
+        metrics = chosen_metrics(config.metrics, Values.CHOICES, usual)
+        return Values(len(mean), mean, deviation, error, metrics)
+    made = SeveralLabels if shard.label.ndim == 2 else Classes
+    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, made.metrics))
+
+
+def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column over the rows of all ranks; collective."""
+    count = max(1, count)
+    mean = [total / count for total in reduce_floats(values.sum(0).tolist())]
+    squares = (values - torch.tensor(mean, dtype=values.dtype)).square().sum(0)
+    variance = [total / count for total in reduce_floats(squares.tolist())]
+    return tuple(mean), tuple(math.sqrt(value) or 1.0 for value in variance)
 
 
 def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
@@ -403,15 +551,18 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
 
 def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:
     """On rank 0, say what the user can hardly have meant; collective."""
-    occurs = torch.zeros(shard.num_classes, dtype=torch.int64)
-    occurs[shard.label[shard.label >= 0]] = 1
+    is_one_class = isinstance(shard.task, Classes)
+    num_classes = shard.num_classes if is_one_class else 0
+    occurs = torch.zeros(num_classes, dtype=torch.int64)
+    if is_one_class:
+        occurs[shard.label[shard.label >= 0]] = 1
     pairs = list(itertools.combinations(SPLITS, 2))
     shared = [int(torch.isin(shard.rows[a], shard.rows[b]).sum()) for a, b in pairs]
     numbers = reduce_ints([*occurs.tolist(), *shared])
     texts = task_warnings(
         config.data,
-        [count > 0 for count in numbers[: shard.num_classes]],
-        dict(zip(pairs, numbers[shard.num_classes :], strict=True)),
+        [count > 0 for count in numbers[:num_classes]],
+        dict(zip(pairs, numbers[num_classes:], strict=True)),
     )
     if config.lr == 0:
         texts.append("lr is 0, with which nothing is learnt; leave it out for the model's own")

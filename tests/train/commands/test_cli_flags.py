@@ -48,11 +48,11 @@ FLAGS = {
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
         --checkpoint-dir --class-weights --clip-norm --config --data --device
         --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
-        --layers --lr --map-features --mode --model --model-args --no-both-directions
-        --no-map-features --no-rematerialize --no-self-loops --num-bases --optimizer
-        --patience --prefetch --quiet --rematerialize --replace --resume --run --sampler
-        --save-every --schedule --seed --self-loops --timeout --transport --warmup --weight-decay
-        --workers
+        --layers --loss --lr --map-features --metrics --mode --model --model-args
+        --no-both-directions --no-map-features --no-rematerialize --no-self-loops --num-bases
+        --optimizer --patience --prefetch --quiet --rematerialize --replace --resume --run
+        --sampler --save-every --schedule --seed --self-loops --task --timeout --transport
+        --warmup --weight-decay --workers
     """,
 }
 

@@ -146,7 +146,8 @@ def partition_json(path: Path) -> Path:
     if path.is_dir() and (path / "META.json").exists():  # of PyG's Partitioner
         return path / "META.json"
     if path.is_dir():
-        files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(".dataset.json")]
+        notes = (".dataset.json", ".tables.json")
+        files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(notes)]
         if len(files) == 1 and (path / "part0").is_dir():
             return files[0]
     return path

@@ -8,6 +8,8 @@ import dataclasses
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,12 +27,13 @@ from ...partition.format import read_config
 from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
 from .._result import EpochReport, SamplingReport, TrainResult
 from .._run_folder import check_run_folder
+from .._tasks import ACCURACY
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
 
 AnyConfig = FullBatchConfig | SampledConfig
 
-_LINES = 10
+_LINES, _SILENCE = 10, 30.0  # lines of a run that is piped, and seconds after which one comes
 
 SPLIT_NAMES = {"train": "train", "val": "valid", "test": "test"}
 
@@ -76,6 +79,7 @@ def train(
                 num_workers,
                 progress=display.show,
                 on_stderr=display.line,
+                on_start=lambda processes: display.started(len(processes)),
                 on_result=results.append,
             )
     finally:  # a worker that fails after the result spoils the run, but not the result
@@ -164,7 +168,7 @@ def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
         _show(result, config)
 
     if os.environ["RANK"] == "0":
-        display.__enter__()
+        display.__enter__().started(world_size)
     run_as_worker(lambda: rank_work(config, display.show, on_result))
 
 
@@ -215,6 +219,8 @@ class ProgressDisplay:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._state, self._last_line = "no epoch has ended yet", time.monotonic()
+        self._ended = threading.Event()
 
     def __enter__(self) -> ProgressDisplay:
         if self._console.is_terminal and not self._quiet:
@@ -229,7 +235,26 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
+    def started(self, num_workers: int) -> None:
+        """Workers have been started: say so where there is no bar, and from now on show life."""
+        if self._bar is None and not self._quiet:
+            self._write(f"training on {num_workers} worker(s)")
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Show life where nothing else has for long."""
+        start = time.monotonic()
+        while not self._ended.wait(max(0.1, self._last_line + _SILENCE - time.monotonic())):
+            if time.monotonic() - self._last_line >= _SILENCE:
+                self._write(f"{time.monotonic() - start:.0f} s: {self._state}")
+
+    def _write(self, line: str) -> None:
+        self._last_line = time.monotonic()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
 
@@ -250,10 +275,11 @@ class ProgressDisplay:
                 description=_summary(report),
                 epoch=report.epoch,
             )
-        elif report.step is not None:
             return
-        elif report.epoch % max(1, report.epochs // _LINES) == 0 or report.epoch == report.epochs:
-            sys.stderr.write(f"epoch {report.epoch}/{report.epochs} {_summary(report)}\n")
+        self._state = f"epoch {report.epoch}/{report.epochs} {_summary(report)}"
+        is_due = report.epoch % max(1, report.epochs // _LINES) == 0
+        if report.step is None and (is_due or report.epoch == report.epochs):
+            self._write(self._state)
 
     def line(self, text: str) -> None:
         """Show a line that a worker printed."""
@@ -265,11 +291,18 @@ def _summary(report: EpochReport) -> str:
     if report.step is not None:
         words.append(f"step {report.step}/{report.steps}")
     if report.evaluation is not None:
+        main = report.evaluation.main
+        words += [f"{main}:"] * (main != ACCURACY)
         words += [
-            f"{SPLIT_NAMES[split]} {100 * value:.1f}"
-            for split, value in report.evaluation.accuracy.items()
+            f"{SPLIT_NAMES[split]} {_number(main, value, 1)}"
+            for split, value in report.evaluation.values().get(main, {}).items()
         ]
     return "  ".join(words)
+
+
+def _number(metric: str, value: float, digits: int) -> str:
+    """Accuracy in percent, other metrics as they are."""
+    return f"{100 * value:.{digits}f}" if metric == ACCURACY else f"{value:.4f}"
 
 
 def result_table(result: TrainResult, model: str) -> Table:
@@ -280,13 +313,16 @@ def result_table(result: TrainResult, model: str) -> Table:
     table.add_column("")
     for heading in ("nodes", f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
         table.add_column(heading, justify="right")
-    for split, accuracy in best.accuracy.items():
-        table.add_row(
-            f"{SPLIT_NAMES[split]} accuracy",
-            f"{result.num_nodes[split]:,}",
-            f"{100 * accuracy:.2f} %",
-            f"{100 * last.accuracy[split]:.2f} %",
-        )
+    last_values = last.values()
+    for metric, by_split in best.values().items():
+        for split, number in by_split.items():
+            unit = " %" if metric == ACCURACY else ""
+            table.add_row(
+                f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')}",
+                f"{result.num_nodes[split]:,}",
+                f"{_number(metric, number, 2)}{unit}",
+                f"{_number(metric, last_values[metric][split], 2)}{unit}",
+            )
     table.add_section()
     facts = {
         "training loss, last epoch": f"{result.losses[-1]:.4f}",
