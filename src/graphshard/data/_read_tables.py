@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""read_tables: from tables to a graph with features, labels and splits, and what became of each row.
+"""read_tables: from tables to a graph with features, labels and splits, and what became of rows.
 
 Every table is read once, in batches. Ids become numbers at once and are not kept; the columns of
 features, labels and splits are kept as Arrow has them until they are encoded, one after another.
@@ -115,7 +115,9 @@ class _Reading:
             num_nodes_dict=counts,
             idtype=torch.int64,
         )
-        target = next((e for e, of_edges in tables.edges.items() if of_edges.split is not None), None)
+        target = next(
+            (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
+        )
         if target is not None:
             self.pairs = self.ends[target]
         self.ends.clear()
@@ -133,8 +135,8 @@ class _Reading:
             if node_table is not None:
                 rows = is_training if task.target == ntype else None
                 given = self._given("nodes", ntype)
-                target = graph.nodes[ntype].data
-                encodings = self.encode(ntype, node_table, given, rows, target, node_report)
+                of_nodes = graph.nodes[ntype].data
+                encodings = self.encode(ntype, node_table, given, rows, of_nodes, node_report)
             id_type = str(arrow_ids[ntype].type)
             schema["nodes"][ntype] = {
                 "id": {"column": node_report.id_column, "type": id_type},
@@ -154,7 +156,7 @@ class _Reading:
                 "weight": edge_table.weight,
                 "time": edge_table.time,
             }
-        task = TaskInfo(**{**vars(task), "schema": schema})
+        task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
 
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
@@ -244,8 +246,6 @@ class _Reading:
         empty = np.zeros(0, np.int64)
         src, dst = (np.concatenate(end) if end else empty for end in ends)
         columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
-        if etype[0] == etype[2]:
-            report.num_self_loops = int(np.count_nonzero(src == dst))
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
         )
@@ -253,6 +253,8 @@ class _Reading:
             src, dst = src[is_first], dst[is_first]
             columns = {name: values.filter(_arrow(is_first)) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
+        if etype[0] == etype[2]:
+            report.num_self_loops = int(np.count_nonzero(src == dst))
         report.num_edges = len(src)
         self.ends[etype] = src, dst
         self.columns[etype] = columns
@@ -285,25 +287,26 @@ class _Reading:
             return kept, *found
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
+        bad: list[tuple[int, int]] = []
         for side, rows in enumerate(found):
             missing = np.flatnonzero(rows < 0)
-            if not len(missing):
-                continue
-            is_edge[missing] = False
-            ntype, name = etype[2 * side], names[side]
-            report.dangling[name] = report.dangling.get(name, 0) + len(missing)
-            for index in missing[: self.report.num_wanted()].tolist():
-                place = index if places is None else int(places[index])
-                self.report.note(
-                    BadRow(
-                        file=batch.file,
-                        row=batch.row_number(place),
-                        column=name,
-                        value=shown_id(values[side][index]),
-                        problem=f"no node of type {ntype} has this id",
-                        cure="add the node, or pass dangling = add",
-                    )
+            if len(missing):
+                is_edge[missing] = False
+                report.dangling[names[side]] = report.dangling.get(names[side], 0) + len(missing)
+                few = missing[: self.report.num_wanted()].tolist()
+                bad += [(index, side) for index in few]
+        for index, side in sorted(bad):
+            place = index if places is None else int(places[index])
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(place),
+                    column=names[side],
+                    value=shown_id(values[side][index]),
+                    problem=f"no node of type {etype[2 * side]} has this id",
+                    cure="add the node, or pass dangling = add",
                 )
+            )
         if self.tables.dangling == "error" and not is_edge.all():
             bad = self.report.first[-1] if self.report.first else None
             where = "" if bad is None else f" (got {bad.value} in {bad.where})"
@@ -329,18 +332,19 @@ class _Reading:
             ntype not in self.tables.nodes or self.tables.dangling == "add"
             for ntype in (etype[0], etype[2])
         ]
-        missing = [np.flatnonzero(rows < 0) if g else None for rows, g in zip(found, grows)]
+        none = np.zeros(0, np.int64)
+        places = [
+            np.flatnonzero(rows < 0) if is_growing else none
+            for rows, is_growing in zip(found, grows, strict=True)
+        ]
         before = [len(self.ids[etype[0]]), len(self.ids[etype[2]])]
         if etype[0] != etype[2]:
-            for side, places in enumerate(missing):
-                if places is not None and len(places):
-                    new = values[side].take(_arrow(places))
-                    found[side][places] = self.ids[etype[2 * side]].add(new, columns[side])
+            for side, of_side in enumerate(places):
+                if len(of_side):
+                    new = values[side].take(_arrow(of_side))
+                    found[side][of_side] = self.ids[etype[2 * side]].add(new, columns[side])
         elif grows[0]:
-            places = [np.asarray(of_side) for of_side in missing]
-            order = np.argsort(
-                np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable"
-            )
+            order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
             new = pyarrow.concat_arrays(
                 [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
@@ -360,22 +364,27 @@ class _Reading:
     ) -> Int64Array:
         """Rows of a batch in which none of the columns is empty."""
         is_whole = np.ones(len(batch.columns), bool)
+        bad: list[tuple[int, str]] = []
         for name, values in columns.items():
+            if not values.null_count:
+                continue
             is_null = values.is_null().to_numpy(zero_copy_only=False)
             is_whole &= ~is_null
             key = f"empty {name}"
             refused[key] = refused.get(key, 0) + int(is_null.sum())
-            for index in np.flatnonzero(is_null)[: self.report.num_wanted()].tolist():
-                self.report.note(
-                    BadRow(
-                        file=batch.file,
-                        row=batch.row_number(index),
-                        column=name,
-                        value="",
-                        problem=f"{what} is empty",
-                        cure="fill it, or drop the row",
-                    )
+            few = np.flatnonzero(is_null)[: self.report.num_wanted()]
+            bad += [(index, name) for index in few.tolist()]
+        for index, name in sorted(bad):
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(index),
+                    column=name,
+                    value="",
+                    problem=f"{what} is empty",
+                    cure="fill it, or drop the row",
                 )
+            )
         return np.flatnonzero(is_whole)
 
     def _note_malformed(self, reader: TableReader, refused: dict[str, int]) -> None:
@@ -397,7 +406,9 @@ class _Reading:
     # ------------------------------------------------------------------ columns
 
     def _reader(self, table: NodeTable | EdgeTable) -> TableReader:
-        named = [getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")]
+        named = [
+            getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")
+        ]
         named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
         return TableReader(
             table.files,
@@ -467,7 +478,8 @@ class _Reading:
                 numbers = (label > 0).sum(axis=0).tolist()
             elif labels.num_classes is not None:
                 numbers = np.bincount(label[label >= 0], minlength=len(names)).tolist()
-            report.classes = dict(zip(names, numbers)) if labels.num_classes is not None else {}
+            if labels.num_classes is not None:
+                report.classes = dict(zip(names, numbers, strict=True))
         else:
             task = TaskInfo(name=self.name, kind="link prediction", target=target)
         masks = self._masks(target, table, columns, label, task, num_rows)
@@ -485,7 +497,7 @@ class _Reading:
         if self.given_task is None or self.given_task.target is None:
             return TaskInfo(name=self.name)
         task = replace(self.given_task, name=self.name, options=None)
-        target = task.target
+        target: Any = task.target
         is_there = target in (graph.canonical_etypes if task.is_on_edges else graph.ntypes)
         if not is_there:
             raise ValueError(
@@ -641,7 +653,7 @@ class _Reading:
     ) -> list[Encoding]:
         """Make the fields ``feat`` and ``categories`` of the columns of a type."""
         columns = self.columns[owner]
-        roles = {*label_columns(table.label), *split_columns(table.split)}
+        roles: set[Any] = {*label_columns(table.label), *split_columns(table.split)}
         roles |= {getattr(table, "weight", None), getattr(table, "time", None)}
         if given is not None:
             encodings = given
@@ -796,6 +808,7 @@ class _Doubles:
         """Count the rows that say something else than the first of their id, and name some."""
         if not self._rows:
             return
+        import pyarrow
         from pyarrow import compute
 
         rows = np.concatenate(self._rows)
@@ -807,10 +820,9 @@ class _Doubles:
                 values, first = _text(values), _text(first)
             try:
                 is_equal = compute.equal(values, first)
-            except Exception:  # lists have no such kernel
-                is_equal = _arrow(
-                    np.array([a == b for a, b in zip(values.to_pylist(), first.to_pylist())])
-                )
+            except pyarrow.ArrowNotImplementedError:  # of lists
+                pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
+                is_equal = _arrow(np.array([a == b for a, b in pairs]))
             equal = compute.fill_null(is_equal, False).to_numpy()
             both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
             differs[(differs < 0) & ~equal & ~both_null] = number

@@ -84,7 +84,7 @@ class RowIds:
         return self._rows(ids, column, True)
 
     def find(self, ids: Any, column: IdColumn) -> Int64Array:
-        """The number of each id, -1 where there is none; arguments and errors are those of `add`."""
+        """The number of each id, -1 where there is none; for the rest see `add`."""
         return self._rows(ids, column, False)
 
     def arrow(self) -> Any:
@@ -132,14 +132,14 @@ class RowIds:
             return np.zeros(0, np.int64)
         self._note_type(ids.type, column)
         keys, is_none = self._keys(ids, column, is_adding)
-        rows = np.full(len(ids), -1, np.int64) if is_none is not None else None
         table: Any = self._table
         if is_adding:
             assert is_none is None
             return np.asarray(table.insert(keys.values))
-        found = table.find(keys.values)
-        if rows is None:
-            return np.asarray(found)
+        found = np.asarray(table.find(keys.values))
+        if is_none is None:
+            return found
+        rows = np.full(len(ids), -1, np.int64)
         rows[~is_none] = found
         return rows
 
@@ -200,9 +200,7 @@ class RowIds:
                 return _Keys("integer", keys.values[~outside]), whole
         return keys, is_none
 
-    def _keys_of_cells(
-        self, ids: Any, is_adding: bool
-    ) -> tuple[_Keys, NDArray[np.bool_] | None]:
+    def _keys_of_cells(self, ids: Any, is_adding: bool) -> tuple[_Keys, NDArray[np.bool_] | None]:
         if self._kind in (None, "integer"):
             keys, is_integer = _integers_of_text(ids)
             if is_integer is None:

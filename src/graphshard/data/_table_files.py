@@ -126,6 +126,9 @@ class FileOptions:
             raise ValueError("columns names the columns of files without a header; drop one of two")
 
 
+AS_IT_LOOKS = FileOptions()
+
+
 class TableReader:
     """One table, to be read several times if need be.
 
@@ -144,7 +147,7 @@ class TableReader:
     def __init__(
         self,
         source: Any,
-        options: FileOptions = FileOptions(),
+        options: FileOptions = AS_IT_LOOKS,
         *,
         base: Path | None = None,
         named: Sequence[str] = (),
@@ -266,7 +269,7 @@ class TableReader:
         import pyarrow
         from pyarrow import dataset
 
-        keys = [name for name in os.path.relpath(self.files[0], self._root).split("/")[:-1]]
+        keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
@@ -666,8 +669,8 @@ def _look_at(
     except (UnicodeDecodeError, LookupError) as error:
         raise _unreadable(file, "CSV", error) from None
     text = text.removeprefix("\ufeff")
-    comments = _COMMENTS if options.comment is None else (options.comment,)
-    comments = tuple(mark for mark in comments if mark)
+    said = _COMMENTS if options.comment is None else (options.comment,)
+    comments = tuple(mark for mark in said if mark)
     lines = text.splitlines(keepends=True)
     if not is_whole and len(lines) > 1:
         lines.pop()  # cut off
@@ -703,16 +706,17 @@ def _look_at(
     elif names_before is not None and len(names_before) == width:
         names = names_before
     elif first > 0:  # SNAP: the last comment has the names
-        said = lines[first - 1].lstrip("".join(comments)).strip()
-        cells_said = _cells(said, marks, options.quote) if said else []
+        note = lines[first - 1].lstrip("".join(comments)).strip()
+        cells_said = _cells(note, marks, options.quote) if note else []
         if len(cells_said) == width and all(cell.strip() for cell in cells_said):
             names = _distinct([cell.strip() for cell in cells_said])
     header_lines = 0
     if has_header:
         quote = options.quote or None
         delimiter = _UNIT_SEPARATOR.decode() if marks == "::" else marks
-        kind = python_csv.QUOTE_NONE if quote is None else python_csv.QUOTE_MINIMAL
-        rows = python_csv.reader(lines[first:], delimiter=delimiter, quotechar=quote, quoting=kind)
+        rows = python_csv.reader(
+            lines[first:], delimiter=delimiter, quotechar=quote, quoting=_quoting(options.quote)
+        )
         next(rows)
         header_lines = rows.line_num
     is_spaced = marks == " " and any(re.search(r"^ |  |\t| \r?\n?$", line) for line in sample)
@@ -750,12 +754,17 @@ def _cells(line: str, marks: str, quote: str) -> list[str]:
         return line.split("::")
     if marks == " ":
         line = re.sub(r"[ \t]+", " ", line.strip())
-    kind = python_csv.QUOTE_MINIMAL if quote else python_csv.QUOTE_NONE
     try:
-        rows = python_csv.reader([line], delimiter=marks, quotechar=quote or None, quoting=kind)
+        rows = python_csv.reader(
+            [line], delimiter=marks, quotechar=quote or None, quoting=_quoting(quote)
+        )
         return next(iter(rows), [""])
     except python_csv.Error:
         return line.split(marks)
+
+
+def _quoting(quote: str) -> Any:
+    return python_csv.QUOTE_MINIMAL if quote else python_csv.QUOTE_NONE
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -823,5 +832,7 @@ def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:
     """Options from TOML, in which lists stand for tuples."""
-    made = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        made[key] = tuple(value) if isinstance(value, list) else value
     return FileOptions(**made)

@@ -42,7 +42,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
 from ._id_files import user_ids as user_ids  # where users look for it
-from ._table_files import FileOptions, TableReader, is_in_memory, options_of
+from ._table_files import AS_IT_LOOKS, FileOptions, TableReader, is_in_memory, options_of
 from .splits import checked_fractions
 
 ROW_NUMBER = "#"
@@ -82,7 +82,7 @@ class NodeTable:
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
     split: Any = None
-    options: FileOptions = FileOptions()
+    options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -109,7 +109,7 @@ class EdgeTable:
     time: str | None = None
     label: str | Mapping[str, Any] | None = None
     split: Any = None
-    options: FileOptions = FileOptions()
+    options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -279,7 +279,7 @@ class Tables:
         weight: str | None = None,
         time: str | None = None,
         ignore: Sequence[str] = (),
-        options: FileOptions = FileOptions(),
+        options: FileOptions = AS_IT_LOOKS,
         base: Path | None = None,
         **settings: Any,
     ) -> Tables:

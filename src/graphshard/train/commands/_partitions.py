@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``graphshard partition``, ``tables``, ``inspect``, ``verify``, ``convert``: files of partitions."""
+"""``graphshard partition``, ``tables``, ``inspect``, ``verify`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -203,18 +203,18 @@ def partition(
         raise ValueError(
             f"objective is for the method metis (got objective={objective}, {method}); leave it out"
         )
-    common: dict[str, Any] = dict(
-        balance_field=balance_ntypes,
-        num_hops=hops,
-        part_method=method,
-        objtype=objective or "cut",
-        balance_edges=balance_edges,
-        balance_split=balance_split or None,
-        tolerance=tolerance,
-        seed=seed,
-        reorder=reorder,
-        quiet=quiet,
-    )
+    common: dict[str, Any] = {
+        "balance_field": balance_ntypes,
+        "num_hops": hops,
+        "part_method": method,
+        "objtype": objective or "cut",
+        "balance_edges": balance_edges,
+        "balance_split": balance_split or None,
+        "tolerance": tolerance,
+        "seed": seed,
+        "reorder": reorder,
+        "quiet": quiet,
+    }
     described = _tables_of(data, tables, flags, seed)
     if described is not None:
         written = partition_tables(
