@@ -440,9 +440,9 @@ class EncodingFit:
         self._num_statistics = 0
         self._num_values = 0  # of these, those that are not missing
         self._has_missing = False
-        self._width: int | None = 1 if self.kind != "vector" else None
-        has_moments = self.kind not in (*_OF_VALUES, "bucketed", "vector")
-        self._moments = _Moments(1) if has_moments else None
+        self._width = _columns.width_of(field) if self.kind == "vector" else 1
+        has_moments = self.kind not in (*_OF_VALUES, "bucketed") and self._width is not None
+        self._moments = _Moments(self._width or 0) if has_moments else None
         self._sample = _Sample() if self.kind == "bucketed" and self._edges is None else None
         value_type = _columns.value_type_of(field.type) if self.kind in _OF_VALUES else "null"
         self._distinct = DistinctValues(value_type, self._max_categories)
@@ -601,7 +601,7 @@ class EncodingFit:
         if self._distinct.is_over:
             return (
                 f"column '{self.column}' must have at most {self._max_categories} distinct values "
-                f"to be a category (got more, of type {self.type}): {cure}, or raise max_categories"
+                f"to be a category (got more, of type {self.type}); {cure}, or raise max_categories"
             )
         if not self._is_asked and number > self._one_hot_limit and 2 * number > self._num_values:
             return (
