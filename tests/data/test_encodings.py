@@ -103,7 +103,10 @@ def a_quantiles(rng: np.random.Generator, n: int, missing: np.ndarray) -> tuple[
             buckets, encode="ordinal", quantile_method="linear", subsample=None
         ).fit(known)
         # its bins, of which the outer ones are open here, by pandas
-        edges = [-np.inf, *binner.bin_edges_[0][1:-1], np.inf]
+        inner = binner.bin_edges_[0][1:-1]
+        nearest = known[np.abs(known - inner).argmin(axis=0), 0]  # it rounds those that are numbers
+        inner = np.where(np.isclose(nearest, inner, 1e-12, 1e-12), nearest, inner)
+        edges = [-np.inf, *inner, np.inf]
         return pandas.get_dummies(pandas.cut(series, edges, right=False)).to_numpy()
 
     return array, {"encoding": "bucketed", "buckets": buckets}, (series, oracle)
@@ -303,9 +306,16 @@ def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = fitted._sample
     assert sample is not None
     assert sample._num_new + len(sample._values) <= 20_000
-    many = fit([1.0] * 90 + [2.0] * 5 + [3.0] * 5, {"encoding": "bucketed"})
-    assert many.edges == (1.1, 2.0) or len(many.edges) < 9  # equal quantiles are one edge
-    assert len(set(many.edges)) == len(many.edges)
+
+
+def test_equal_quantiles_are_one_edge() -> None:
+    asked = {"encoding": "bucketed", "buckets": 7}
+    edges = fit([0.0] * 5 + [0.1] * 20 + [7.0] * 5, asked).edges
+    assert len(edges) == 3
+    assert edges[1] == 0.1  # among equal numbers, not beside them
+    assert edges == pytest.approx((0.1 / 7, 0.1, 0.1 + 6.9 * 6 / 7))
+    assert fit([3.0] * 9, asked).edges == ()
+    assert encode([3.0, 3.0], asked).tolist() == [[1], [1]]
 
 
 def test_pieces_have_few_values() -> None:

@@ -766,9 +766,14 @@ class _Sample:
         self._choose()
         if not len(self._values):
             return ()
-        shares = np.arange(1, num_buckets) / num_buckets
-        edges = np.unique(np.quantile(self._values, shares))
-        return tuple(edges[edges > self._values.min()].tolist())
+        ordered = np.sort(self._values)
+        # quantiles between neighbours by their distance, exactly a number where one is there
+        place, rest = np.divmod((len(ordered) - 1) * np.arange(1, num_buckets), num_buckets)
+        lower, upper = ordered[place], ordered[np.minimum(place + 1, len(ordered) - 1)]
+        share = rest / num_buckets
+        between = lower * (1 - share) + upper * share
+        edges = np.unique(np.where(lower == upper, lower, between))
+        return tuple(edges[edges > ordered[0]].tolist())
 
 
 def _scale_of(time_type: str) -> str:
