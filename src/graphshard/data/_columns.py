@@ -175,6 +175,25 @@ def rows_of_lists(
     return width, rows
 
 
+def width_of(field: pa.Field) -> int | None:
+    """How many elements lists of a type have; None: that is not in the type.
+
+    Raises:
+        ValueError: None.
+    """
+    import pyarrow as pa
+
+    kind = plain_type(field.type)
+    if not pa.types.is_fixed_size_list(kind):
+        return None
+    if not kind.list_size:
+        raise ValueError(
+            f"the lists of column '{field.name}' must have elements (got {field.type}); leave the "
+            "column out"
+        )
+    return int(kind.list_size)
+
+
 def refuse_infinities(values: NDArray[np.float64], column: str, first_row: int) -> None:
     """Raise where a number of [n] or [n, width] is infinite.
 

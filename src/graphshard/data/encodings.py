@@ -440,9 +440,9 @@ class EncodingFit:
         self._num_statistics = 0
         self._num_values = 0  # of these, those that are not missing
         self._has_missing = False
-        self._width: int | None = 1 if self.kind != "vector" else None
-        has_moments = self.kind not in (*_OF_VALUES, "bucketed", "vector")
-        self._moments = _Moments(1) if has_moments else None
+        self._width = _columns.width_of(field) if self.kind == "vector" else 1
+        has_moments = self.kind not in (*_OF_VALUES, "bucketed") and self._width is not None
+        self._moments = _Moments(self._width or 0) if has_moments else None
         self._sample = _Sample() if self.kind == "bucketed" and self._edges is None else None
         value_type = _columns.value_type_of(field.type) if self.kind in _OF_VALUES else "null"
         self._distinct = DistinctValues(value_type, self._max_categories)
@@ -601,7 +601,7 @@ class EncodingFit:
         if self._distinct.is_over:
             return (
                 f"column '{self.column}' must have at most {self._max_categories} distinct values "
-                f"to be a category (got more, of type {self.type}): {cure}, or raise max_categories"
+                f"to be a category (got more, of type {self.type}); {cure}, or raise max_categories"
             )
         if not self._is_asked and number > self._one_hot_limit and 2 * number > self._num_values:
             return (
@@ -766,9 +766,14 @@ class _Sample:
         self._choose()
         if not len(self._values):
             return ()
-        shares = np.arange(1, num_buckets) / num_buckets
-        edges = np.unique(np.quantile(self._values, shares))
-        return tuple(edges[edges > self._values.min()].tolist())
+        ordered = np.sort(self._values)
+        # quantiles between neighbours by their distance, exactly a number where one is there
+        place, rest = np.divmod((len(ordered) - 1) * np.arange(1, num_buckets), num_buckets)
+        lower, upper = ordered[place], ordered[np.minimum(place + 1, len(ordered) - 1)]
+        share = rest / num_buckets
+        between = lower * (1 - share) + upper * share
+        edges = np.unique(np.where(lower == upper, lower, between))
+        return tuple(edges[edges > ordered[0]].tolist())
 
 
 def _scale_of(time_type: str) -> str:
