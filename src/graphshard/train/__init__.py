@@ -13,7 +13,9 @@ from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
 if TYPE_CHECKING:
     from ._checkpoint import load_model_state
     from ._embeddings import NodeEmbeddings
+    from ._export import ModelCard, read_card
     from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
+    from ._predict import predict
     from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
     from ._training_shard import TrainingShard, load_shard
     from .launch import (
@@ -37,6 +39,7 @@ __all__ = [
     "FullBatchConfig",
     "FullBatchRun",
     "LaunchOutcome",
+    "ModelCard",
     "NodeEmbeddings",
     "RunConfig",
     "SampledConfig",
@@ -52,6 +55,8 @@ __all__ = [
     "launch_workers",
     "load_model_state",
     "load_shard",
+    "predict",
+    "read_card",
     "read_task",
     "run_as_worker",
     "send_event",
@@ -64,10 +69,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from . import _checkpoint, _embeddings, _models, _run, _training_shard, launch
+    if name == "predict":
+        from ._predict import predict
 
-        for module in (_checkpoint, _embeddings, _models, _run, _training_shard, launch):
+        return predict
+    if name in __all__:
+        from . import _checkpoint, _embeddings, _export, _models, _run, _training_shard, launch
+
+        for module in (_checkpoint, _embeddings, _export, _models, _run, _training_shard, launch):
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

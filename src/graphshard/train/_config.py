@@ -23,6 +23,7 @@ import torch
 
 from .._base.device import check_device_name, choose_device
 from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
+from ._reports import check_extras
 
 MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 """Names of the networks that come with the package."""
@@ -88,7 +89,7 @@ FREE_FIELDS = frozenset(
     # how rows and samples are brought about, not what they are
     + "transport map_features cache_bytes prefetch".split()
     # what is written down
-    + ["run"]
+    + "run plot tensorboard".split()
 )
 
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
@@ -256,8 +257,13 @@ class RunConfig:
         Unset("nothing is written"),
     ] = None
 
+    plot: Annotated[bool, "Draw the history of the run to run.png in its folder."] = False
+    tensorboard: Annotated[
+        str | None, "Folder to write the history to, for TensorBoard.", Unset("none")
+    ] = None
+
     def __post_init__(self) -> None:
-        for name in ("data", "checkpoint_dir", "run"):
+        for name in ("data", "checkpoint_dir", "run", "tensorboard"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
@@ -288,6 +294,9 @@ class RunConfig:
             for name, default in own.items()
             if name not in FREE_FIELDS and getattr(self, name) not in (None, default)
         )
+        if self.plot and self.run is None:
+            raise ValueError("plot needs run, the folder of the run, where the picture goes")
+        check_extras(plot=self.plot, tensorboard=self.tensorboard)
         if (
             self.run is not None
             and self.checkpoint_dir is None

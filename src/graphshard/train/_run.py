@@ -74,6 +74,7 @@ from ._config import (
     generators_of,
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
+from ._export import export_run
 from ._models import (
     GAT,
     GCN,
@@ -88,6 +89,7 @@ from ._models import (
 )
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model
+from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
 from ._tasks import ACCURACY, Classes, gather_rows, needs_all, widened
@@ -157,6 +159,7 @@ class TrainingRun:
         folder = self.config.run
         self._history_file = None if folder is None else HistoryFile(folder)
         self._split_losses: dict[str, float] = {}
+        self._tensorboard: TensorBoard | None = None
         self._set_up()
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
@@ -266,9 +269,15 @@ class TrainingRun:
     def train(self) -> TrainResult:
         """Run the epochs; collective."""
         try:
-            return self._train()
+            result = self._train()
+            if self.config.run is not None:
+                export_run(self._learner, self.config.run, self._history)
+            self._draw()
+            return result
         finally:
             self._close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
             if self._checkpoints is not None:
                 self._checkpoints.close()
 
@@ -277,10 +286,11 @@ class TrainingRun:
         epoch_seconds: list[float] = []
         evaluation_seconds: list[float] = []
         bytes_sent = num_written = 0
-        if self._history_file is not None:
-            with shared_errors():
-                if rank() == 0:
-                    self._history_file.start(history.epoch)
+        with shared_errors():
+            if rank() == 0 and self._history_file is not None:
+                self._history_file.start(history.epoch)
+            if rank() == 0 and config.tensorboard is not None:
+                self._tensorboard = TensorBoard(config.tensorboard, history.epoch)
         self._learner.descent.start_at(history.epoch, self._steps_per_epoch())
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
@@ -308,7 +318,8 @@ class TrainingRun:
         if history.last is None or history.last.epoch != history.epoch:
             start = time.perf_counter()
             _, evaluation = self._evaluate(0.0)  # resumed past the end, at an epoch without one
-            history.note_evaluation(evaluation, config.patience)
+            if history.note_evaluation(evaluation, config.patience):
+                self._learner.keep()
             last_loss = history.losses[-1] if history.losses else None
             self._write_history(last_loss, [], time.perf_counter() - start, 0)
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
@@ -349,8 +360,8 @@ class TrainingRun:
     def _write_history(
         self, loss: float | None, epoch_seconds: list[float], seconds: float, bytes_sent: int
     ) -> None:
-        """A line of the evaluation just made, where the run has a folder; collective."""
-        if self._history_file is None:
+        """A line of the evaluation just made, where someone reads it; collective."""
+        if self._history_file is None and self.config.tensorboard is None:
             return
         evaluation = self._history.last
         assert evaluation is not None
@@ -367,8 +378,17 @@ class TrainingRun:
             **({"device_memory": device_memory} if any(device_memory) else {}),
         }
         with shared_errors():
-            if rank() == 0:
-                self._history_file.add(line)
+            for reader in (self._history_file, self._tensorboard):
+                if rank() == 0 and reader is not None:
+                    reader.add(line)
+
+    def _draw(self) -> None:
+        """Draw the history of the run, if that was asked for; collective."""
+        with shared_errors():
+            if self._history_file is not None and self.config.plot and rank() == 0:
+                title = f"{self.config.model}, {self._shard.data.graph_name}"
+                path = self._history_file.path
+                draw_history(read_history(path), path.with_name(PICTURE), title)
 
     def _result(
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int

@@ -39,6 +39,9 @@ FLAGS = {
         --ssh_command --ssh_port --ssh_username --start-timeout --start_timeout --timeout
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
+    "predict": """
+        --config --data --device --embeddings --help --nodes --out --quiet --run --timeout --top
+    """,
     "serve": """
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate
         --tls-key partition
@@ -50,9 +53,9 @@ FLAGS = {
         --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
         --layers --loss --lr --map-features --metrics --mode --model --model-args
         --no-both-directions --no-map-features --no-rematerialize --no-self-loops --num-bases
-        --optimizer --patience --prefetch --quiet --rematerialize --replace --resume --run
-        --sampler --save-every --schedule --seed --self-loops --task --timeout --transport
-        --warmup --weight-decay --workers
+        --optimizer --patience --plot --prefetch --quiet --rematerialize --replace --resume --run
+        --sampler --save-every --schedule --seed --self-loops --task --tensorboard --timeout
+        --transport --warmup --weight-decay --workers
     """,
 }
 

@@ -1,0 +1,898 @@
+# SPDX-License-Identifier: Apache-2.0
+"""predict: what the model of a run says of the nodes of a partition, by the user's ids.
+
+Every rank computes the rows that it owns, with the model on the whole graph, as an evaluation does;
+nothing is sampled, and no rank gathers the others' rows. Each writes its rows to a file of its own,
+in the order of the original row numbers, and rank 0 merges these files, a few batches at a time,
+into one: so the result is the same row for row for any number of parts, and is there whole or not
+at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._base.device import choose_device
+from .._base.files import TemporaryFolder, check_path, remove_abandoned, sync_folder, writing
+from ..comm import (
+    agree,
+    barrier,
+    initialize_comms,
+    is_initialized,
+    rank,
+    shutdown_comms,
+    world_size,
+)
+from ..comm.collectives import reduce_ints, shared_errors, text_of_rank_0
+from ..data.dataset import SPLITS
+from ..data.labels import Labels
+from ..data.task import TaskInfo, read_task
+from ..errors import RankError
+from ..fullbatch import PartitionData, load_dgl_partition_data
+from ..fullbatch.topology import agree_on_build
+from ..partition.format import etype_key, read_config
+from ._checkpoint import read_best_rows
+from ._config import ResolvedConfig, generators_of
+from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
+from ._run import Learner
+from ._tasks import Classes, SeveralLabels, Task, Values
+from ._training_shard import (
+    TrainingShard,
+    _categories,
+    _edge_features,
+    _edge_weights,
+    _features,
+    _relation,
+    check_num_workers,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNLABELLED, ALL = "unlabelled", "all"
+CHOICES = (UNLABELLED, ALL, *SPLITS)
+"""What ``nodes`` may be besides a file."""
+
+MOST_COLUMNS = 100
+"""Classes up to which each has a column of its own."""
+DEFAULT_TOP = 5
+
+_ROW = "graphshard row"  # column that orders the merge
+_ROWS_AT_ONCE = 1 << 16
+_GROUP_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest:
+    """What `predict` was asked for; all ranks must have the same.
+
+    Raises:
+        ValueError: A field is out of range.
+    """
+
+    data: str
+    run: str
+    out: str | None = None
+    nodes: str = ALL
+    embeddings: bool = False
+    top: int | None = None
+    device: str = "auto"
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("data", "run", "out", "nodes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        if self.top is not None and self.top < 1:
+            raise ValueError(f"top must be at least 1 (got {self.top})")
+        if self.out is not None:
+            _writer_of(Path(self.out))
+        if self.nodes not in CHOICES and not Path(self.nodes).is_file():
+            raise ValueError(
+                f"nodes must be one of {', '.join(CHOICES)}, or a file of ids (got {self.nodes!r}, "
+                "and there is no such file)"
+            )
+
+    def to_json(self) -> str:
+        """All fields, and the mode by which a worker knows what they are."""
+        return json.dumps({"mode": "predict", **dataclasses.asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> PredictRequest:
+        """Inverse of `to_json`."""
+        values = json.loads(text)
+        del values["mode"]
+        return cls(**values)
+
+
+@overload
+def predict(
+    data: str | os.PathLike[str], run: str | os.PathLike[str], out: None = None, **options: Any
+) -> pa.Table: ...
+
+
+@overload
+def predict(
+    data: str | os.PathLike[str],
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    **options: Any,
+) -> Path: ...
+
+
+def predict(
+    data: str | os.PathLike[str],
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> pa.Table | Path:
+    """Predict with the best model of a run, exactly, on a whole partitioned graph.
+
+    Called where there is no process group, this starts a worker for each part and waits for them.
+    Called on ranks, one for each part, it is collective.
+
+    The columns are ``id``; ``prediction``; and for each class ``p_<class>``, or with ``top``, or
+    for more than 100 classes, ``class_1``, ``p_1``, ``class_2``, ... of the most probable ones.
+    Of a regression ``prediction`` is the value, or there are ``prediction_0``, ... of several.
+    With several labels per node, ``prediction`` is the list of classes of probability 0.5 or more.
+    ``id`` is the user's, or the node's original number where no tables were partitioned. Rows are
+    in the order of those numbers: that of the node table.
+
+    Args:
+        data: The JSON of a partition: of the graph of training, cut into any number of parts, or
+            of other nodes with the same types, relations and features.
+        run: Folder of the run, in which its model is.
+        out: File to write, .parquet, .csv or .csv.gz (lists are JSON in a CSV); it is there whole
+            or not at all. None: return a table.
+        nodes: "all", "unlabelled", a split ("train", "val" or "test"), or a file of ids, one a
+            line, or a table with a column ``id``, or only one column.
+        embeddings: Add the column ``embedding``, the input of the model's last layer.
+        top: Show so many of the most probable classes instead of all.
+        device: As in training.
+        timeout: Seconds that a wait for another worker may take.
+
+    Returns:
+        The path, or without ``out`` a table: of all rows, or on ranks of those of this rank.
+
+    Raises:
+        ValueError: Run, partition and arguments do not fit each other; says what differs.
+        PartitionFormatError: The partition is missing or damaged.
+        CheckpointError: The rows of embeddings are damaged, or are of other nodes.
+        RankError: A worker failed.
+
+    Example:
+        >>> predict("parts/g.json", "runs/1", nodes="unlabelled")  # doctest: +SKIP
+    """
+    request = PredictRequest(data=data, run=run, out=out, **options)  # type: ignore[arg-type]
+    if is_initialized():
+        table = predict_on_rank(request)
+        return table if out is None else Path(out)
+    num_parts = read_config(request.data).num_parts
+    if num_parts == 1:
+        table = predict_on_rank(request)
+        return table if out is None else Path(out)
+    if out is not None:
+        launch_prediction(request, num_parts)
+        return Path(out)
+    import pyarrow.parquet
+
+    with TemporaryFolder() as folder:
+        path = folder / "predictions.parquet"
+        launch_prediction(dataclasses.replace(request, out=str(path)), num_parts)
+        return pyarrow.parquet.read_table(path, memory_map=False)
+
+
+def launch_prediction(
+    request: PredictRequest,
+    num_workers: int,
+    *,
+    on_stderr: Callable[[str], None] | None = None,
+) -> int:
+    """Predict by local workers that are started, watched and ended here; the number of rows.
+
+    Raises:
+        ValueError: Run and partition do not fit each other.
+        RankError: A worker failed.
+    """
+    from .launch import ExitCode, launch_workers
+
+    assert request.out is not None
+    card = read_card(request.run)  # workers would say the same, later
+    check_num_workers(_config_of(card, request), read_config(request.data).num_parts, num_workers)
+    choose_device(request.device)
+    counts: list[int] = []
+    outcome = launch_workers(
+        [sys.executable, "-m", "graphshard.train.launch", request.to_json()],
+        num_workers,
+        timeout=request.timeout,
+        on_event=lambda event: counts.append(int(event["rows"])),
+        on_stderr=on_stderr,
+    )
+    if outcome.exit_code:
+        remove_abandoned(Path(request.out).parent)
+    reason = outcome.report().removeprefix("error: ")
+    if outcome.exit_code == ExitCode.WRONG_INPUT:
+        raise ValueError(reason)
+    if outcome.exit_code:
+        raise RankError(reason, outcome.culprits)
+    return counts[0]
+
+
+def prediction_work(
+    request: PredictRequest, on_rows: Callable[[int], None] | None = None
+) -> Callable[[], None]:
+    """Set up this process, one rank of a launcher's or torchrun's, and return its work.
+
+    Args:
+        on_rows: Called on rank 0 with the number of rows; by default the launcher is told.
+    """
+    from .launch import send_event
+
+    device = choose_device(request.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # by which the backend is chosen
+    backend = "gloo" if request.device == "cpu" else "auto"
+    initialize_comms(timeout=request.timeout, backend=backend)
+    job = _Prediction(request)
+
+    def work() -> None:
+        num_rows = job.write()
+        if rank() == 0:
+            (on_rows or (lambda count: send_event({"rows": count})))(num_rows)
+        barrier()
+        shutdown_comms()
+
+    return work
+
+
+def predict_on_rank(request: PredictRequest) -> pa.Table:
+    """Write what was asked for, if there is a place for it, or return this rank's rows."""
+    job = _Prediction(request)
+    if request.out is not None:
+        job.write()
+        return None
+    import pyarrow as pa
+
+    batches = list(job.batches())
+    table = pa.Table.from_batches(batches, job.schema)
+    return table.drop_columns([_ROW])
+
+
+def _config_of(card: ModelCard, request: PredictRequest) -> ResolvedConfig:
+    return card.resolved_config(
+        data=request.data, device=request.device, timeout=request.timeout, class_weights=None
+    )
+
+
+class _Prediction:
+    """A prediction that has been computed, on this rank, and not been written yet; collective."""
+
+    def __init__(self, request: PredictRequest) -> None:
+        self.request = request
+        with shared_errors():
+            card = read_card(request.run)
+            config = _config_of(card, request)
+            self.columns = columns_of(card, request.top)
+        if is_initialized():
+            agree(request.to_json(), "what is to be predicted")
+            agree(json.dumps(card.weights), f"the model in {request.run}")
+        with torch.random.fork_rng(devices=generators_of(config.device)):
+            shard, task = _load(card, config)
+            learner = Learner(shard, config)
+        self.shard = shard
+        with shared_errors():
+            learner.model.load_state_dict(card.read_weights())
+        _load_rows(card, learner, task)
+        if config.model in ("gcn", "gat") and learner.graph.any_zero_in_degree():
+            raise ValueError(
+                f"{config.model} needs every node to have an in-edge, and some have none; "
+                "partition the graph again with self loops, as that of training"
+            )
+        with shared_errors():
+            ids = user_ids_of(request.data, shard.data, shard.target, task)
+        self.rows = _chosen(request.nodes, shard, ids)
+        self.ids = ids
+        learner.model.eval()
+        with torch.no_grad(), _last_inputs(learner.model, request.embeddings) as inputs:
+            scores = learner.scores()
+        self.predictions = task_of_scores(card).predictions(scores).cpu()
+        self.embeddings = None if not request.embeddings else _rows_of(inputs, shard.target).cpu()
+        self.schema = self._batch(self.rows[:0]).schema
+
+    def _batch(self, rows: Tensor) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        index = pa.array(rows.numpy())
+        columns = {
+            _ROW: pa.array(self.shard.original_ids[self.shard.target][rows].numpy()),
+            "id": self.ids.take(index),
+            **self.columns(self.predictions[rows]),
+        }
+        if self.embeddings is not None:
+            columns["embedding"] = _vectors(self.embeddings[rows])
+        return pa.RecordBatch.from_pydict(columns)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """This rank's rows, some at a time, in the order of their original numbers."""
+        for rows in torch.split(self.rows, _ROWS_AT_ONCE):
+            if rows.numel():
+                yield self._batch(rows)
+
+    def write(self) -> int:
+        """Write the rows of all ranks to one file; returns their number. Collective."""
+        assert self.request.out is not None
+        write_merged(self.batches(), self.schema, Path(self.request.out))
+        return reduce_ints([self.rows.numel()])[0]
+
+
+# ------------------------------------------------------------------ loading
+
+
+_TASKS: dict[Any, Any] = {kind.__name__: kind for kind in (Classes, SeveralLabels, Values)}
+
+
+def task_of_scores(card: ModelCard) -> Task:
+    """What the scores of a model mean."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in card.scores.items()}
+    task: Task = _TASKS[values.pop("kind")](**values)
+    return task
+
+
+def _load(card: ModelCard, config: ResolvedConfig) -> tuple[TrainingShard, TaskInfo]:
+    """Read this rank's part, labelled or not, and check that the model fits it; collective."""
+    error: Exception | None = None
+    shard: TrainingShard | None = None
+    task = TaskInfo(name="")
+    try:
+        data = load_dgl_partition_data(config.data, rank(), checksums=True)
+        task = read_task(config.data)
+        check_num_workers(config, data.num_parts, world_size())
+        check_fit(card, data, task, config.data)
+        shard = _shard_of(card, config, data, task)
+    except Exception as caught:
+        error = caught
+    if is_initialized():
+        agree_on_build(None if shard is None else shard.data.build, error, None)
+    elif error is not None:
+        raise error
+    assert shard is not None
+    return shard, task
+
+
+def _shard_of(
+    card: ModelCard, config: ResolvedConfig, data: PartitionData, task: TaskInfo
+) -> TrainingShard:
+    target = str(card.target)
+    count = data.num_owned(target)
+    relation = _relation(data, config)
+    if relation is not None and relation[0].numel():
+        top = int(relation[0].max()) + 1
+        if top > card.num_relations:
+            raise ValueError(
+                f"{config.data} has the relation number {top - 1}, and the model of {card.folder} "
+                f"knows {card.num_relations} relations; number them as in training"
+            )
+    label = data.node_features.get(f"{target}/label")
+    if label is None:
+        label = torch.full((count,), -1)
+    return TrainingShard(
+        data=data,
+        features=_features(data, config.torch_dtype),
+        categories=_categories(data),
+        edge_features=_edge_features(data, config.torch_dtype),
+        edge_weights=_edge_weights(data, config.torch_dtype),
+        relation=relation,
+        target=target,
+        task_info=task,
+        task=task_of_scores(card),
+        label=label,
+        rows={},
+        num_nodes={},
+        num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
+        num_classes=card.num_classes,
+        num_relations=card.num_relations,
+        device=choose_device(config.device),
+    )
+
+
+def check_fit(card: ModelCard, data: PartitionData, task: TaskInfo, name: str) -> None:
+    """Whether a partition has what a model was trained on.
+
+    Raises:
+        ValueError: It has not; names all that differs.
+    """
+    differences = [
+        *_listed("node types", card.node_types, data.node_type_names),
+        *_listed(
+            "relations",
+            [etype_key(e) for e in card.relations],
+            [etype_key(e) for e in data.canonical_etypes],
+        ),
+    ]
+    for ntype in data.node_type_names if not differences else ():
+        feat = data.node_features.get(f"{ntype}/feat")
+        width = None if feat is None or feat.ndim != 2 else feat.shape[1]
+        trained = card.feature_widths.get(ntype)
+        if width != trained:
+            differences.append(
+                f"'{ntype}' had {_width(trained)} in training and has {_width(width)}"
+            )
+    for etype in data.canonical_etypes if not differences else ():
+        key = etype_key(etype)
+        feat = data.edge_features.get(f"{key}/feat")
+        width = None if feat is None or feat.ndim != 2 else feat.shape[1]
+        trained = card.edge_feature_widths.get(key)
+        if width != trained:
+            differences.append(f"'{key}' had {_width(trained)} in training and has {_width(width)}")
+    trained_task = card.task
+    names = tuple(trained_task.get("class_names") or ())
+    if task.class_names and names and tuple(task.class_names) != names:
+        differences.append(
+            f"the classes were {_few(names)} in training and are {_few(task.class_names)}"
+        )
+    differences += _encoding_differences(
+        trained_task.get("schema") or {}, getattr(task, "schema", None) or {}
+    )
+    if differences:
+        raise ValueError(
+            f"{name} does not fit the model in {card.folder}: {'; '.join(differences[:5])}"
+            + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+            + "; partition with --encodings-from the partition of training"
+        )
+
+
+def _width(width: int | None) -> str:
+    return "no features" if width is None else f"{width} columns of features"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:5])) + (f", ... ({len(names)})" if len(names) > 5 else "")
+
+
+def _listed(what: str, trained: Sequence[str], found: Sequence[str]) -> Iterator[str]:
+    if list(trained) != list(found):
+        yield f"the {what} were {_few(trained)} in training and are {_few(found)}"
+
+
+def _encoding_differences(trained: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between the encodings of features in two schemas."""
+    for kind in ("nodes", "edges") if trained and found else ():
+        for name, table in trained.get(kind, {}).items():
+            here = {
+                e.get("column"): e for e in found.get(kind, {}).get(name, {}).get("features", ())
+            }
+            for encoding in table.get("features", ()):
+                column = encoding.get("column")
+                other = here.pop(column, None)
+                if other is None:
+                    yield f"the column '{column}' of '{name}' is missing"
+                elif keys := [
+                    key
+                    for key in {**encoding, **other}
+                    if key != "statistics_rows" and encoding.get(key) != other.get(key)
+                ]:
+                    key = keys[0]
+                    yield (
+                        f"the column '{column}' of '{name}' is encoded otherwise ({key} was "
+                        f"{encoding.get(key)!r:.60} and is {other.get(key)!r:.60})"
+                    )
+            for column in here:
+                yield f"the column '{column}' of '{name}' is new"
+
+
+def _load_rows(card: ModelCard, learner: Learner, task: TaskInfo) -> None:
+    """Put the trained rows of embeddings in place; collective.
+
+    Raises:
+        ValueError: The nodes are others than in training.
+    """
+    module = learner.embeddings
+    if not module.names:
+        return
+    digests = digest_of_ids(learner, task)
+    if digests != card.ids_of_embeddings:
+        ntypes = [t for t in digests if digests[t] != card.ids_of_embeddings.get(t)]
+        raise ValueError(
+            f"{learner._config.data} has other nodes of type {', '.join(map(repr, ntypes))} than "
+            f"the model in {card.folder} was trained on, which has learnt a row of each node, "
+            "since these have no features; give them features and train again, or predict on the "
+            "graph of training"
+        )
+    with shared_errors():
+        assert card.embeddings_folder is not None
+        ids = [getattr(module, f"ids_{table}").cpu() for table in range(len(module.names))]
+    tables = read_best_rows(card.folder / card.embeddings_folder, ids)
+    with torch.no_grad():
+        for parameter, rows in zip(module.rows, tables, strict=True):
+            parameter.copy_(rows)
+
+
+# ------------------------------------------------------------------ which rows
+
+
+def is_labelled(label: Tensor) -> Tensor:
+    """Which rows have a label: bool ``[n]``."""
+    known = ~label.isnan() if label.is_floating_point() else label >= 0
+    return known if known.ndim == 1 else known.all(1)
+
+
+def _chosen(nodes: str, shard: TrainingShard, ids: pa.Array) -> Tensor:
+    """Rows of this rank that are asked for, in the order of their original numbers; collective."""
+    features, target = shard.data.node_features, shard.target
+    original = shard.original_ids[target]
+    chosen = torch.ones(original.numel(), dtype=torch.bool)
+    if nodes == UNLABELLED:
+        chosen = ~is_labelled(shard.label)
+    elif nodes in SPLITS:
+        with shared_errors():
+            mask = features.get(f"{target}/{nodes}_mask")
+            if mask is None:
+                raise ValueError(
+                    f"nodes={nodes} needs {nodes}_mask, which the nodes of type '{target}' in "
+                    "this partition do not have; give all, unlabelled or a file of ids"
+                )
+            chosen = mask.bool()
+    elif nodes != ALL:
+        chosen = _in_file(Path(nodes), ids)
+    rows = chosen.nonzero().view(-1)
+    return rows[torch.argsort(original[rows])]
+
+
+def _in_file(path: Path, ids: pa.Array) -> Tensor:
+    """Which of this rank's ids a file names; collective."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with shared_errors():
+        asked = read_ids(path, ids.type)
+        chosen = torch.from_numpy(pc.is_in(ids, value_set=asked).to_numpy(zero_copy_only=False))
+        here = pc.is_in(asked, value_set=ids).to_numpy(zero_copy_only=False)
+    counts = reduce_ints(here.astype(int).tolist()) if len(asked) else []
+    missing = [number for number, count in enumerate(counts) if not count]
+    if missing:
+        few = ", ".join(str(value) for value in asked.take(pa.array(missing[:10])).to_pylist())
+        raise ValueError(
+            f"{path} names {len(missing)} of {len(asked)} ids that are not in the graph ({few}"
+            f"{', ...' if len(missing) > 10 else ''}); leave them out, or partition a graph with "
+            "them"
+        )
+    return chosen.clone()
+
+
+def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
+    """The distinct ids in a file, in the type that the graph's ids have.
+
+    Raises:
+        ValueError: The file is no table with such a column, or a value is no such id.
+    """
+    import pyarrow as pa
+
+    column = _column_of_ids(path)
+    try:
+        return column.cast(id_type).unique()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"{path} must have ids of type {id_type}, as the graph has (got {column.type}: {error})"
+        ) from None
+
+
+def _column_of_ids(path: Path) -> pa.ChunkedArray:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        table = pyarrow.parquet.read_table(path, memory_map=False)
+    elif suffix in (".arrow", ".feather"):
+        table = pyarrow.feather.read_table(path)
+    elif suffix in (".csv", ".tsv"):
+        parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        with open(path, "rb") as file:
+            header = file.readline().decode("utf-8-sig").strip("\r\n").split(parse.delimiter)
+        types = {name.strip().strip('"'): pa.string() for name in header}
+        convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False)
+        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+    else:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        return pa.chunked_array([pa.array([line for line in lines if line.strip()], pa.string())])
+    name = "id" if "id" in table.column_names else table.column_names[0]
+    if name != "id" and len(table.column_names) > 1:
+        raise ValueError(
+            f"{path} must have a column 'id', or one column (got {_few(table.column_names)}); "
+            "rename the column with the ids"
+        )
+    return table.column(name)
+
+
+# ------------------------------------------------------------------ columns
+
+
+class Columns(Protocol):
+    """Makes columns of predictions, rows ``[n, width]``: probabilities, or values."""
+
+    def __call__(self, predictions: Tensor) -> dict[str, pa.Array]: ...
+
+
+def columns_of(card: ModelCard, top: int | None) -> Columns:
+    """The columns of a model's predictions.
+
+    Raises:
+        ValueError: ``top`` is given, and the model does not choose one class of several.
+    """
+    task = card.scores["kind"]
+    if top is not None and task != "Classes":
+        raise ValueError(
+            f"top is for one class of several per row (got top={top}, and the task is "
+            f"{card.task['kind']}); leave it out"
+        )
+    if task == "Values":
+        return _value_columns
+    content = (card.task.get("schema") or {}).get("label")
+    labels = Labels.of_json(content) if content else None
+    names = tuple(card.task.get("class_names") or map(str, range(card.num_classes)))
+    if task == "SeveralLabels":
+        return SetColumns(names, labels)
+    return ClassColumns(names, labels, top)
+
+
+class ClassColumns:
+    """Columns of one class of several: the class by name, and the probability of each.
+
+    Args:
+        names: Of the classes, in the order of the scores.
+        labels: How classes were read from a table, whose type they then have; None: they are
+            names, or numbers where these are the names.
+        top: Show so many of the most probable classes; None: all, or 5 of more than 100.
+    """
+
+    def __init__(self, names: Sequence[str], labels: Labels | None, top: int | None) -> None:
+        self.values = _class_values(names, labels)
+        self.names = names
+        if top is None and len(names) > MOST_COLUMNS:
+            top = DEFAULT_TOP
+        self.top = None if top is None else min(top, len(names))
+
+    def __call__(self, predictions: Tensor) -> dict[str, pa.Array]:
+        import pyarrow as pa
+
+        columns = {"prediction": self._classes(predictions.argmax(1))}
+        if self.top is None:
+            return columns | _probabilities(self.names, predictions)
+        # Of equal probabilities the class that comes first is the first.
+        shares, order = torch.sort(predictions, dim=1, descending=True, stable=True)
+        for place in range(self.top):
+            columns[f"class_{place + 1}"] = self._classes(order[:, place])
+            columns[f"p_{place + 1}"] = pa.array(shares[:, place].contiguous().numpy())
+        return columns
+
+    def _classes(self, numbers: Tensor) -> pa.Array:
+        import pyarrow as pa
+
+        return self.values.take(pa.array(numbers.contiguous().numpy()))
+
+
+class SetColumns:
+    """Columns of several classes a row: the list of those of probability above 0.5, and each's."""
+
+    def __init__(self, names: Sequence[str], labels: Labels | None) -> None:
+        self.values = _class_values(names, labels)
+        self.names = names
+
+    def __call__(self, predictions: Tensor) -> dict[str, pa.Array]:
+        import pyarrow as pa
+
+        is_chosen = predictions > 0.5
+        counts = is_chosen.sum(1).cumsum(0, dtype=torch.int32)
+        offsets = torch.cat([counts.new_zeros(1), counts])
+        chosen = self.values.take(pa.array(is_chosen.nonzero()[:, 1].contiguous().numpy()))
+        sets = pa.ListArray.from_arrays(pa.array(offsets.numpy()), chosen)
+        return {"prediction": sets, **_probabilities(self.names, predictions)}
+
+
+def _class_values(names: Sequence[str], labels: Labels | None) -> pa.Array:
+    """The classes as they are shown in predictions, by number."""
+    import pyarrow as pa
+
+    if labels is not None and labels.is_multilabel:
+        return labels.decode(np.eye(len(names), dtype=np.int64)).flatten()
+    if labels is not None:
+        return labels.decode(np.arange(len(names)))
+    numbers = list(range(len(names)))
+    return pa.array(numbers if list(map(str, numbers)) == list(names) else list(names))
+
+
+def _probabilities(names: Sequence[str], predictions: Tensor) -> dict[str, pa.Array]:
+    """A column for each class."""
+    import pyarrow as pa
+
+    by_class = predictions.t().contiguous().numpy()
+    return {f"p_{name}": pa.array(row) for name, row in zip(names, by_class, strict=True)}
+
+
+def _value_columns(predictions: Tensor) -> dict[str, pa.Array]:
+    """Columns of real values: one, or one for each target."""
+    import pyarrow as pa
+
+    values = predictions.t().contiguous().numpy()
+    if len(values) == 1:
+        return {"prediction": pa.array(values[0])}
+    return {f"prediction_{number}": pa.array(row) for number, row in enumerate(values)}
+
+
+def _vectors(rows: Tensor) -> pa.Array:
+    """A column of vectors, float32 at least."""
+    import pyarrow as pa
+
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
+    return pa.FixedSizeListArray.from_arrays(pa.array(wide.view(-1).numpy()), rows.shape[1])
+
+
+@contextlib.contextmanager
+def _last_inputs(model: nn.Module, wanted: bool) -> Iterator[list[Any]]:
+    """What goes into the last layer of a model while this is open, layers' rows at the end."""
+    inputs: list[Any] = []
+    if not wanted:
+        yield inputs
+        return
+    layers = getattr(model, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) < 2:
+        raise ValueError(
+            "embeddings are the input of the last of several layers, and this model has "
+            f"{len(layers) if isinstance(layers, nn.ModuleList) else 'no list named'} layers; "
+            "leave embeddings out"
+        )
+    handle = layers[-1].register_forward_pre_hook(lambda _, args: inputs.append(args[1]))
+    try:
+        yield inputs
+    finally:
+        handle.remove()
+
+
+def _rows_of(inputs: Sequence[Any], target: str) -> Tensor:
+    (rows,) = inputs
+    chosen: Tensor = rows[target] if isinstance(rows, Mapping) else rows
+    return chosen
+
+
+# ------------------------------------------------------------------ files
+
+
+def write_merged(batches: Iterator[pa.RecordBatch], schema: pa.Schema, out: Path) -> None:
+    """Write the rows of all ranks to one file, in the order of their numbers; collective.
+
+    Each rank writes its batches, in which the numbers ascend, to a file beside ``out``; rank 0
+    merges these. Nothing is left of them in the end, whatever happens.
+
+    Args:
+        batches: This rank's; with a column of numbers, which the file does not get.
+
+    Raises:
+        OSError: A rank could not write, or does not see the folder of rank 0; on every rank.
+    """
+    import pyarrow as pa
+
+    folder: TemporaryFolder | None = None
+    try:
+        with shared_errors():
+            if rank() == 0:
+                check_path(out)
+                if out.is_dir():
+                    raise IsADirectoryError(f"{out} is a folder; name a file in it")
+                out.parent.mkdir(parents=True, exist_ok=True)
+                folder = TemporaryFolder(out.parent)
+        parts = Path(text_of_rank_0("" if folder is None else str(folder.path.absolute())))
+        with shared_errors():
+            if not parts.is_dir():
+                raise OSError(
+                    f"{parts.parent}, where rank 0 writes, is not there for rank {rank()}; write "
+                    "to a folder that all hosts share"
+                )
+            path = parts / f"part-{rank()}.arrow"
+            with (
+                writing(path),
+                pa.OSFile(str(path), "wb") as sink,
+                pa.ipc.new_file(sink, schema) as writer,
+            ):
+                for batch in batches:
+                    writer.write_batch(batch)
+        with shared_errors():
+            if rank() == 0:
+                paths = [parts / f"part-{number}.arrow" for number in range(world_size())]
+                whole = parts / f"whole{''.join(out.suffixes[-2:])}"
+                with writing(out):
+                    _writer_of(out)(
+                        whole, merged(paths), schema.remove(schema.get_field_index(_ROW))
+                    )
+                    with open(whole, "rb+") as file:
+                        os.fsync(file.fileno())
+                os.replace(whole, out)
+                sync_folder(out.parent)
+    finally:
+        if folder is not None:
+            folder.cleanup()
+
+
+def merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
+    """The rows of several files in the order of their numbers, without these; some at a time."""
+    import pyarrow as pa
+
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for path in paths:
+            reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path))))
+            streams.append(map(reader.get_batch, range(reader.num_record_batches)))
+        heads = [next(stream, None) for stream in streams]
+        pending: list[pa.Table] = []
+        while any(head is not None for head in heads):
+            # No later batch of a stream has a number below the last one of its head.
+            bound = min(head[_ROW][-1].as_py() for head in heads if head is not None)
+            pieces = []
+            for number, head in enumerate(heads):
+                if head is None:
+                    continue
+                count = int(np.searchsorted(head[_ROW].to_numpy(), bound, side="right"))
+                pieces.append(head.slice(0, count))
+                rest = head.slice(count)
+                heads[number] = rest if rest.num_rows else next(streams[number], None)
+            table = pa.Table.from_batches(pieces)
+            pending.append(table.sort_by(_ROW).drop_columns([_ROW]))
+            if sum(table.num_rows for table in pending) >= _GROUP_ROWS:
+                yield pa.concat_tables(pending)
+                pending = []
+        if pending:
+            yield pa.concat_tables(pending)
+
+
+def _writer_of(path: Path) -> Callable[[Path, Iterator[Any], Any], None]:
+    """What writes a file of this ending."""
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        return _write_parquet
+    if name.endswith((".csv", ".csv.gz")):
+        return _write_csv
+    raise ValueError(f"out must end in .parquet, .csv or .csv.gz (got {str(path)!r})")
+
+
+def _write_parquet(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_csv(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    is_list = [pa.types.is_list(f.type) or pa.types.is_fixed_size_list(f.type) for f in schema]
+    fields = [
+        pa.field(f.name, pa.string()) if nested else f
+        for f, nested in zip(schema, is_list, strict=True)
+    ]
+    flat = pa.schema(fields)
+    compression = "gzip" if path.name.lower().endswith(".gz") else None
+    with (
+        pa.output_stream(str(path), compression=compression) as sink,
+        pyarrow.csv.CSVWriter(sink, flat) as writer,
+    ):
+        for table in tables:
+            columns = [
+                pa.array(map(json.dumps, column.to_pylist()), pa.string()) if nested else column
+                for column, nested in zip(table.columns, is_list, strict=True)
+            ]
+            writer.write_table(pa.table(columns, schema=flat))
