@@ -31,8 +31,6 @@ from .._base.files import read_json_regular, sync_folder, write_json
 from .._base.version import VERSION
 from ..comm import rank
 from ..comm.collectives import reduce_ints, shared_errors
-from ..data.task import TaskInfo
-from ..fullbatch import PartitionData
 from ..ops.counter_random import GAMMA, mix
 from ..partition.checked_files import TensorFile, digest_of, write_tensors
 from ..partition.format import digest_of_content, etype_key
@@ -60,7 +58,7 @@ class ModelCard:
     Args:
         mode: "full" or "sample".
         config: All settings of the run, none of them open.
-        task: The task of the partition, as `TaskInfo` says it: classes, schema with encodings.
+        task: What `graphshard.train.TaskInfo` says: the classes, the schema with its encodings.
         scores: What the columns of the scores mean: the kind of task, their width, of values the
             mean and deviation that turn scores into them.
         num_classes: Columns of the scores of a classifier.
@@ -137,7 +135,6 @@ def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -
     if learner.best is None:  # resumed at an epoch without an evaluation, with nothing to train
         learner.keep()
     state, rows = learner.best
-    task = learner._shard.task_info
     with shared_errors():
         if rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -145,20 +142,19 @@ def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -
     rows_folder = None
     if num_tables := len(learner.embeddings.names):
         rows_folder = _save_rows(folder / ROWS_OF_BEST, state, rows, num_tables, history)
-    ids = digest_of_ids(learner, task)
+    ids = digest_of_ids(learner)
     with shared_errors():
         if rank() == 0:
             with _replacing(folder / WEIGHTS) as partial:
                 record = write_tensors(partial, state)
             weights = {"file": WEIGHTS, "bytes": record.bytes, "blake2b": record.blake2b}
-            card = _card_of(learner, task, history, weights, rows_folder, ids)
+            card = _card_of(learner, history, weights, rows_folder, ids)
             _write_card(folder / CARD, card)
             sync_folder(folder)
 
 
 def _card_of(
     learner: Any,
-    task: TaskInfo,
     history: History,
     weights: dict[str, Any],
     rows_folder: str | None,
@@ -172,7 +168,7 @@ def _card_of(
     return ModelCard(
         mode=config.mode,
         config={name: settings[name] for name in settings if name not in _NOT_OF_THE_MODEL},
-        task=dataclasses.asdict(task),
+        task=dataclasses.asdict(shard.task_info),
         target=shard.target,
         scores={"kind": type(shard.task).__name__, **vars(shard.task)},
         num_classes=shard.num_classes,
@@ -226,20 +222,20 @@ def _save_rows(
     return f"{folder.name}/{name}"
 
 
-def user_ids_of(path: str, data: PartitionData, ntype: str, task: TaskInfo) -> pa.Array:
+def user_ids_of(shard: TrainingShard, ntype: str, path: str) -> pa.Array:
     """The user's ids of this rank's nodes of a type; original numbers where there are no tables."""
     import pyarrow as pa
 
-    if task.schema:
+    if shard.task_info.schema:
         from ..data.tables import user_ids
 
-        ids = user_ids(path, data.rank).get(ntype)
+        ids = user_ids(path, shard.data.rank).get(ntype)
         if ids is not None:
             return ids
-    return pa.array(data.node_features[f"{ntype}/orig_id"].numpy())
+    return pa.array(shard.original_ids[ntype].numpy())
 
 
-def digest_of_ids(learner: Any, task: TaskInfo) -> dict[str, int]:
+def digest_of_ids(learner: Any) -> dict[str, int]:
     """A number for each node type with learnt rows, of its nodes' ids and numbers; collective.
 
     It does not depend on the partition: the sum of a hash of each node. Rows of another graph may
@@ -252,24 +248,21 @@ def digest_of_ids(learner: Any, task: TaskInfo) -> dict[str, int]:
         ntypes = list(shard.data.node_type_names)
     with shared_errors():
         numbers = [
-            _sum_of_hashes(
-                shard.original_ids[t], user_ids_of(learner._config.data, shard.data, t, task)
-            )
+            _sum_of_hashes(shard.original_ids[t], user_ids_of(shard, t, learner._config.data))
             for t in ntypes
         ]
-    # A part at a time, so that sums stay what they are in numbers of 64 bits.
+    # In halves, so that sums over ranks fit 64 bits.
     halves = reduce_ints([half for number in numbers for half in divmod(number, 1 << 32)])
-    sums = zip(halves[::2], halves[1::2], strict=True)
-    return {
-        t: ((high << 32) + low) % (1 << 64) for t, (high, low) in zip(ntypes, sums, strict=True)
-    }
+    sums = [(high << 32) + low for high, low in zip(halves[::2], halves[1::2], strict=True)]
+    return {ntype: total % (1 << 64) for ntype, total in zip(ntypes, sums, strict=True)}
 
 
 def _sum_of_hashes(numbers: Tensor, ids: pa.Array) -> int:
     total = 0
     for start in range(0, len(ids), _IDS_AT_ONCE):
         piece = ids[start : start + _IDS_AT_ONCE]
-        hashes = mix(mix(numbers[start : start + _IDS_AT_ONCE].long()) ^ _hashes(piece))
+        rows = numbers[start : start + _IDS_AT_ONCE].long()
+        hashes = mix(mix(rows + GAMMA) ^ _hashes(piece))
         total += int(hashes.sum())
     return total % (1 << 64)
 

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -44,7 +44,7 @@ from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key, read_config
 from ._checkpoint import read_best_rows
-from ._config import ResolvedConfig, generators_of
+from ._config import NEED_IN_EDGES, ResolvedConfig, generators_of
 from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
 from ._run import Learner
 from ._tasks import Classes, SeveralLabels, Task, Values
@@ -55,6 +55,7 @@ from ._training_shard import (
     _edge_weights,
     _features,
     _relation,
+    _with_edges_added,
     check_num_workers,
 )
 
@@ -289,19 +290,20 @@ class _Prediction:
             agree(request.to_json(), "what is to be predicted")
             agree(json.dumps(card.weights), f"the model in {request.run}")
         with torch.random.fork_rng(devices=generators_of(config.device)):
-            shard, task = _load(card, config)
+            shard = _load(card, config)
             learner = Learner(shard, config)
         self.shard = shard
         with shared_errors():
             learner.model.load_state_dict(card.read_weights())
-        _load_rows(card, learner, task)
-        if config.model in ("gcn", "gat") and learner.graph.any_zero_in_degree():
+        _load_rows(card, learner)
+        is_plain = not shard.is_typed
+        if config.model in NEED_IN_EDGES and is_plain and learner.graph.any_zero_in_degree():
             raise ValueError(
                 f"{config.model} needs every node to have an in-edge, and some have none; "
-                "partition the graph again with self loops, as that of training"
+                "partition the graph again with self loops (graphshard partition --self-loops)"
             )
         with shared_errors():
-            ids = user_ids_of(request.data, shard.data, shard.target, task)
+            ids = user_ids_of(shard, shard.target, request.data)
         self.rows = _chosen(request.nodes, shard, ids)
         self.ids = ids
         learner.model.eval()
@@ -350,17 +352,15 @@ def task_of_scores(card: ModelCard) -> Task:
     return task
 
 
-def _load(card: ModelCard, config: ResolvedConfig) -> tuple[TrainingShard, TaskInfo]:
+def _load(card: ModelCard, config: ResolvedConfig) -> TrainingShard:
     """Read this rank's part, labelled or not, and check that the model fits it; collective."""
     error: Exception | None = None
     shard: TrainingShard | None = None
-    task = TaskInfo(name="")
     try:
         data = load_dgl_partition_data(config.data, rank(), checksums=True)
-        task = read_task(config.data)
         check_num_workers(config, data.num_parts, world_size())
-        check_fit(card, data, task, config.data)
-        shard = _shard_of(card, config, data, task)
+        _raise_differences(card, config, _listed("node types", card.node_types, _ntypes(data)))
+        shard = _shard_of(card, config, data, read_task(config.data))
     except Exception as caught:
         error = caught
     if is_initialized():
@@ -368,7 +368,24 @@ def _load(card: ModelCard, config: ResolvedConfig) -> tuple[TrainingShard, TaskI
     elif error is not None:
         raise error
     assert shard is not None
-    return shard, task
+    shard = _with_edges_added(shard, config)
+    with shared_errors():
+        _raise_differences(card, config, differences(card, shard))
+    return shard
+
+
+def _ntypes(data: PartitionData) -> tuple[str, ...]:
+    return tuple(data.node_type_names)
+
+
+def _raise_differences(card: ModelCard, config: ResolvedConfig, found: Iterable[str]) -> None:
+    lines = list(found)
+    if lines:
+        raise ValueError(
+            f"{config.data} does not fit the model in {card.folder}: {'; '.join(lines[:5])}"
+            + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
+            + "; partition with --encodings-from the partition of training"
+        )
 
 
 def _shard_of(
@@ -407,50 +424,23 @@ def _shard_of(
     )
 
 
-def check_fit(card: ModelCard, data: PartitionData, task: TaskInfo, name: str) -> None:
-    """Whether a partition has what a model was trained on.
-
-    Raises:
-        ValueError: It has not; names all that differs.
-    """
-    differences = [
-        *_listed("node types", card.node_types, data.node_type_names),
-        *_listed(
-            "relations",
-            [etype_key(e) for e in card.relations],
-            [etype_key(e) for e in data.canonical_etypes],
-        ),
-    ]
-    for ntype in data.node_type_names if not differences else ():
-        feat = data.node_features.get(f"{ntype}/feat")
-        width = None if feat is None or feat.ndim != 2 else feat.shape[1]
-        trained = card.feature_widths.get(ntype)
-        if width != trained:
-            differences.append(
-                f"'{ntype}' had {_width(trained)} in training and has {_width(width)}"
-            )
-    for etype in data.canonical_etypes if not differences else ():
-        key = etype_key(etype)
-        feat = data.edge_features.get(f"{key}/feat")
-        width = None if feat is None or feat.ndim != 2 else feat.shape[1]
-        trained = card.edge_feature_widths.get(key)
-        if width != trained:
-            differences.append(f"'{key}' had {_width(trained)} in training and has {_width(width)}")
-    trained_task = card.task
-    names = tuple(trained_task.get("class_names") or ())
-    if task.class_names and names and tuple(task.class_names) != names:
-        differences.append(
-            f"the classes were {_few(names)} in training and are {_few(task.class_names)}"
-        )
-    differences += _encoding_differences(
-        trained_task.get("schema") or {}, getattr(task, "schema", None) or {}
-    )
-    if differences:
-        raise ValueError(
-            f"{name} does not fit the model in {card.folder}: {'; '.join(differences[:5])}"
-            + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
-            + "; partition with --encodings-from the partition of training"
-        )
+def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
+    """What of a partition is not as it was in training, a sentence each."""
+    etypes = shard.data.canonical_etypes
+    yield from _listed("relations", [*map(etype_key, card.relations)], [*map(etype_key, etypes)])
+    widths = card.feature_widths, shard.feature_widths
+    edge_widths = {etype_key(e): rows.shape[1] for e, rows in shard.edge_features.items()}
+    for trained, found in (widths, (card.edge_feature_widths, edge_widths)):
+        for name in dict.fromkeys([*trained, *found]):
+            if trained.get(name) != found.get(name):
+                yield (
+                    f"'{name}' had {_width(trained.get(name))} in training and has "
+                    f"{_width(found.get(name))}"
+                )
+    names, found_names = tuple(card.task.get("class_names") or ()), shard.task_info.class_names
+    if names and found_names and names != found_names:
+        yield f"the classes were {_few(names)} in training and are {_few(found_names)}"
+    yield from _encoding_differences(card.task.get("schema") or {}, shard.task_info.schema or {})
 
 
 def _width(width: int | None) -> str:
@@ -492,7 +482,7 @@ def _encoding_differences(trained: Mapping[str, Any], found: Mapping[str, Any]) 
                 yield f"the column '{column}' of '{name}' is new"
 
 
-def _load_rows(card: ModelCard, learner: Learner, task: TaskInfo) -> None:
+def _load_rows(card: ModelCard, learner: Learner) -> None:
     """Put the trained rows of embeddings in place; collective.
 
     Raises:
@@ -501,7 +491,7 @@ def _load_rows(card: ModelCard, learner: Learner, task: TaskInfo) -> None:
     module = learner.embeddings
     if not module.names:
         return
-    digests = digest_of_ids(learner, task)
+    digests = digest_of_ids(learner)
     if digests != card.ids_of_embeddings:
         ntypes = [t for t in digests if digests[t] != card.ids_of_embeddings.get(t)]
         raise ValueError(
