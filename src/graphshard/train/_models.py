@@ -89,6 +89,20 @@ class NodeClassifier(nn.Module):
     dropout: nn.Module
     _widths: list[int]  # of what goes into each layer, and comes out of the last
     _sends_inputs = False  # whether a layer sends its rows before the matrix, however wide
+    own: nn.ModuleList | None = None
+    norms: nn.ModuleList | None = None
+
+    def add_own_rows_and_norms(self, residual: bool, norm: bool) -> None:
+        """Widen a network of one node type, before it is trained.
+
+        Args:
+            residual: Add to what each layer gives a node its own row times a matrix, with a bias.
+            norm: Normalise the rows that hidden layers give (LayerNorm).
+        """
+        if residual:
+            self.own = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(self._widths))
+        if norm:
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in self._widths[1:-1])
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
@@ -99,7 +113,12 @@ class NodeClassifier(nn.Module):
                 f"{len(graphs)}); repeat a whole graph: [graph] * layers"
             )
         for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
-            h = self._layer(layer, graph, self._between(h) if index else h)
+            rows = self._between(h) if index else h
+            h = self._layer(layer, graph, rows)
+            if self.own is not None:
+                h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
+            if self.norms is not None and index < len(self.norms):
+                h = self.norms[index](h)
         return h
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:

@@ -83,6 +83,7 @@ from ._models import (
     GATv2,
     InputDropout,
     ModelFeatures,
+    NodeClassifier,
     TypedNetwork,
     TypedRGCN,
 )
@@ -1202,12 +1203,16 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
     width = hidden if in_feats is None else in_feats
+    model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
-        return kind(width, hidden, classes, layers, heads, dropout)
-    if name == "gcn":
-        return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+        model = kind(width, hidden, classes, layers, heads, dropout)
+    elif name == "gcn":
+        model = GCN(width, hidden, classes, layers, dropout)
+    else:
+        model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    model.add_own_rows_and_norms(config.residual, config.norm)
+    return model
 
 
 def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
