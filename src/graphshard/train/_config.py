@@ -29,7 +29,9 @@ MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 
 BALANCED = "balanced"
 
-TaskName = Literal["node classification", "node regression"]
+TaskName = Literal[
+    "node classification", "node regression", "edge classification", "edge regression"
+]
 
 _DEFAULTS: dict[str, Any] = {
     "hidden": 16,

@@ -292,7 +292,7 @@ class TypedRGCN(NodeClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -314,12 +314,15 @@ class TypedRGCN(NodeClassifier):
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
-        return super().forward(graphs, h)[self.target]
+        rows = super().forward(graphs, h)
+        if isinstance(self.target, str):
+            return rows[self.target]
+        return {ntype: rows[ntype] for ntype in self.target}
 
     def _between(self, h: Any) -> Any:
         return {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
