@@ -26,7 +26,7 @@ class Net(nn.Module):
         aggregator: str = "mean",
     ) -> None:
         super().__init__()
-        self.target = schema.target if schema.is_typed else None
+        self.target = str(schema.target) if schema.is_typed else None
         self.inputs = nn.ModuleDict(
             {t: nn.Linear(w, hidden) for t, w in schema.node_widths.items()}
         )
@@ -67,7 +67,7 @@ class OwnGCN(nn.Module):
         self, schema: ModelSchema, hidden: int, layers: int, dropout: float, out: int
     ) -> None:
         super().__init__()
-        widths = [schema.node_widths[schema.target], *[hidden] * (layers - 1), out]
+        widths = [schema.node_widths[str(schema.target)], *[hidden] * (layers - 1), out]
         self.layers = nn.ModuleList(
             GraphConv(a, b) for a, b in zip(widths, widths[1:], strict=False)
         )

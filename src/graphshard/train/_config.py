@@ -32,7 +32,9 @@ NEED_IN_EDGES = ("gcn", "gat", "gatv2")
 
 BALANCED = "balanced"
 
-TaskName = Literal["node classification", "node regression"]
+TaskName = Literal[
+    "node classification", "node regression", "edge classification", "edge regression"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,7 +327,9 @@ class TypedClassifier(NodeClassifier):
 
     _sends_inputs = True
 
-    def __init__(self, feature_widths: Mapping[str, int], target: str, width: int) -> None:
+    def __init__(
+        self, feature_widths: Mapping[str, int], target: str | Sequence[str], width: int
+    ) -> None:
         super().__init__()
         self.target = target
         self._projected = tuple(feature_widths)
@@ -337,12 +339,18 @@ class TypedClassifier(NodeClassifier):
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
-        rows: Tensor = super().forward(graphs, h)[self.target]
+        rows = super().forward(graphs, h)
+        if isinstance(self.target, str):
+            return self._finished(rows[self.target])
+        return {ntype: self._finished(rows[ntype]) for ntype in self.target}
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        """What the network makes of rows of the last layer."""
         return rows
 
     def _between(self, h: Any) -> Any:
@@ -361,7 +369,7 @@ class TypedRGCN(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -449,7 +457,7 @@ class TypedNetwork(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -538,7 +546,7 @@ class HGT(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -556,12 +564,16 @@ class HGT(TypedClassifier):
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor] | Tensor
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         if isinstance(features, Tensor):
+            assert isinstance(self.target, str)
             features = {self.target: features}
-        rows: Tensor = self.output(self.dropout(super().forward(graphs, features)))
-        return rows
+        return super().forward(graphs, features)
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.dropout(rows))
+        return scores
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         if layer is self.layers[0]:
