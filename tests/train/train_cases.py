@@ -112,7 +112,41 @@ def typed_values() -> graphshard.Graph:
     return graph
 
 
+def set_edge_task(graph: graphshard.Graph, etype: Any, seed: int) -> None:
+    """Labels of edges, and masks of edges drawn at random; one edge in a mask has no label."""
+    count = graph.num_edges(etype)
+    data = graph.edges[etype].data
+    data["label"] = torch.randint(0, NUM_CLASSES, (count,), generator=_random(seed))
+    data["feat"] = torch.rand(count, 2, generator=_random(seed + 1), dtype=torch.float64)
+    order = torch.randperm(count, generator=_random(seed + 2))
+    data["label"][order[0]] = -1
+    third = count // 4
+    for i, split in enumerate(("train", "val", "test")):
+        mask = torch.zeros(count, dtype=torch.bool)
+        mask[order[i * third : (i + 1) * third]] = True
+        data[f"{split}_mask"] = mask
+
+
+def edge_classes() -> graphshard.Graph:
+    """A plain graph with classes of edges."""
+    graph = plain_graph()
+    del graph.ndata["label"]
+    set_edge_task(graph, ("_N", "_E", "_N"), 20)
+    return graph
+
+
+def edge_values() -> graphshard.Graph:
+    """Papers that cite papers, and authors who write them with a share of the work."""
+    graph = typed_graph()
+    set_edge_task(graph, ("author", "writes", "paper"), 30)
+    label = torch.rand(graph.num_edges("writes"), generator=_random(33), dtype=torch.float64)
+    graph.edges["writes"].data["label"] = label
+    return graph
+
+
 GRAPHS = {
+    "edge_classes": edge_classes,
+    "edge_values": edge_values,
     "plain": plain_graph,
     "knowledge": knowledge_graph,
     "typed": typed_graph,
@@ -134,6 +168,12 @@ def assignment(graph: graphshard.Graph, num_parts: int, how: str) -> Any:
         else:  # "no_train": the last rank has nodes, none of them to train on
             part = torch.arange(count) % num_parts
             train = graph.nodes[ntype].data.get("train_mask")
+            if how == "few_edges":  # the last rank has nodes, and no edge into them to train on
+                train = torch.zeros(count, dtype=torch.bool)
+                for etype in graph.canonical_etypes:
+                    data = graph.edges[etype].data
+                    if etype[2] == ntype and "train_mask" in data:
+                        train[graph.edges(etype=etype)[1][data["train_mask"]].long()] = True
             if train is not None:
                 part[train] = part[train] % (num_parts - 1)
         parts[ntype] = part

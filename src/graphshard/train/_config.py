@@ -33,7 +33,9 @@ NEED_IN_EDGES = ("gcn", "gat", "gatv2")
 
 BALANCED = "balanced"
 
-TaskName = Literal["node classification", "node regression"]
+TaskName = Literal[
+    "node classification", "node regression", "edge classification", "edge regression"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ _DEFAULTS: dict[str, Any] = {
     "epochs": 200,
     "patience": 0,
     "num_bases": 0,
+    "residual": False,
+    "norm": False,
 }
 _GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
 
@@ -183,6 +187,18 @@ class RunConfig:
         Unset("8; hgt: 4"),
     ] = None
     dropout: Annotated[float | None, "Probability of dropout.", _of_model("dropout")] = None
+    residual: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: add a node's own row, times a matrix, in each layer.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("residual"),
+    ] = None
+    norm: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: normalise the rows of hidden layers.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("norm"),
+    ] = None
     lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
     optimizer: Annotated[
         Literal["adam", "adamw"], "adamw: weight decay apart from the gradient."
@@ -393,6 +409,8 @@ class ResolvedConfig(RunConfig):
     epochs: int
     patience: int
     num_bases: int
+    residual: bool
+    norm: bool
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -128,13 +128,9 @@ def _nothing(name: str, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _reversed_edges(
     data: PartitionData, etype: CanonicalEType
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """The reverse of all edges but self loops, at the owners of their sources; collective."""
+    """The reverse of all edges, at the owners of their sources; collective."""
     edges = data.edges[etype]
-    is_loop = torch.zeros_like(edges.src, dtype=torch.bool)
-    if etype[0] == etype[2]:
-        is_loop = (edges.src_part == data.rank) & (edges.src == edges.dst)
-    chosen = (~is_loop).nonzero().view(-1)
-    chosen = chosen[torch.argsort(edges.src_part[chosen], stable=True)]
+    chosen = torch.argsort(edges.src_part, stable=True)
     send = torch.bincount(edges.src_part[chosen].long(), minlength=data.num_parts).tolist()
     recv = _counts_from_others(send)
 

@@ -89,6 +89,20 @@ class NodeClassifier(nn.Module):
     dropout: nn.Module
     _widths: list[int]  # of what goes into each layer, and comes out of the last
     _sends_inputs = False  # whether a layer sends its rows before the matrix, however wide
+    own: nn.ModuleList | None = None
+    norms: nn.ModuleList | None = None
+
+    def add_own_rows_and_norms(self, residual: bool, norm: bool) -> None:
+        """Widen a network of one node type, before it is trained.
+
+        Args:
+            residual: Add to what each layer gives a node its own row times a matrix, with a bias.
+            norm: Normalise the rows that hidden layers give (LayerNorm).
+        """
+        if residual:
+            self.own = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(self._widths))
+        if norm:
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in self._widths[1:-1])
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
@@ -99,7 +113,12 @@ class NodeClassifier(nn.Module):
                 f"{len(graphs)}); repeat a whole graph: [graph] * layers"
             )
         for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
-            h = self._layer(layer, graph, self._between(h) if index else h)
+            rows = self._between(h) if index else h
+            h = self._layer(layer, graph, rows)
+            if self.own is not None:
+                h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
+            if self.norms is not None and index < len(self.norms):
+                h = self.norms[index](h)
         return h
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
@@ -308,7 +327,9 @@ class TypedClassifier(NodeClassifier):
 
     _sends_inputs = True
 
-    def __init__(self, feature_widths: Mapping[str, int], target: str, width: int) -> None:
+    def __init__(
+        self, feature_widths: Mapping[str, int], target: str | Sequence[str], width: int
+    ) -> None:
         super().__init__()
         self.target = target
         self._projected = tuple(feature_widths)
@@ -318,12 +339,18 @@ class TypedClassifier(NodeClassifier):
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
-        rows: Tensor = super().forward(graphs, h)[self.target]
+        rows = super().forward(graphs, h)
+        if isinstance(self.target, str):
+            return self._finished(rows[self.target])
+        return {ntype: self._finished(rows[ntype]) for ntype in self.target}
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        """What the network makes of rows of the last layer."""
         return rows
 
     def _between(self, h: Any) -> Any:
@@ -342,7 +369,7 @@ class TypedRGCN(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -430,7 +457,7 @@ class TypedNetwork(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -519,7 +546,7 @@ class HGT(TypedClassifier):
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
@@ -537,12 +564,16 @@ class HGT(TypedClassifier):
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor] | Tensor
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         if isinstance(features, Tensor):
+            assert isinstance(self.target, str)
             features = {self.target: features}
-        rows: Tensor = self.output(self.dropout(super().forward(graphs, features)))
-        return rows
+        return super().forward(graphs, features)
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.dropout(rows))
+        return scores
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         if layer is self.layers[0]:

@@ -33,7 +33,8 @@ class ModelSchema:
     ``exchanged_width()``, the most columns of the rows that its layers read of neighbours.
 
     Args:
-        target: Node type whose rows are wanted.
+        target: Node type whose rows are wanted; for a task on edges between two types, both, and
+            then ``forward`` gives them by type.
         node_widths: Node type to the width of its rows of features.
         edge_fields: Relation to the names of the features that its edges have, such as ``weight``.
         num_relations: Number of values of the edge feature ``etype``, 0 without.
@@ -41,7 +42,7 @@ class ModelSchema:
 
     node_types: tuple[str, ...]
     canonical_etypes: tuple[CanonicalEType, ...]
-    target: str
+    target: str | tuple[str, ...]
     node_widths: Mapping[str, int]
     edge_fields: Mapping[CanonicalEType, tuple[str, ...]] = field(default_factory=dict)
     num_relations: int = 0

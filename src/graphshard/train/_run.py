@@ -73,6 +73,7 @@ from ._config import (
     SampledConfig,
     generators_of,
 )
+from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._export import export_run
 from ._models import (
@@ -84,6 +85,7 @@ from ._models import (
     GATv2,
     InputDropout,
     ModelFeatures,
+    NodeClassifier,
     TypedNetwork,
     TypedRGCN,
 )
@@ -476,8 +478,7 @@ class FullBatchRun(TrainingRun):
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
-        loss = learner.loss(learner.scores(), "train")
-        return learner.descend(loss, f"epoch {epoch + 1}")
+        return learner.descend(learner.training_loss(), f"epoch {epoch + 1}")
 
 
 def train_full_batch(
@@ -522,15 +523,24 @@ class SampledRun(TrainingRun):
             allow = getattr(module, "set_allow_zero_in_degree", None)
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
-        first = shard.data.node_map(shard.target).starts[shard.data.rank]
-        seeds = shared_evenly(shard.rows["train"] + first)
-        most = reduce_ints([seeds.numel()], "max")[0]
+        self._order: EdgeOrder | None = None
+        self._epoch_order = -1, torch.empty(0)
+        most = 1
+        if shard.edges is None:
+            first = shard.data.node_map(shard.target).starts[shard.data.rank]
+            seeds = shared_evenly(shard.rows["train"] + first)
+            most = reduce_ints([seeds.numel()], "max")[0]
+        else:
+            seeds = shard.rows["train"][:0]
+            training = shard.edges.at(shard.rows["train"])
+            self._order = EdgeOrder(training, config.batch_size, config.seed)
         self._loader = DataLoader(
             self._inputs.graph,
             {shard.target: seeds},
             self._sampler(),
             config.batch_size or most,
             shuffle=True,
+            order=self._order,
             seed=config.seed,
             prefetch=config.prefetch,
             transport=config.transport,
@@ -545,7 +555,7 @@ class SampledRun(TrainingRun):
         config, inputs = self.config, self._inputs
         features: dict[str, Any] = {
             "prefetch_node_feats": inputs.node_features,
-            "prefetch_labels": {self._shard.target: (LABELS,)},
+            "prefetch_labels": {} if self._order else {self._shard.target: (LABELS,)},
             "prefetch_edge_feats": inputs.edge_features,
             "output_device": self._learner.device,
         }
@@ -587,11 +597,32 @@ class SampledRun(TrainingRun):
         learner.model.train()
         graphs, features, learnt = self._inputs(blocks)
         scores = learner.apply(graphs, features)
-        labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
+        num_rows = blocks.num_seeds
+        if self._order is None:
+            labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
+        else:
+            edges, labels = self._edges_of(blocks)
+            num_rows = len(edges)
+            sources, destinations = (
+                rows_in_block(blocks[-1], scores, ntype, ids) for ntype, ids in edges.ends
+            )
+            learnt = [*learnt, *scores.values()]
+            scores = learner.score(sources, destinations, edges)
         num_seeds = max(1, blocks.num_global_seeds)
         loss = self._shard.task.loss(scores, labels, learner.class_weights) / num_seeds
         loss = anchor(loss, *learnt)
-        return learner.descend(loss, when) * num_seeds, blocks.num_seeds
+        return learner.descend(loss, when) * num_seeds, num_rows
+
+    def _edges_of(self, blocks: MiniBatch) -> tuple[TargetEdges, Tensor]:
+        """The edges of a step, and their labels."""
+        assert self._order is not None
+        assert self._shard.edges is not None
+        if self._epoch_order[0] != blocks.epoch:
+            self._epoch_order = blocks.epoch, self._order.of_epoch(blocks.epoch)
+        chosen = self._order.edges(self._epoch_order[1], blocks.step)
+        rows = self._shard.rows["train"][chosen]
+        device = self._learner.device
+        return self._shard.edges.at(rows).to(device), self._shard.label[rows].to(device)
 
     def _steps_per_epoch(self) -> int:
         return len(self._loader)
@@ -715,7 +746,8 @@ class SampledInputs:
         self.graph = learner.host_graph().local_var()
         for ntype, rows in shard.features.items():
             self.graph.nodes[ntype].data[FEATURES] = rows
-        self.graph.nodes[shard.target].data[LABELS] = shard.label
+        if shard.edges is None:
+            self.graph.nodes[shard.target].data[LABELS] = shard.label
         self._reads_degrees = model == "gcn"
         if self._reads_degrees:
             self.graph.ndata[IN_DEGREE] = self.graph.in_degrees().to(torch.int32)
@@ -806,7 +838,7 @@ class SampledInputs:
 
 def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
     """Node types whose rows may reach the target type in so many layers."""
-    reached = {shard.target}
+    reached = {shard.targets} if isinstance(shard.targets, str) else {*shard.targets}
     for _ in range(num_layers):
         reached |= {src for src, _, dst in shard.data.canonical_etypes if dst in reached}
     return reached
@@ -884,7 +916,11 @@ class Learner:
         self._host, self._shard, self._config = shard, shard.on_device(), config
         self.device = shard.device
         torch.manual_seed(config.seed)
-        self.model = build_model(shard, config).to(config.torch_dtype)
+        network = build_model(shard, config)
+        self.model: nn.Module = network
+        if shard.edges is not None:
+            self.model = edge_network(network, shard, config)
+        self.model.to(config.torch_dtype)
         for module in self.model.modules():
             if isinstance(module, InputDropout) and shard.target in self._shard.features:
                 module.mark_constant(self._shard.features[shard.target])
@@ -896,7 +932,7 @@ class Learner:
             for t in shard.data.node_type_names
             if t not in shard.features
         }
-        first = self.model.one_hot if isinstance(self.model, RGCN) else None
+        first = network.one_hot if isinstance(network, RGCN) else None
         #: The graph of the first layer, where its sources are pairs of a node and a relation.
         self.pairs: PartitionData | None = None
         if first is not None:
@@ -918,6 +954,7 @@ class Learner:
         others = [p for p in self._named.values() if id(p) not in chosen]
         self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
         self.optimizer = self.descent.optimizer
+        self._sources: dict[str | None, NodeRows] = {}
         #: Factor of the loss of each class, or None.
         self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
@@ -947,16 +984,54 @@ class Learner:
         return self._host.graph(self._config, self.exchanged_width())
 
     def scores(self) -> Tensor:
-        """The model's output for this rank's nodes of the target type; collective."""
+        """Scores of this rank's rows, nodes of the target type or edges; collective."""
+        rows = self.node_rows()
+        return rows if self._shard.edges is None else self._edge_scores(rows, None)
+
+    def node_rows(self) -> Any:
+        """The model's output for this rank's nodes, of several types by type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
         return self.apply(self.graphs, model_features(self._shard, rows))
 
-    def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Tensor:
-        """The model's output, in the precision that is configured; collective."""
-        kind = self.device.type
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self._config.autocast):
-            scores: Tensor = self.model(graphs, features)
+    def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
+        """Scores of this rank's edges, or of a split's; collective."""
+        edges = self._shard.edges
+        assert edges is not None
+        if split is not None:
+            edges = edges.at(self._shard.rows[split])
+        sources, destinations = edges.ends
+        if split not in self._sources:
+            ranges = self._shard.data.node_map(sources[0])
+            self._sources[split] = NodeRows(sources[1], ranges)
+        own = destinations[1] - self._shard.data.node_map(destinations[0]).starts[rank()]
+        of_sources = self._sources[split](rows[sources[0]])
+        return self.score(of_sources, rows[destinations[0]].index_select(0, own), edges)
+
+    def score(self, sources: Tensor, destinations: Tensor, edges: TargetEdges) -> Tensor:
+        """Scores of edges from the rows of their ends, in the precision that is configured."""
+        with self._autocast():
+            assert isinstance(self.model, EdgeNetwork)
+            scores: Tensor = self.model.predictor(sources, destinations, edges.feat)
         return scores
+
+    def _autocast(self) -> torch.autocast:
+        is_enabled = self._config.autocast
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_enabled)
+
+    def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Any:
+        """The model's output, in the precision that is configured; collective."""
+        with self._autocast():
+            return self.model(graphs, features)
+
+    def training_loss(self) -> Tensor:
+        """This rank's share of the mean loss over the training rows of all ranks; collective."""
+        rows = self.node_rows()
+        if self._shard.edges is None:
+            return self.loss(rows, "train")
+        scores = self._edge_scores(rows, "train")
+        labels = self._shard.label[self._shard.rows["train"]]
+        total = self._shard.task.loss(scores, labels, self.class_weights)
+        return anchor(total / self._shard.num_nodes["train"], scores)
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
         """This rank's share of the mean loss over a split's rows on all ranks.
@@ -1202,14 +1277,14 @@ def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     """The configured model for a graph, with weights from torch's default generator."""
     hidden, layers, heads = config.hidden, config.layers, config.heads
-    classes, dropout, name = shard.task.width, config.dropout, config.model
+    classes, dropout, name = shard.out_width(config), config.dropout, config.model
     widths = shard.feature_widths
     if ":" in name:
         arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
         return build_own_model(
             name, model_schema(shard, hidden), arguments | dict(config.model_args or {})
         )
-    types = shard.data.canonical_etypes, shard.data.node_type_names, shard.target
+    types = shard.data.canonical_etypes, shard.data.node_type_names, shard.targets
     if name == "hgt":
         return HGT(widths, *types, hidden, classes, layers, heads, dropout)
     if shard.is_typed and name == "rgcn":
@@ -1222,12 +1297,16 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
     width = hidden if in_feats is None else in_feats
+    model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
-        return kind(width, hidden, classes, layers, heads, dropout)
-    if name == "gcn":
-        return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+        model = kind(width, hidden, classes, layers, heads, dropout)
+    elif name == "gcn":
+        model = GCN(width, hidden, classes, layers, dropout)
+    else:
+        model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    model.add_own_rows_and_norms(config.residual, config.norm)
+    return model
 
 
 def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
@@ -1236,11 +1315,20 @@ def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
     return ModelSchema(
         node_types=names,
         canonical_etypes=shard.data.canonical_etypes,
-        target=shard.target,
+        target=shard.targets,
         node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
         edge_fields=shard.edge_fields,
         num_relations=shard.num_relations,
     )
+
+
+def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfig) -> EdgeNetwork:
+    """A network with what scores edges, with weights from torch's default generator."""
+    assert shard.edges is not None
+    feat, width = shard.edges.feat, shard.out_width(config)
+    edge_width = 0 if feat is None else feat.shape[1]
+    predictor = EdgePredictor(width, edge_width, shard.task.width, config.dropout)
+    return EdgeNetwork(network, predictor, shard.edges.relation[::2])
 
 
 def one_hot_tables(

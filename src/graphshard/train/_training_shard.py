@@ -28,7 +28,10 @@ from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
 from ._graph_edges import with_both_directions, with_self_loops
+from ._edges import TargetEdges
 from ._tasks import (
+    EDGE_CLASSIFICATION,
+    EDGE_REGRESSION,
     NODE_CLASSIFICATION,
     NODE_REGRESSION,
     Classes,
@@ -46,7 +49,7 @@ _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph,
 class TrainingShard:
     """One rank's part of a graph, with what is to be learnt of it.
 
-    A row is a node of the target type.
+    A row is a node of the target type, or one of the edges of a task on edges.
 
     Args:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
@@ -56,6 +59,8 @@ class TrainingShard:
         edge_weights: Relation to the weights of its edges, ``[num_edges]``.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
+        target: Node type that is predicted; of a task on edges that of the destinations.
+        edges: Of a task on edges, the rows.
         task: What the network's scores mean.
         label: By owned row: ``[n]`` int64, a class, -1 where unknown; ``[n, num_classes]`` int64 of
             0 and 1, -1 where unknown; or float64 ``[n, k]``, values, NaN where unknown.
@@ -72,6 +77,7 @@ class TrainingShard:
     edge_weights: Mapping[CanonicalEType, Tensor]
     relation: tuple[Tensor, Tensor] | None
     target: str
+    edges: TargetEdges | None
     task_info: TaskInfo
     task: Task
     label: Tensor
@@ -101,6 +107,7 @@ class TrainingShard:
             edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
             edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             relation=relation,
+            edges=None if self.edges is None else self.edges.to(device),
             label=self.label.to(device),
             rows={split: rows.to(device) for split, rows in self.rows.items()},
         )
@@ -119,6 +126,19 @@ class TrainingShard:
     def is_typed(self) -> bool:
         """Whether the graph has several node types or relations."""
         return len(self.data.node_type_names) > 1 or len(self.data.canonical_etypes) > 1
+
+    @property
+    def targets(self) -> str | tuple[str, ...]:
+        """Node types of which a network gives rows: one, or by name those of the edges' ends."""
+        if self.edges is None or not self.is_typed:
+            return self.target
+        return tuple(dict.fromkeys((self.edges.relation[0], self.edges.relation[2])))
+
+    def out_width(self, config: ResolvedConfig) -> int:
+        """Columns of what a network gives to a node: scores, or what edges are scored by."""
+        if self.edges is None:
+            return self.task.width
+        return config.hidden * (config.heads if config.model in ("gat", "gatv2") else 1)
 
     @property
     def original_ids(self) -> dict[str, Tensor]:
@@ -183,16 +203,21 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
-    if config.task is not None:
-        task = replace(
-            task, kind=config.task, target=task.target if config.task == task.kind else None
-        )
-    target = _target(data, task)
-    label, is_known = _labels(data.node_features[f"{target}/label"], target, task)
+    task = _task_info(data, task, config)
+    fields: Mapping[str, Tensor]
+    if isinstance(task.target, tuple):
+        relation, target, word = task.target, task.target[2], "edge"
+        owner, fields = etype_key(relation), data.edge_features
+        num_all = data.partition_book.num_edges()
+    else:
+        relation, target, word = None, _target(data, task), "node"
+        owner, fields = target, data.node_features
+        num_all = data.node_map(target).num_ids
+    label, is_known = _labels(fields[f"{owner}/label"], owner, task, word)
     if label.ndim == 1 and not label.is_floating_point():
-        _check_numbers(label, data.node_map(target).num_ids, f"{target}/label", "nodes", config)
+        _check_numbers(label, num_all, f"{owner}/label", f"{word}s", config)
     for name, said, count in (
-        ("classes", task.num_classes, data.node_map(target).num_ids),
+        ("classes", task.num_classes, num_all),
         ("relations", task.num_relations, data.partition_book.num_edges()),
     ):
         if said is not None and said > max(count, _NUMBERS_AT_LEAST):
@@ -202,29 +227,33 @@ def _read(config: ResolvedConfig) -> TrainingShard:
             )
     rows = {}
     for split in SPLITS:
-        mask = data.node_features.get(f"{target}/{split}_mask")
+        mask = fields.get(f"{owner}/{split}_mask")
         if mask is None:
             mask = torch.zeros_like(is_known)
         if mask.shape != is_known.shape:
             raise ValueError(
-                f"{split}_mask must have one value per node (got shape {tuple(mask.shape)} for "
-                f"{is_known.numel()} nodes of type '{target}')"
+                f"{split}_mask must have one value per {word} (got shape {tuple(mask.shape)} for "
+                f"{is_known.numel()} {word}s of type '{owner}')"
             )
         if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
             other = mask[(mask != 0) & (mask != 1)][0].item()
             raise ValueError(
-                f"{split}_mask must hold True or False, or 1 or 0, for each node (got {other}); "
+                f"{split}_mask must hold True or False, or 1 or 0, for each {word} (got {other}); "
                 "make a mask of ids with mask[ids] = True"
             )
         rows[split] = (mask.to(torch.bool) & is_known).nonzero().view(-1)
+    edge_features, edges = _edge_features(data, config.torch_dtype), None
+    if relation is not None:
+        edges, label, rows = _target_edges(data, relation, edge_features, label, rows)
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
         categories=_categories(data),
-        edge_features=_edge_features(data, config.torch_dtype),
+        edge_features=edge_features,
         edge_weights=_edge_weights(data, config.torch_dtype),
         relation=_relation(data, config),
         target=target,
+        edges=edges,
         task_info=task,
         task=Classes(0),  # until all ranks have counted
         label=label,
@@ -238,14 +267,54 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     )
 
 
-def _labels(raw: Tensor, target: str, task: TaskInfo) -> tuple[Tensor, Tensor]:
+def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
+    """The task that the partition is for, or another one that is asked for."""
+    kind = config.task or task.kind
+    if not kind.startswith("edge"):
+        return task if kind == task.kind else replace(task, kind=kind, target=None)
+    relation = task.target if isinstance(task.target, tuple) else None
+    labelled = [t for t in data.canonical_etypes if f"{etype_key(t)}/label" in data.edge_features]
+    if relation is None and len(labelled) == 1:
+        relation = labelled[0]
+    if relation not in labelled:
+        names = ", ".join(map(str, labelled))
+        raise ValueError(
+            f"one relation must have the feature 'label', of each edge, for {kind} ("
+            + (f"{len(labelled)} have: {names}" if labelled else "none has")
+            + "); set edata['label'], train_mask, val_mask and test_mask of it before partitioning"
+        )
+    return replace(task, kind=kind, target=relation)
+
+
+def _target_edges(
+    data: PartitionData,
+    relation: CanonicalEType,
+    features: Mapping[CanonicalEType, Tensor],
+    label: Tensor,
+    rows: Mapping[str, Tensor],
+) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
+    """The edges that are in a split, with labels and rows of these alone."""
+    chosen = torch.unique(torch.cat(list(rows.values())))
+    of_relation = data.edges[relation]
+    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
+    feat = features.get(relation)
+    edges = TargetEdges(
+        relation=relation,
+        src=starts[of_relation.src_part[chosen].long()] + of_relation.src[chosen],
+        dst=data.node_map(relation[2]).starts[data.rank] + of_relation.dst[chosen].long(),
+        feat=None if feat is None else feat[chosen],
+    )
+    return edges, label[chosen], {s: torch.searchsorted(chosen, r) for s, r in rows.items()}
+
+
+def _labels(raw: Tensor, target: str, task: TaskInfo, word: str) -> tuple[Tensor, Tensor]:
     """Labels as a `TrainingShard` has them, and which rows have one."""
-    if task.kind == NODE_REGRESSION:
+    if task.kind in (NODE_REGRESSION, EDGE_REGRESSION):
         values = raw.to(torch.float64)
         values = values.unsqueeze(1) if raw.ndim == 1 else values
         if values.ndim != 2 or not values.shape[1]:
             raise ValueError(
-                f"labels of {task.kind} must be a number, or a row of them, per node (got "
+                f"labels of {task.kind} must be a number, or a row of them, per {word} (got "
                 f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}')"
             )
         if bool(values.isinf().any()):
@@ -256,9 +325,9 @@ def _labels(raw: Tensor, target: str, task: TaskInfo) -> tuple[Tensor, Tensor]:
         return values, ~values.isnan().any(1)
     if raw.is_floating_point() or raw.is_complex() or raw.ndim not in (1, 2):
         raise ValueError(
-            f"labels must be one class number per node, or a row of 0 and 1 for the classes (got "
+            f"labels must be one class number per {word}, or a row of 0 and 1 for the classes (got "
             f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}'); to predict values give "
-            f"task '{NODE_REGRESSION}'"
+            f"task '{word} regression'"
         )
     if raw.ndim == 1 and raw.dtype != torch.bool:
         return raw.to(torch.int64), raw >= 0
@@ -267,9 +336,9 @@ def _labels(raw: Tensor, target: str, task: TaskInfo) -> tuple[Tensor, Tensor]:
         return label, torch.ones_like(raw)
     if bool(((label < -1) | (label > 1)).any()) or not label.shape[1]:
         raise ValueError(
-            f"labels of several classes per node must be 0 or 1, or -1 where unknown (got "
+            f"labels of several classes per {word} must be 0 or 1, or -1 where unknown (got "
             f"{int(label.max()) if label.numel() else 'no column'} for '{target}'); for one class "
-            "per node store a vector"
+            "store a vector"
         )
     return label, (label >= 0).all(1)
 
@@ -407,7 +476,7 @@ def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
     counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
-    is_classes = shard.task_info.kind in (NODE_CLASSIFICATION,)
+    is_classes = shard.task_info.kind in (NODE_CLASSIFICATION, EDGE_CLASSIFICATION)
     is_multilabel = is_classes and shard.label.ndim == 2
     top_class = 0
     if is_multilabel:
@@ -443,11 +512,12 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
 def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
     """What scores mean; collective."""
     kind = shard.task_info.kind
-    losses = {NODE_REGRESSION: ("mse", "l1")}.get(kind, ())
+    is_values = kind in (NODE_REGRESSION, EDGE_REGRESSION)
+    losses = ("mse", "l1") if is_values else ()
     if config.loss is not None and config.loss not in losses:
         choices = f"one of {', '.join(losses)}" if losses else "left out"
         raise ValueError(f"loss must be {choices} for {kind} (got {config.loss!r})")
-    if kind == NODE_REGRESSION:
+    if is_values:
         mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
         error = config.loss or "mse"
         usual = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
@@ -522,8 +592,9 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
     """Whether the model fits the graph; depends on what is equal on all ranks alone."""
     if not shard.num_nodes["train"]:
         raise ValueError(
-            f"there is nothing to train on: no node of type '{shard.target}' has both a label and "
-            "train_mask set"
+            "there is nothing to train on: no "
+            + (f"node of type '{shard.target}'" if shard.edges is None else "edge of the target")
+            + " has both a label and train_mask set"
         )
     if config.self_loops and shard.is_typed:
         raise ValueError(
