@@ -22,7 +22,7 @@ from graphshard.partition import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchRun, predict
 from graphshard.train._export import read_card
-from graphshard.train._predict import merged, write_merged
+from graphshard.train._prediction_files import merged, write_merged
 
 CASES = {
     "gcn": ("plain", {"model": "gcn"}),

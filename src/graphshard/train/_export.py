@@ -59,8 +59,9 @@ class ModelCard:
         mode: "full" or "sample".
         config: All settings of the run, none of them open.
         task: What `graphshard.train.TaskInfo` says: the classes, the schema with its encodings.
-        scores: What the columns of the scores mean: the kind of task, their width, of values the
-            mean and deviation that turn scores into them.
+        target: Node type that is predicted; of a task on edges that of the destinations.
+        scores: What the columns of the scores mean: the task, their width, of values the mean and
+            deviation that turn scores into them.
         num_classes: Columns of the scores of a classifier.
         relations: In the order in which typed models number them.
         feature_widths: Node type to the width of its features; those without have embeddings.
@@ -170,7 +171,7 @@ def _card_of(
         config={name: settings[name] for name in settings if name not in _NOT_OF_THE_MODEL},
         task=dataclasses.asdict(shard.task_info),
         target=shard.target,
-        scores={"kind": type(shard.task).__name__, **vars(shard.task)},
+        scores={"task": type(shard.task).__name__, **vars(shard.task)},
         num_classes=shard.num_classes,
         num_relations=shard.num_relations,
         node_types=tuple(shard.data.node_type_names),
@@ -231,7 +232,7 @@ def user_ids_of(shard: TrainingShard, ntype: str, path: str) -> pa.Array:
 
         ids = user_ids(path, shard.data.rank).get(ntype)
         if ids is not None:
-            return ids
+            return ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
     return pa.array(shard.original_ids[ntype].numpy())
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base.device import choose_device
-from .._base.files import TemporaryFolder, check_path, remove_abandoned, sync_folder, writing
+from .._base.files import TemporaryFolder, remove_abandoned
 from ..comm import (
     agree,
     barrier,
@@ -35,7 +35,7 @@ from ..comm import (
     shutdown_comms,
     world_size,
 )
-from ..comm.collectives import reduce_ints, shared_errors, text_of_rank_0
+from ..comm.collectives import reduce_ints, shared_errors
 from ..data.dataset import SPLITS
 from ..data.labels import Labels
 from ..data.task import TaskInfo, read_task
@@ -46,8 +46,12 @@ from ..partition.format import etype_key, read_config
 from ._checkpoint import read_best_rows
 from ._config import NEED_IN_EDGES, ResolvedConfig, generators_of
 from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
+from ._links import LinkPredictor
+from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
+from ._predict_edges import Ends, best_links, fetched_ids, score_pairs
+from ._prediction_files import ROW, read_ids, write_merged, writer_of
 from ._run import Learner
-from ._tasks import Classes, SeveralLabels, Task, Values
+from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
     TrainingShard,
     _categories,
@@ -55,7 +59,9 @@ from ._training_shard import (
     _edge_weights,
     _features,
     _relation,
+    _target_edges,
     _with_edges_added,
+    _without_held_out,
     check_num_workers,
 )
 
@@ -70,9 +76,7 @@ MOST_COLUMNS = 100
 """Classes up to which each has a column of its own."""
 DEFAULT_TOP = 5
 
-_ROW = "graphshard row"  # column that orders the merge
 _ROWS_AT_ONCE = 1 << 16
-_GROUP_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +93,20 @@ class PredictRequest:
     nodes: str = ALL
     embeddings: bool = False
     top: int | None = None
+    pairs: str | None = None
     device: str = "auto"
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("data", "run", "out", "nodes"):
+        for name in ("data", "run", "out", "nodes", "pairs"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         if self.top is not None and self.top < 1:
             raise ValueError(f"top must be at least 1 (got {self.top})")
         if self.out is not None:
-            _writer_of(Path(self.out))
+            writer_of(Path(self.out))
+        if self.pairs is not None and not Path(self.pairs).is_file():
+            raise ValueError(f"pairs must be a file (got {self.pairs!r}, and there is none)")
         if self.nodes not in CHOICES and not Path(self.nodes).is_file():
             raise ValueError(
                 f"nodes must be one of {', '.join(CHOICES)}, or a file of ids (got {self.nodes!r}, "
@@ -268,7 +275,7 @@ def predict_on_rank(request: PredictRequest) -> pa.Table:
 
     batches = list(job.batches())
     table = pa.Table.from_batches(batches, job.schema)
-    return table.drop_columns([_ROW])
+    return table.drop_columns([ROW])
 
 
 def _config_of(card: ModelCard, request: PredictRequest) -> ResolvedConfig:
@@ -285,14 +292,13 @@ class _Prediction:
         with shared_errors():
             card = read_card(request.run)
             config = _config_of(card, request)
-            self.columns = columns_of(card, request.top)
+            _check_request(request, card)
         if is_initialized():
             agree(request.to_json(), "what is to be predicted")
             agree(json.dumps(card.weights), f"the model in {request.run}")
         with torch.random.fork_rng(devices=generators_of(config.device)):
-            shard = _load(card, config)
+            shard = _load(card, config, request.nodes)
             learner = Learner(shard, config)
-        self.shard = shard
         with shared_errors():
             learner.model.load_state_dict(card.read_weights())
         _load_rows(card, learner)
@@ -302,57 +308,171 @@ class _Prediction:
                 f"{config.model} needs every node to have an in-edge, and some have none; "
                 "partition the graph again with self loops (graphshard partition --self-loops)"
             )
-        with shared_errors():
-            ids = user_ids_of(shard, shard.target, request.data)
-        self.rows = _chosen(request.nodes, shard, ids)
-        self.ids = ids
         learner.model.eval()
-        with torch.no_grad(), _last_inputs(learner.model, request.embeddings) as inputs:
-            scores = learner.scores()
-        self.predictions = task_of_scores(card).predictions(scores).cpu()
-        self.embeddings = None if not request.embeddings else _rows_of(inputs, shard.target).cpu()
-        self.schema = self._batch(self.rows[:0]).schema
+        with torch.no_grad():
+            self.rows = _rows_of_task(request, card, learner)
+        self.schema = self._batch(slice(0, 0)).schema
 
-    def _batch(self, rows: Tensor) -> pa.RecordBatch:
+    def _batch(self, places: slice) -> pa.RecordBatch:
         import pyarrow as pa
 
-        index = pa.array(rows.numpy())
-        columns = {
-            _ROW: pa.array(self.shard.original_ids[self.shard.target][rows].numpy()),
-            "id": self.ids.take(index),
-            **self.columns(self.predictions[rows]),
-        }
-        if self.embeddings is not None:
-            columns["embedding"] = _vectors(self.embeddings[rows])
-        return pa.RecordBatch.from_pydict(columns)
+        numbers = pa.array(self.rows.numbers[places].contiguous().numpy())
+        return pa.RecordBatch.from_pydict({ROW: numbers, **self.rows.columns(places)})
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """This rank's rows, some at a time, in the order of their original numbers."""
-        for rows in torch.split(self.rows, _ROWS_AT_ONCE):
-            if rows.numel():
-                yield self._batch(rows)
+        """This rank's rows, some at a time, in the order of their numbers."""
+        for start in range(0, self.rows.numbers.numel(), _ROWS_AT_ONCE):
+            yield self._batch(slice(start, start + _ROWS_AT_ONCE))
 
     def write(self) -> int:
         """Write the rows of all ranks to one file; returns their number. Collective."""
         assert self.request.out is not None
         write_merged(self.batches(), self.schema, Path(self.request.out))
-        return reduce_ints([self.rows.numel()])[0]
+        return reduce_ints([self.rows.numbers.numel()])[0]
+
+
+@dataclass(frozen=True)
+class PredictedRows:
+    """What this rank has predicted.
+
+    Args:
+        numbers: int64 ``[n]``, ascending: the place of each row among those of all ranks.
+        columns: Makes the columns of some of the rows.
+    """
+
+    numbers: Tensor
+    columns: Callable[[slice], dict[str, pa.Array]]
+
+
+def _is_of_edges(kind: str) -> bool:
+    return not kind.startswith("node")
+
+
+def _check_request(request: PredictRequest, card: ModelCard) -> None:
+    """Whether what is asked for is something that the model predicts."""
+    kind, is_file = card.task["kind"], request.nodes not in CHOICES
+    if request.pairs is not None and kind != LINK_PREDICTION:
+        raise ValueError(f"pairs is for link prediction (got a model of {kind}); leave it out")
+    if request.pairs is not None and (request.top is not None or request.nodes != ALL):
+        raise ValueError("top and nodes say for which nodes to look for links; leave out pairs")
+    if kind == LINK_PREDICTION and not is_file and request.nodes != ALL:
+        raise ValueError(f"nodes must be all or a file of ids for {kind} (got {request.nodes})")
+    if _is_of_edges(kind) and kind != LINK_PREDICTION and is_file:
+        raise ValueError(
+            f"nodes must be one of {', '.join(CHOICES)}, of edges, for {kind} (got {request.nodes})"
+        )
+    if _is_of_edges(kind) and request.embeddings:
+        raise ValueError(f"embeddings is for tasks on nodes (got a model of {kind}); leave it out")
+    if kind != LINK_PREDICTION:
+        columns_of(card, request.top)
+
+
+def _rows_of_task(request: PredictRequest, card: ModelCard, learner: Learner) -> PredictedRows:
+    """Compute what was asked for; collective."""
+    if learner.links is not None:
+        return _links(request, learner)
+    if learner._shard.edges is not None:
+        return _edges(request, card, learner)
+    return _nodes(request, card, learner)
+
+
+def _nodes(request: PredictRequest, card: ModelCard, learner: Learner) -> PredictedRows:
+    shard = learner._host
+    with shared_errors():
+        ids = user_ids_of(shard, shard.target, request.data)
+    rows = _chosen(request.nodes, shard, ids)
+    with _last_inputs(learner.model, request.embeddings) as inputs:
+        scores = learner.scores()
+    predictions = shard.task.predictions(scores).cpu()
+    embeddings = _rows_of(inputs, shard.target).cpu() if request.embeddings else None
+    make = columns_of(card, request.top)
+
+    def columns(places: slice) -> dict[str, pa.Array]:
+        import pyarrow as pa
+
+        made = {"id": ids.take(pa.array(rows[places].numpy())), **make(predictions[rows[places]])}
+        if embeddings is not None:
+            made["embedding"] = _vectors(embeddings[rows[places]])
+        return made
+
+    return PredictedRows(shard.original_ids[shard.target][rows].long(), columns)
+
+
+def _ends(request: PredictRequest, shard: TrainingShard) -> Ends:
+    assert shard.edges is not None
+    source, _, target = shard.edges.relation
+    with shared_errors():
+        ids = tuple(user_ids_of(shard, ntype, request.data) for ntype in (source, target))
+    ranges = shard.data.node_map(source), shard.data.node_map(target)
+    return Ends(shard.edges.relation, (ids[0], ids[1]), ranges)
+
+
+def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> PredictedRows:
+    shard = learner._host
+    edges = shard.edges
+    assert edges is not None
+    ends = _ends(request, shard)
+    predictions = shard.task.predictions(learner.scores()).cpu()
+    original = shard.data.edge_features[f"{etype_key(edges.relation)}/orig_id"][edges.index].long()
+    order = torch.argsort(original)
+    sources = fetched_ids(edges.src, ends.ranges[0], ends.ids[0])
+    own = edges.dst - ends.ranges[1].starts[rank()]
+    make = columns_of(card, request.top)
+
+    def columns(places: slice) -> dict[str, pa.Array]:
+        import pyarrow as pa
+
+        rows = order[places]
+        return {
+            "source": sources.take(pa.array(rows.numpy())),
+            "target": ends.ids[1].take(pa.array(own[rows].numpy())),
+            **make(predictions[rows]),
+        }
+
+    return PredictedRows(original[order], columns)
+
+
+def _links(request: PredictRequest, learner: Learner) -> PredictedRows:
+    shard, predictor = learner._shard, learner.model.predictor
+    assert isinstance(predictor, LinkPredictor) and shard.links is not None
+    ends, rows = _ends(request, learner._host), learner.node_rows()
+    num_relations = shard.links.num_relations if predictor.has_relations else 1
+    if request.pairs is not None:
+        found = score_pairs(Path(request.pairs), ends, rows, predictor, num_relations)
+    elif num_relations > 1:
+        raise ValueError(
+            f"the best links of a node are of one relation, and edges carry {num_relations} "
+            "relation numbers; give pairs with the columns source, target and relation"
+        )
+    else:
+        original = shard.original_ids[ends.relation[0]].cpu()
+        chosen = torch.argsort(original)
+        if request.nodes != ALL:
+            chosen = chosen[_in_file(Path(request.nodes), ends.ids[0])[chosen]]
+        top = min(request.top or DEFAULT_TOP_LINKS, ends.ranges[1].num_ids)
+        found = best_links(top, chosen, original, ends, rows, predictor, shard.links.tails)
+
+    def columns(places: slice) -> dict[str, pa.Array]:
+        count = len(range(*places.indices(found.numbers.numel())))
+        return {name: column.slice(places.start, count) for name, column in found.columns.items()}
+
+    return PredictedRows(found.numbers, columns)
 
 
 # ------------------------------------------------------------------ loading
 
 
-_TASKS: dict[Any, Any] = {kind.__name__: kind for kind in (Classes, SeveralLabels, Values)}
+_TASKS: dict[Any, Any] = {kind.__name__: kind for kind in (Classes, SeveralLabels, Values, Links)}
 
 
 def task_of_scores(card: ModelCard) -> Task:
     """What the scores of a model mean."""
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in card.scores.items()}
-    task: Task = _TASKS[values.pop("kind")](**values)
+    task: Task = _TASKS[values.pop("task")](**values)
     return task
 
 
-def _load(card: ModelCard, config: ResolvedConfig) -> TrainingShard:
+def _load(card: ModelCard, config: ResolvedConfig, nodes: str) -> TrainingShard:
     """Read this rank's part, labelled or not, and check that the model fits it; collective."""
     error: Exception | None = None
     shard: TrainingShard | None = None
@@ -360,7 +480,7 @@ def _load(card: ModelCard, config: ResolvedConfig) -> TrainingShard:
         data = load_dgl_partition_data(config.data, rank(), checksums=True)
         check_num_workers(config, data.num_parts, world_size())
         _raise_differences(card, config, _listed("node types", card.node_types, _ntypes(data)))
-        shard = _shard_of(card, config, data, read_task(config.data))
+        shard = _shard_of(card, config, data, read_task(config.data), nodes)
     except Exception as caught:
         error = caught
     if is_initialized():
@@ -368,6 +488,8 @@ def _load(card: ModelCard, config: ResolvedConfig) -> TrainingShard:
     elif error is not None:
         raise error
     assert shard is not None
+    if card.task["kind"] == LINK_PREDICTION:
+        shard = _without_held_out(shard, config)
     shard = _with_edges_added(shard, config)
     with shared_errors():
         _raise_differences(card, config, differences(card, shard))
@@ -389,10 +511,13 @@ def _raise_differences(card: ModelCard, config: ResolvedConfig, found: Iterable[
 
 
 def _shard_of(
-    card: ModelCard, config: ResolvedConfig, data: PartitionData, task: TaskInfo
+    card: ModelCard, config: ResolvedConfig, data: PartitionData, task: TaskInfo, nodes: str
 ) -> TrainingShard:
-    target = str(card.target)
-    count = data.num_owned(target)
+    """A shard to predict on: without splits, and of a task on edges with those that are asked for.
+
+    Args:
+        task: What the partition says, of which classes and schema are held against the card.
+    """
     relation = _relation(data, config)
     if relation is not None and relation[0].numel():
         top = int(relation[0].max()) + 1
@@ -401,27 +526,60 @@ def _shard_of(
                 f"{config.data} has the relation number {top - 1}, and the model of {card.folder} "
                 f"knows {card.num_relations} relations; number them as in training"
             )
-    label = data.node_features.get(f"{target}/label")
+    kind, target, reverse_of = (card.task[key] for key in ("kind", "target", "reverse_of"))
+    of_edges = tuple(target) if _is_of_edges(kind) else None
+    edges, rows = None, {}
+    edge_features = _edge_features(data, config.torch_dtype)
+    label = data.node_features.get(f"{card.target}/label")
     if label is None:
-        label = torch.full((count,), -1)
+        label = torch.full((data.num_owned(card.target),), -1)
+    if of_edges is not None:
+        if of_edges not in data.edges:
+            raise ValueError(f"{config.data} has no relation {of_edges}, which the model predicts")
+        prefix, numbers = etype_key(of_edges), None if relation is None else relation[0]
+        fields = data.edge_features
+        count = data.edges[of_edges].num_edges
+        label = fields.get(f"{prefix}/label", torch.full((count,), -1))
+        masks = {s: fields.get(f"{prefix}/{s}_mask", torch.zeros(count)).bool() for s in SPLITS}
+        if kind == LINK_PREDICTION:
+            rows = {split: mask.nonzero().view(-1) for split, mask in masks.items()}
+        else:
+            rows = {ALL: _asked(nodes, label, masks).nonzero().view(-1)}
+        edges, label, rows = _target_edges(data, of_edges, edge_features, numbers, label, rows)
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
         categories=_categories(data),
-        edge_features=_edge_features(data, config.torch_dtype),
+        edge_features=edge_features,
         edge_weights=_edge_weights(data, config.torch_dtype),
         relation=relation,
-        target=target,
-        task_info=task,
+        target=card.target,
+        edges=edges,
+        links=None,
+        task_info=dataclasses.replace(
+            task,
+            kind=kind,
+            target=of_edges or target,
+            reverse_of=None if reverse_of is None else tuple(reverse_of),
+        ),
         task=task_of_scores(card),
         label=label,
-        rows={},
+        rows=rows,
         num_nodes={},
         num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
         num_classes=card.num_classes,
         num_relations=card.num_relations,
         device=choose_device(config.device),
     )
+
+
+def _asked(nodes: str, label: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
+    """Which rows are asked for by a word: bool ``[n]``."""
+    if nodes == UNLABELLED:
+        return ~is_labelled(label)
+    if nodes in masks:
+        return masks[nodes]
+    return torch.ones(label.shape[0], dtype=torch.bool)
 
 
 def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
@@ -561,53 +719,6 @@ def _in_file(path: Path, ids: pa.Array) -> Tensor:
     return chosen.clone()
 
 
-def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
-    """The distinct ids in a file, in the type that the graph's ids have.
-
-    Raises:
-        ValueError: The file is no table with such a column, or a value is no such id.
-    """
-    import pyarrow as pa
-
-    column = _column_of_ids(path)
-    try:
-        return column.cast(id_type).unique()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ValueError(
-            f"{path} must have ids of type {id_type}, as the graph has (got {column.type}: {error})"
-        ) from None
-
-
-def _column_of_ids(path: Path) -> pa.ChunkedArray:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.feather
-    import pyarrow.parquet
-
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        table = pyarrow.parquet.read_table(path, memory_map=False)
-    elif suffix in (".arrow", ".feather"):
-        table = pyarrow.feather.read_table(path)
-    elif suffix in (".csv", ".tsv"):
-        parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-        with open(path, "rb") as file:
-            header = file.readline().decode("utf-8-sig").strip("\r\n").split(parse.delimiter)
-        types = {name.strip().strip('"'): pa.string() for name in header}
-        convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False)
-        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
-    else:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        return pa.chunked_array([pa.array([line for line in lines if line.strip()], pa.string())])
-    name = "id" if "id" in table.column_names else table.column_names[0]
-    if name != "id" and len(table.column_names) > 1:
-        raise ValueError(
-            f"{path} must have a column 'id', or one column (got {_few(table.column_names)}); "
-            "rename the column with the ids"
-        )
-    return table.column(name)
-
-
 # ------------------------------------------------------------------ columns
 
 
@@ -623,7 +734,7 @@ def columns_of(card: ModelCard, top: int | None) -> Columns:
     Raises:
         ValueError: ``top`` is given, and the model does not choose one class of several.
     """
-    task = card.scores["kind"]
+    task = card.scores["task"]
     if top is not None and task != "Classes":
         raise ValueError(
             f"top is for one class of several per row (got top={top}, and the task is "
@@ -756,133 +867,3 @@ def _rows_of(inputs: Sequence[Any], target: str) -> Tensor:
     (rows,) = inputs
     chosen: Tensor = rows[target] if isinstance(rows, Mapping) else rows
     return chosen
-
-
-# ------------------------------------------------------------------ files
-
-
-def write_merged(batches: Iterator[pa.RecordBatch], schema: pa.Schema, out: Path) -> None:
-    """Write the rows of all ranks to one file, in the order of their numbers; collective.
-
-    Each rank writes its batches, in which the numbers ascend, to a file beside ``out``; rank 0
-    merges these. Nothing is left of them in the end, whatever happens.
-
-    Args:
-        batches: This rank's; with a column of numbers, which the file does not get.
-
-    Raises:
-        OSError: A rank could not write, or does not see the folder of rank 0; on every rank.
-    """
-    import pyarrow as pa
-
-    folder: TemporaryFolder | None = None
-    try:
-        with shared_errors():
-            if rank() == 0:
-                check_path(out)
-                if out.is_dir():
-                    raise IsADirectoryError(f"{out} is a folder; name a file in it")
-                out.parent.mkdir(parents=True, exist_ok=True)
-                folder = TemporaryFolder(out.parent)
-        parts = Path(text_of_rank_0("" if folder is None else str(folder.path.absolute())))
-        with shared_errors():
-            if not parts.is_dir():
-                raise OSError(
-                    f"{parts.parent}, where rank 0 writes, is not there for rank {rank()}; write "
-                    "to a folder that all hosts share"
-                )
-            path = parts / f"part-{rank()}.arrow"
-            with (
-                writing(path),
-                pa.OSFile(str(path), "wb") as sink,
-                pa.ipc.new_file(sink, schema) as writer,
-            ):
-                for batch in batches:
-                    writer.write_batch(batch)
-        with shared_errors():
-            if rank() == 0:
-                paths = [parts / f"part-{number}.arrow" for number in range(world_size())]
-                whole = parts / f"whole{''.join(out.suffixes[-2:])}"
-                with writing(out):
-                    _writer_of(out)(
-                        whole, merged(paths), schema.remove(schema.get_field_index(_ROW))
-                    )
-                    with open(whole, "rb+") as file:
-                        os.fsync(file.fileno())
-                os.replace(whole, out)
-                sync_folder(out.parent)
-    finally:
-        if folder is not None:
-            folder.cleanup()
-
-
-def merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
-    """The rows of several files in the order of their numbers, without these; some at a time."""
-    import pyarrow as pa
-
-    with contextlib.ExitStack() as stack:
-        streams = []
-        for path in paths:
-            reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path))))
-            streams.append(map(reader.get_batch, range(reader.num_record_batches)))
-        heads = [next(stream, None) for stream in streams]
-        pending: list[pa.Table] = []
-        while any(head is not None for head in heads):
-            # No later batch of a stream has a number below the last one of its head.
-            bound = min(head[_ROW][-1].as_py() for head in heads if head is not None)
-            pieces = []
-            for number, head in enumerate(heads):
-                if head is None:
-                    continue
-                count = int(np.searchsorted(head[_ROW].to_numpy(), bound, side="right"))
-                pieces.append(head.slice(0, count))
-                rest = head.slice(count)
-                heads[number] = rest if rest.num_rows else next(streams[number], None)
-            table = pa.Table.from_batches(pieces)
-            pending.append(table.sort_by(_ROW).drop_columns([_ROW]))
-            if sum(table.num_rows for table in pending) >= _GROUP_ROWS:
-                yield pa.concat_tables(pending)
-                pending = []
-        if pending:
-            yield pa.concat_tables(pending)
-
-
-def _writer_of(path: Path) -> Callable[[Path, Iterator[Any], Any], None]:
-    """What writes a file of this ending."""
-    name = path.name.lower()
-    if name.endswith(".parquet"):
-        return _write_parquet
-    if name.endswith((".csv", ".csv.gz")):
-        return _write_csv
-    raise ValueError(f"out must end in .parquet, .csv or .csv.gz (got {str(path)!r})")
-
-
-def _write_parquet(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for table in tables:
-            writer.write_table(table)
-
-
-def _write_csv(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
-    import pyarrow as pa
-    import pyarrow.csv
-
-    is_list = [pa.types.is_list(f.type) or pa.types.is_fixed_size_list(f.type) for f in schema]
-    fields = [
-        pa.field(f.name, pa.string()) if nested else f
-        for f, nested in zip(schema, is_list, strict=True)
-    ]
-    flat = pa.schema(fields)
-    compression = "gzip" if path.name.lower().endswith(".gz") else None
-    with (
-        pa.output_stream(str(path), compression=compression) as sink,
-        pyarrow.csv.CSVWriter(sink, flat) as writer,
-    ):
-        for table in tables:
-            columns = [
-                pa.array(map(json.dumps, column.to_pylist()), pa.string()) if nested else column
-                for column, nested in zip(table.columns, is_list, strict=True)
-            ]
-            writer.write_table(pa.table(columns, schema=flat))

@@ -40,7 +40,8 @@ FLAGS = {
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
     "predict": """
-        --config --data --device --embeddings --help --nodes --out --quiet --run --timeout --top
+        --config --data --device --embeddings --help --nodes --out --pairs --quiet --run --timeout
+        --top
     """,
     "serve": """
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate

@@ -29,8 +29,13 @@ def predict(
     embeddings: Annotated[bool, "Add a column with the input of the last layer."] = False,
     top: Annotated[
         int | None,
-        "Show so many of the most probable classes.",
-        Unset("all, or 5 of more than 100"),
+        "Show so many of the most probable classes; of links, for each node.",
+        Unset("all classes, or 5 of more than 100; 10 links"),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        "Links: score these pairs of ids, a table with the columns source and target.",
+        Unset("the best new links of each node"),
     ] = None,
     device: Annotated[
         str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
@@ -52,6 +57,7 @@ def predict(
         nodes=nodes,
         embeddings=embeddings,
         top=top,
+        pairs=None if pairs is None else str(pairs),
         device=device,
         timeout=timeout,
     )
