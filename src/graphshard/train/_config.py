@@ -275,7 +275,7 @@ class RunConfig:
     both_directions: Annotated[
         bool | None,
         "Add the reverse of each edge where it is missing; of typed graphs, as a relation.",
-        Unset("yes, unless edges carry relation numbers"),
+        Unset("yes, but for relation numbers of rgcn"),
     ] = None
     eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0

@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
+from ._categories import CategoryTables
 from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
 from ._edges import TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
@@ -95,6 +96,7 @@ class TrainingShard:
     num_relations: int
     device: torch.device
     class_names: tuple[str, ...] = ()
+    category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     facts: GraphFacts | None = None
     notes: tuple[str, ...] = ()
 
@@ -122,13 +124,23 @@ class TrainingShard:
 
     @property
     def feature_widths(self) -> dict[str, int]:
-        """Node type to the width of its features; types without are absent."""
-        return {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+        """Node type to the columns that a network is given; types without are absent."""
+        widths = {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+        for ntype, width in CategoryTables.widths(self.category_counts).items():
+            widths[ntype] = widths.get(ntype, 0) + width
+        return {t: widths[t] for t in self.data.node_type_names if t in widths}
 
-    @property
-    def edge_fields(self) -> dict[CanonicalEType, tuple[str, ...]]:
-        """Relation to the names of what a model finds on its edges."""
-        return {}
+    def edge_rows(self, model: str) -> dict[CanonicalEType, dict[str, Tensor]]:
+        """Relation to what the model reads of its edges, by name; relations without are absent."""
+        columns = {"weight": self.edge_weights, "feat": self.edge_features}
+        rows: dict[CanonicalEType, dict[str, Tensor]] = {}
+        for name in edge_columns(model):
+            for etype, column in columns[name].items():
+                rows.setdefault(etype, {})[name] = column
+        if model == "rgcn" and self.relation is not None:
+            (etype,) = self.data.canonical_etypes
+            rows[etype] = dict(zip(("etype", "norm"), self.relation, strict=True))
+        return rows
 
     @property
     def is_typed(self) -> bool:
@@ -160,10 +172,14 @@ class TrainingShard:
         """The whole graph, or one with its edges in the same order; collective."""
         data = self.data if data is None else data
         graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
-        for rows in (*self.features.values(), *(self.relation or ())):
+        for rows in self.features.values():
             graph.mark_constant(rows)
-        if self.relation is not None and config.model == "rgcn":
-            graph.edata["etype"], graph.edata["norm"] = self.relation
+        for etype, columns in self.edge_rows(config.model).items():
+            for name, rows in columns.items():
+                graph.mark_constant(rows)
+                # One of pairs has another relation, and the edges in the same order.
+                where = etype if data is self.data else graph.canonical_etypes[0]
+                graph.edges[where].data[name] = rows
         return graph
 
 
@@ -568,6 +584,7 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"occurs; partition the graph again"
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
+    shard = replace(shard, category_counts=_category_counts(shard.categories))
     if not is_multilabel:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
@@ -619,6 +636,21 @@ def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(mean), tuple(math.sqrt(value) or 1.0 for value in variance)
 
 
+def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Node type to the number of values of each of its columns, on all ranks; collective."""
+    tops = [
+        int(column.max()) + 1 if column.numel() else 1
+        for numbers in categories.values()
+        for column in numbers.T
+    ]
+    tops = reduce_ints(tops, "max") if tops else []
+    counts, start = {}, 0
+    for ntype, numbers in categories.items():
+        stop = start + numbers.shape[1]
+        counts[ntype], start = tuple(tops[start:stop]), stop
+    return counts
+
+
 def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
     """What defaults depend on; collective."""
     rows = shard.features.get(shard.target)
@@ -642,7 +674,7 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     both, loops = config.both_directions, config.self_loops
     notes = []
     if both is None:
-        both = shard.is_typed or shard.relation is None
+        both = shard.is_typed or config.model != "rgcn"
     if loops is None:
         loops = not shard.is_typed and config.model in NEED_IN_EDGES
     data = shard.data
@@ -668,7 +700,34 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
                 f"gave {count:,} nodes a self loop, as {config.model} wants (--no-self-loops "
                 "leaves them as they are)"
             )
-    return replace(shard, data=data, notes=tuple(notes))
+    notes += _unread_columns(shard, config.model)
+    dtype = config.torch_dtype
+    features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
+    return replace(
+        shard, data=data, notes=tuple(notes), edge_features=features, edge_weights=weights
+    )
+
+
+def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
+    """A line for each kind of numbers on edges that the model does not read."""
+    read = edge_columns(model)
+    lines = []
+    for what, name, has, readers in (
+        ("weights", "weight", shard.edge_weights, "gcn and sage do"),
+        ("features", "feat", shard.edge_features, "gat and gatv2 do"),
+    ):
+        if has and name not in read and shard.edges is None:
+            lines.append(f"{what} of edges are there, and {model} does not read them ({readers})")
+    return lines
+
+
+def edge_columns(model: str) -> tuple[str, ...]:
+    """Names of the edge features that a model reads where they are there; see `ModelSchema`."""
+    if ":" in model:
+        return ("weight", "feat")
+    return {"gcn": ("weight",), "sage": ("weight",)}.get(
+        model, ("feat",) if model in ("gat", "gatv2") else ()
+    )
 
 
 def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
@@ -686,7 +745,7 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); leave it "
             "out: layers of typed graphs see a node's own row"
         )
-    if config.both_directions and not shard.is_typed and shard.relation is not None:
+    if config.both_directions and config.model == "rgcn" and not shard.is_typed:
         raise ValueError(
             "both_directions is for graphs whose edges carry no relation numbers; partition the "
             "data set with the inverse of every relation (graphshard partition --inverse)"
