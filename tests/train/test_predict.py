@@ -15,12 +15,19 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from train_cases import GRAPHS, as_values, config_of, train_on_rank, write_parts
+from train_cases import (
+    GRAPHS,
+    as_values,
+    config_of,
+    sampled_config_of,
+    train_on_rank,
+    write_parts,
+)
 
 from graphshard import graph as make_graph
 from graphshard.partition import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
-from graphshard.train import FullBatchRun, predict
+from graphshard.train import FullBatchRun, predict, start_run
 from graphshard.train._export import read_card
 from graphshard.train._prediction_files import merged, write_merged
 
@@ -278,6 +285,33 @@ def test_the_card_says_what_the_weights_are(tmp_path: Path) -> None:
     assert card.num_classes == 3
     assert card.best["epoch"] in (1, 2)
     assert card.layers["layers.0"].startswith("GATConv(")
+
+
+OTHER_RUNS: dict[str, dict[str, Any]] = {
+    "samples": {"mode": "sample", "model": "gcn", "fanouts": (3, 3)},
+    "bfloat16": {"model": "sage", "dtype": "bfloat16"},
+    "autocast": {"model": "sage", "dtype": "float32", "autocast": True},
+    "own": {"model": "own_models:Net"},
+    "weights": {"model": "gcn", "class_weights": "balanced"},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_RUNS)
+def test_every_kind_of_run_leaves_a_model(kind: str, tmp_path: Path) -> None:
+    values = dict(OTHER_RUNS[kind])
+    make = sampled_config_of if values.pop("mode", "") else config_of
+    data, folder = one_part("plain"), str(tmp_path / "run")
+    run = start_run(make(data, epochs=2, run=folder, **values))
+    result = run.train()
+    table = predict(data, folder, nodes="val", device="cpu").to_pandas()
+    label = GRAPHS["plain"]().ndata["label"].numpy()[table["id"]]
+    right = (table["prediction"] == label)[label >= 0]
+    assert right.mean() == pytest.approx(result.best.accuracy["val"])
+    shares = table.filter(like="p_").to_numpy()
+    assert shares.dtype == (
+        np.float64 if make is sampled_config_of or kind in ("own", "weights") else np.float32
+    )
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
 
 
 def test_damaged_models_are_refused(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def users(seed: int = 0, count: int = NUM_USERS) -> pd.DataFrame:
             "user": [f"u{n:x}é" for n in random.permutation(1000)[:count]],
             "age": random.normal(40, 9, count).round(1),
             "city": random.choice(["Oslo", "Rome", "Lima"], count),
+            "shop": [f"shop {n}" for n in random.integers(0, 45, count)],
             "segment": label,
         }
     )
@@ -48,8 +49,11 @@ def follows(frame: pd.DataFrame, seed: int = 1) -> pd.DataFrame:
 
 def tables_of(frame: pd.DataFrame, edges: pd.DataFrame, label: str | None = None) -> Tables:
     split = None if label is None else [0.6, 0.2, 0.2]
+    kinds = {"age": "standardized", "city": "category", "shop": "embedding"}
+    features = {name: kind for name, kind in kinds.items() if name in frame}
+    table = NodeTable(files=frame, id="user", features=features, label=label, split=split)
     return Tables(
-        nodes={"user": NodeTable(files=frame, id="user", label=label, split=split)},
+        nodes={"user": table},
         edges={("user", "follows", "user"): EdgeTable(files=edges, source="from", target="to")},
     )
 
@@ -155,7 +159,7 @@ def test_what_differs_from_training_is_said(tmp_path: Path) -> None:
         predict(data, folder / "run", device="cpu")
     del other["age"]
     data = partition_tables(tables_of(other, follows(other)), 1, tmp_path / "b", name="g")
-    with pytest.raises(ValueError, match="the column 'age' of 'user' is missing; partition with"):
+    with pytest.raises(ValueError, match="the column 'age' of 'user' is missing"):
         predict(data, folder / "run", device="cpu")
 
 

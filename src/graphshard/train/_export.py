@@ -66,6 +66,8 @@ class ModelCard:
         relations: In the order in which typed models number them.
         feature_widths: Node type to the width of its features; those without have embeddings.
         edge_feature_widths: Likewise of edges, by relation, "source:name:destination".
+        category_counts: Node type to the number of values of each of its columns of categories,
+            which have tables of learnt rows.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
         embeddings_folder: Of the checkpoint with their rows, inside the run's folder.
@@ -87,6 +89,7 @@ class ModelCard:
     relations: tuple[tuple[str, str, str], ...]
     feature_widths: dict[str, int]
     edge_feature_widths: dict[str, int]
+    category_counts: dict[str, Any]
     num_nodes: dict[str, int]
     embeddings: dict[str, int]
     embeddings_folder: str | None
@@ -180,6 +183,7 @@ def _card_of(
         edge_feature_widths={
             etype_key(etype): rows.shape[1] for etype, rows in shard.edge_features.items()
         },
+        category_counts={t: list(counts) for t, counts in shard.category_counts.items()},
         num_nodes=dict(shard.num_all),
         embeddings={name: table.shape[1] for name, table in tables},
         embeddings_folder=rows_folder,

@@ -570,6 +570,7 @@ def _shard_of(
         num_classes=card.num_classes,
         num_relations=card.num_relations,
         device=choose_device(config.device),
+        category_counts={t: tuple(counts) for t, counts in card.category_counts.items()},
     )
 
 
@@ -586,7 +587,7 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
     """What of a partition is not as it was in training, a sentence each."""
     etypes = shard.data.canonical_etypes
     yield from _listed("relations", [*map(etype_key, card.relations)], [*map(etype_key, etypes)])
-    widths = card.feature_widths, shard.feature_widths
+    widths = card.feature_widths, {t: rows.shape[1] for t, rows in shard.features.items()}
     edge_widths = {etype_key(e): rows.shape[1] for e, rows in shard.edge_features.items()}
     for trained, found in (widths, (card.edge_feature_widths, edge_widths)):
         for name in dict.fromkeys([*trained, *found]):
@@ -595,6 +596,14 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
                     f"'{name}' had {_width(trained.get(name))} in training and has "
                     f"{_width(found.get(name))}"
                 )
+    columns = {t: numbers.shape[1] for t, numbers in shard.categories.items()}
+    for ntype in dict.fromkeys([*card.category_counts, *columns]):
+        trained_count = len(card.category_counts.get(ntype, ()))
+        if trained_count != columns.get(ntype, 0):
+            yield (
+                f"'{ntype}' had {trained_count} columns of categories in training and has "
+                f"{columns.get(ntype, 0)}"
+            )
     names, found_names = tuple(card.task.get("class_names") or ()), shard.task_info.class_names
     if names and found_names and names != found_names:
         yield f"the classes were {_few(names)} in training and are {_few(found_names)}"
