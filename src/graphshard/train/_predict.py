@@ -731,13 +731,13 @@ def _in_file(path: Path, ids: pa.Array) -> Tensor:
 # ------------------------------------------------------------------ columns
 
 
-class Columns(Protocol):
+class PredictionColumns(Protocol):
     """Makes columns of predictions, rows ``[n, width]``: probabilities, or values."""
 
     def __call__(self, predictions: Tensor) -> dict[str, pa.Array]: ...
 
 
-def columns_of(card: ModelCard, top: int | None) -> Columns:
+def columns_of(card: ModelCard, top: int | None) -> PredictionColumns:
     """The columns of a model's predictions.
 
     Raises:
@@ -760,7 +760,7 @@ def columns_of(card: ModelCard, top: int | None) -> Columns:
 
 
 class ClassColumns:
-    """Columns of one class of several: the class by name, and the probability of each.
+    """PredictionColumns of one class of several: the class by name, and the probability of each.
 
     Args:
         names: Of the classes, in the order of the scores.
@@ -796,7 +796,7 @@ class ClassColumns:
 
 
 class SetColumns:
-    """Columns of several classes a row: the list of those of probability above 0.5, and each's."""
+    """PredictionColumns of several classes a row: the list of those of probability above 0.5, and each's."""
 
     def __init__(self, names: Sequence[str], labels: Labels | None) -> None:
         self.values = _class_values(names, labels)
@@ -834,7 +834,7 @@ def _probabilities(names: Sequence[str], predictions: Tensor) -> dict[str, pa.Ar
 
 
 def _value_columns(predictions: Tensor) -> dict[str, pa.Array]:
-    """Columns of real values: one, or one for each target."""
+    """PredictionColumns of real values: one, or one for each target."""
     import pyarrow as pa
 
     values = predictions.t().contiguous().numpy()
