@@ -238,10 +238,19 @@ def write_parts(folder: Path, kind: str, num_parts: int, how: str = "random") ->
     return str(target / "g.json")
 
 
+SHORT: dict[str, Any] = {
+    "dtype": "float64",
+    "epochs": 5,
+    "hidden": 6,
+    "timeout": 30.0,
+    "device": "cpu",
+    "both_directions": False,  # the graphs as they are
+}
+
+
 def config_of(data: str, **values: Any) -> FullBatchConfig:
     """A short run in float64."""
-    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0, "device": "cpu"}
-    return FullBatchConfig(data=data, **{**defaults, **values})
+    return FullBatchConfig(data=data, **{**SHORT, **values})
 
 
 def train_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -261,8 +270,7 @@ def as_values(config: FullBatchConfig | SampledConfig) -> dict[str, Any]:
 
 def sampled_config_of(data: str, **values: Any) -> SampledConfig:
     """A short sampled run in float64, in which everything is drawn in one step."""
-    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0, "device": "cpu"}
-    return SampledConfig(data=data, **{"batch_size": 0, **defaults, **values})
+    return SampledConfig(data=data, **{"batch_size": 0, **SHORT, **values})
 
 
 def train_sampled_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
 if TYPE_CHECKING:
     from ._checkpoint import load_model_state
     from ._embeddings import NodeEmbeddings
-    from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
+    from ._models import GAT, GCN, HGT, RGCN, SAGE, GATv2, TypedNetwork, TypedRGCN
+    from ._own_model import ModelSchema
     from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
     from ._training_shard import TrainingShard, load_shard
     from .launch import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GAT",
     "GCN",
+    "HGT",
     "MODELS",
     "RGCN",
     "SAGE",
@@ -36,7 +38,9 @@ __all__ = [
     "Evaluation",
     "FullBatchConfig",
     "FullBatchRun",
+    "GATv2",
     "LaunchOutcome",
+    "ModelSchema",
     "NodeEmbeddings",
     "RunConfig",
     "SampledConfig",
@@ -46,6 +50,7 @@ __all__ = [
     "TrainResult",
     "TrainingRun",
     "TrainingShard",
+    "TypedNetwork",
     "TypedRGCN",
     "WorkerExit",
     "launch_training",
@@ -65,9 +70,18 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import _checkpoint, _embeddings, _models, _run, _training_shard, launch
+        from . import (
+            _checkpoint,
+            _embeddings,
+            _models,
+            _own_model,
+            _run,
+            _training_shard,
+            launch,
+        )
 
-        for module in (_checkpoint, _embeddings, _models, _run, _training_shard, launch):
+        modules = _checkpoint, _embeddings, _models, _own_model, _run, _training_shard, launch
+        for module in modules:
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

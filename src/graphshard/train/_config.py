@@ -27,6 +27,9 @@ from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 """Names of the networks that come with the package."""
 
+NEED_IN_EDGES = ("gcn", "gat", "gatv2")
+"""Models that make of a node without in-edges nothing, and see a node's own row by a self loop."""
+
 BALANCED = "balanced"
 
 TaskName = Literal[
@@ -36,6 +39,26 @@ TaskName = Literal[
     "edge regression",
     "link prediction",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFacts:
+    """What the defaults of a model depend on; the same on all ranks.
+
+    Args:
+        num_train: Number of labelled training nodes.
+        width: Of the features of the target type, 0 without.
+        density: Share of them that is not 0.
+        mean_degree: Edges per node, as the partition has them.
+    """
+
+    num_train: int
+    num_classes: int
+    width: int
+    density: float
+    mean_degree: float
+    is_typed: bool
+
 
 _DEFAULTS: dict[str, Any] = {
     "hidden": 16,
@@ -47,6 +70,8 @@ _DEFAULTS: dict[str, Any] = {
     "epochs": 200,
     "patience": 0,
     "num_bases": 0,
+    "residual": False,
+    "norm": False,
 }
 _GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
 
@@ -57,8 +82,12 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "sage": _DEFAULTS,
     # Velickovic et al., ICLR 2018: Cora and Citeseer.
     "gat": {**_DEFAULTS, **_GAT},
+    # Brody et al., ICLR 2022, in the place of GAT.
+    "gatv2": {**_DEFAULTS, **_GAT},
     # Schlichtkrull et al., ESWC 2018: AIFB and MUTAG (which differ in L2 and bases).
     "rgcn": {**_DEFAULTS, "dropout": 0.0, "epochs": 50},
+    # Hu et al., WWW 2020; hidden width is that of all heads together.
+    "hgt": {**_DEFAULTS, "hidden": 64, "heads": 4, "lr": 0.005, "patience": 100},
 }
 
 #: Fields that may differ between a run and the run that resumes it.
@@ -87,6 +116,11 @@ class Lowest:
     """The lowest value of a field, in its annotation."""
 
     value: int
+
+
+def defaults_of(model: str, facts: GraphFacts | None) -> dict[str, Any]:
+    """The values of fields that were left open."""
+    return MODEL_DEFAULTS["sage" if ":" in model else model]
 
 
 def _of_model(name: str) -> Unset:
@@ -142,17 +176,32 @@ class RunConfig:
         Literal["auto", "sequential", "oneshot"], "How rows of other workers are fetched."
     ] = "auto"
     hidden: Annotated[
-        int | None, "Width of hidden layers; gat: of one head.", Lowest(1), _of_model("hidden")
+        int | None,
+        "Width of hidden layers; gat, gatv2: of one head.",
+        Lowest(1),
+        _of_model("hidden"),
     ] = None
     layers: Annotated[int | None, "Number of layers.", Lowest(1), _of_model("layers")] = None
     heads: Annotated[
         int | None,
-        "gat: heads of the hidden layers.",
+        "gat, gatv2: heads of the hidden layers; hgt: of all.",
         Lowest(1),
-        OnlyWith("model", ("gat",)),
-        Unset(str(_GAT["heads"])),
+        OnlyWith("model", ("gat", "gatv2", "hgt")),
+        Unset("8; hgt: 4"),
     ] = None
     dropout: Annotated[float | None, "Probability of dropout.", _of_model("dropout")] = None
+    residual: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: add a node's own row, times a matrix, in each layer.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("residual"),
+    ] = None
+    norm: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: normalise the rows of hidden layers.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("norm"),
+    ] = None
     lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
     optimizer: Annotated[
         Literal["adam", "adamw"], "adamw: weight decay apart from the gradient."
@@ -346,11 +395,14 @@ class RunConfig:
         """How the whole graph is put together; for `graphshard.construct_full_graph`."""
         return {"mode": self.aggregation}
 
-    def _filled(self) -> dict[str, Any]:
+    def _filled(self, facts: GraphFacts | None) -> dict[str, Any]:
         """All fields, with the model's own values where they were None."""
-        values = dataclasses.asdict(self)
-        defaults = MODEL_DEFAULTS[self.model]
-        return {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults = defaults_of(self.model, facts)
+        filled = {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        if self.model == "hgt" and self.heads is None:  # heads divide the width
+            filled["heads"] = math.gcd(filled["heads"], filled["hidden"])
+        return filled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +418,8 @@ class ResolvedConfig(RunConfig):
     epochs: int
     patience: int
     num_bases: int
+    residual: bool
+    norm: bool
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -419,9 +473,13 @@ class FullBatchConfig(RunConfig):
             "halo_dtype": None if self.halo_dtype is None else torch_dtype(self.halo_dtype),
         }
 
-    def resolved(self) -> ResolvedFullBatchConfig:
-        """The same run with the model's own values where a field was None."""
-        return ResolvedFullBatchConfig(**self._filled())
+    def resolved(self, facts: GraphFacts | None = None) -> ResolvedFullBatchConfig:
+        """The same run with the model's own values where a field was None.
+
+        Args:
+            facts: Of the graph, on which these depend; None: those of a small citation graph.
+        """
+        return ResolvedFullBatchConfig(**self._filled(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -493,9 +551,9 @@ class SampledConfig(RunConfig):
                 f"layers={self.layers})"
             )
 
-    def resolved(self) -> ResolvedSampledConfig:
+    def resolved(self, facts: GraphFacts | None = None) -> ResolvedSampledConfig:
         """The same run with the model's own values where a field was None."""
-        values = self._filled()
+        values = self._filled(facts)
         if self.fanouts is None:
             values["fanouts"] = (DEFAULT_FANOUT,) * values["layers"]
         else:

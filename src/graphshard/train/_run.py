@@ -66,6 +66,7 @@ from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
 from ._config import (
+    NEED_IN_EDGES,
     FullBatchConfig,
     ResolvedConfig,
     ResolvedSampledConfig,
@@ -75,8 +76,21 @@ from ._config import (
 from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._links import LinkPredictor, LinkScorer
-from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
+from ._models import (
+    GAT,
+    GCN,
+    HGT,
+    RGCN,
+    SAGE,
+    GATv2,
+    InputDropout,
+    ModelFeatures,
+    NodeClassifier,
+    TypedNetwork,
+    TypedRGCN,
+)
 from ._optimizer import Descent
+from ._own_model import ModelSchema, build_own_model
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
 from ._tasks import ACCURACY, Classes, Links, gather_rows, needs_all, widened
@@ -125,27 +139,26 @@ class TrainingRun:
         shard: TrainingShard | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.config: ResolvedConfig = config.resolved()
         self._progress = progress
         self._memory = PeakMemory()
-        self._shard = load_shard(self.config) if shard is None else shard
+        self._shard = load_shard(config.resolved()) if shard is None else shard
+        self.config: ResolvedConfig = config.resolved(self._shard.facts)
         if self._shard.device.type == "cuda":
             torch.cuda.set_device(self._shard.device)
         self._device_memory = PeakDeviceMemory(self._shard.device)
         self._learner = Learner(self._shard, self.config)
         graph = self._learner.graph
-        if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
+        is_plain = not self._shard.is_typed
+        if config.model in NEED_IN_EDGES and is_plain and graph.any_zero_in_degree():
             raise ValueError(
-                f"{config.model} needs every node to have an in-edge, and some have none; "
-                "partition the graph again with self loops (graphshard partition --self-loops)"
+                f"{config.model} needs every node to have an in-edge, and some have none; leave "
+                "out self_loops=False (--no-self-loops)"
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
         if self._learner.links is not None and "train" in self._splits:
-            self._splits.remove(
-                "train"
-            )  # to rank what was learnt would take longest, and say least
+            self._splits.remove("train")  # ranks of what was learnt take longest, and say least
         if rank() == 0:
-            for text in _settings_without_effect(config, self._shard):
+            for text in _settings_without_effect(config, self.config, self._shard):
                 warnings.warn(text, stacklevel=2)
         self._history = History()
         folder = self.config.run
@@ -155,6 +168,8 @@ class TrainingRun:
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
+        for note in self._shard.notes:
+            self._report(note=note)
         self._tell_of_rounding()
         if self._checkpoints is not None and config.resume:
             try:
@@ -399,10 +414,9 @@ class TrainingRun:
 
 
 def _settings_without_effect(
-    config: FullBatchConfig | SampledConfig, shard: TrainingShard
+    config: FullBatchConfig | SampledConfig, resolved: ResolvedConfig, shard: TrainingShard
 ) -> Iterator[str]:
     """A line for each setting that was given and changes nothing on this graph."""
-    resolved: ResolvedConfig = config.resolved()
     if resolved.layers == 1 and config.heads is not None:
         yield f"heads={config.heads} has no effect: it is of hidden layers, and layers=1 has none"
     needs_width = shard.is_typed or len(shard.features) < len(shard.data.node_type_names)
@@ -921,23 +935,24 @@ class Learner:
         self._host, self._shard, self._config = shard, shard.on_device(), config
         self.device = shard.device
         torch.manual_seed(config.seed)
-        network = build_model(shard, config)
-        self.model: NodeClassifier | EdgeNetwork = network
+        #: What gives rows to nodes: the model, or the part of it before a predictor.
+        self.network = build_model(shard, config)
+        self.model: nn.Module = self.network
         if shard.edges is not None:
-            self.model = edge_network(network, shard, config)
+            self.model = edge_network(self.network, shard, config)
         self.model.to(config.torch_dtype)
         for module in self.model.modules():
             if isinstance(module, InputDropout) and shard.target in self._shard.features:
                 module.mark_constant(self._shard.features[shard.target])
-        width = self.model.exchanged_width()
+        width = self.exchanged_width()
         self.graph = self._shard.graph(config, width)
         self.graphs: list[GraphShardManager] = [self.graph] * config.layers
         tables = {
-            t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
+            t: Table(shard.original_ids[t], shard.num_all[t], self.table_width)
             for t in shard.data.node_type_names
             if t not in shard.features
         }
-        first = network.one_hot if isinstance(network, RGCN) else None
+        first = self.network.one_hot if isinstance(self.network, RGCN) else None
         #: The graph of the first layer, where its sources are pairs of a node and a relation.
         self.pairs: PartitionData | None = None
         if first is not None:
@@ -954,7 +969,7 @@ class Learner:
             **{f"model/{name}": p for name, p in self.model.named_parameters()},
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
-        chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
+        chosen = {id(p) for p in [*self._penalized_parameters(), *self.embeddings.rows]}
         penalized = [p for p in self._named.values() if id(p) in chosen]
         others = [p for p in self._named.values() if id(p) not in chosen]
         self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
@@ -970,11 +985,27 @@ class Learner:
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
 
+    @property
+    def table_width(self) -> int:
+        """Width of rows that are learnt for nodes without features."""
+        return int(getattr(self.network, "table_width", self._config.hidden))
+
+    def exchanged_width(self) -> int:
+        """A bound on the columns of the rows that ranks exchange; of an own model, a guess."""
+        own = getattr(self.network, "exchanged_width", None)
+        if own is not None:
+            return int(own())
+        return max(self._config.hidden, *self._shard.feature_widths.values(), 1)
+
+    def _penalized_parameters(self) -> list[nn.Parameter]:
+        own = getattr(self.network, "penalized_parameters", None)
+        return list(self.network.parameters() if own is None else own())
+
     def host_graph(self) -> GraphShardManager:
         """The graph on the CPU, as samplers want it; collective."""
         if self.device.type == "cpu":
             return self.graph
-        return self._host.graph(self._config, self.model.exchanged_width())
+        return self._host.graph(self._config, self.exchanged_width())
 
     def scores(self) -> Tensor:
         """Scores of this rank's rows, nodes of the target type or edges; collective."""
@@ -1275,25 +1306,52 @@ def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None
     return weights * (numbers.sum() / total)
 
 
-def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     """The configured model for a graph, with weights from torch's default generator."""
-    hidden, layers = config.hidden, config.layers
-    classes, dropout = shard.out_width(config), config.dropout
-    if shard.is_typed:
-        widths = {t: f.shape[1] for t, f in shard.features.items()}
-        types = shard.data.canonical_etypes, shard.data.node_type_names, shard.targets
+    hidden, layers, heads = config.hidden, config.layers, config.heads
+    classes, dropout, name = shard.out_width(config), config.dropout, config.model
+    widths = shard.feature_widths
+    if ":" in name:
+        arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
+        return build_own_model(
+            name, model_schema(shard, hidden), arguments | dict(config.model_args or {})
+        )
+    types = shard.data.canonical_etypes, shard.data.node_type_names, shard.targets
+    if name == "hgt":
+        return HGT(widths, *types, hidden, classes, layers, heads, dropout)
+    if shard.is_typed and name == "rgcn":
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
-    features = shard.features.get(shard.target)
-    if config.model == "rgcn":
-        in_feats = None if features is None else features.shape[1]
+    if shard.is_typed:
+        how = config.aggregator
+        return TypedNetwork(name, widths, *types, hidden, classes, layers, heads, dropout, how)
+    in_feats = widths.get(shard.target)
+    if name == "rgcn":
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
-    width = hidden if features is None else features.shape[1]
-    if config.model == "gat":
-        return GAT(width, hidden, classes, layers, config.heads, dropout)
-    if config.model == "gcn":
-        return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    width = hidden if in_feats is None else in_feats
+    model: NodeClassifier
+    if name in ("gat", "gatv2"):
+        kind = GAT if name == "gat" else GATv2
+        model = kind(width, hidden, classes, layers, heads, dropout)
+    elif name == "gcn":
+        model = GCN(width, hidden, classes, layers, dropout)
+    else:
+        model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    model.add_own_rows_and_norms(config.residual, config.norm)
+    return model
+
+
+def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
+    """What a model of the user's own is told about a graph."""
+    names = shard.data.node_type_names
+    return ModelSchema(
+        node_types=names,
+        canonical_etypes=shard.data.canonical_etypes,
+        target=shard.targets,
+        node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
+        edge_fields=shard.edge_fields,
+        num_relations=shard.num_relations,
+    )
 
 
 def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfig) -> EdgeNetwork:

@@ -27,8 +27,9 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._config import ResolvedConfig, RunConfig
+from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
 from ._edges import TargetEdges
+from ._graph_edges import with_both_directions, with_self_loops
 from ._links import LinkFacts, held_out, link_facts
 from ._tasks import (
     EDGE_CLASSIFICATION,
@@ -44,6 +45,7 @@ from ._tasks import (
     chosen_metrics,
 )
 
+_MOST_NAMED = 3  # relations in a line
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
 
@@ -93,6 +95,8 @@ class TrainingShard:
     num_relations: int
     device: torch.device
     class_names: tuple[str, ...] = ()
+    facts: GraphFacts | None = None
+    notes: tuple[str, ...] = ()
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -115,6 +119,16 @@ class TrainingShard:
             label=self.label.to(device),
             rows={split: rows.to(device) for split, rows in self.rows.items()},
         )
+
+    @property
+    def feature_widths(self) -> dict[str, int]:
+        """Node type to the width of its features; types without are absent."""
+        return {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+
+    @property
+    def edge_fields(self) -> dict[CanonicalEType, tuple[str, ...]]:
+        """Relation to the names of what a model finds on its edges."""
+        return {}
 
     @property
     def is_typed(self) -> bool:
@@ -179,6 +193,7 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
         shard = _without_held_out(shard, config)
     shard = _counted(shard, config)
     _check_model(shard, config)
+    shard = _with_edges_added(shard, config)
     _warn(shard, config)
     return shard
 
@@ -552,10 +567,12 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"{config.data} is described as having {said} {name}, but the number {counted - 1} "
                 f"occurs; partition the graph again"
             )
+    num_train = dict(zip(SPLITS, counts, strict=True))["train"]
     if not is_multilabel:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
         shard,
+        facts=_facts(shard, num_train, shard.num_classes or num_classes),
         num_nodes=dict(zip(SPLITS, counts, strict=True)),
         num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
@@ -602,6 +619,58 @@ def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(mean), tuple(math.sqrt(value) or 1.0 for value in variance)
 
 
+def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
+    """What defaults depend on; collective."""
+    rows = shard.features.get(shard.target)
+    width = 0 if rows is None else rows.shape[1]
+    nonzero = 0 if rows is None else int(torch.count_nonzero(rows))
+    num_edges = sum(edges.num_edges for edges in shard.data.edges.values())
+    nonzero, num_edges = reduce_ints([nonzero, num_edges])
+    num_nodes = sum(shard.num_all.values())
+    return GraphFacts(
+        num_train=num_train,
+        num_classes=num_classes,
+        width=width,
+        density=nonzero / max(1, width * shard.num_all[shard.target]),
+        mean_degree=num_edges / max(1, num_nodes),
+        is_typed=shard.is_typed,
+    )
+
+
+def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard with self loops and the other direction, where these are wanted; collective."""
+    both, loops = config.both_directions, config.self_loops
+    notes = []
+    if both is None:
+        both = shard.is_typed or shard.relation is None
+    if loops is None:
+        loops = not shard.is_typed and config.model in NEED_IN_EDGES
+    data = shard.data
+    if both:
+        data, added = with_both_directions(data)
+        if added and not shard.is_typed:
+            (count,) = added.values()
+            notes.append(
+                f"edges go one way: added the reverse of {count:,} (--no-both-directions leaves "
+                "them as they are)"
+            )
+        elif added:
+            names = ", ".join(name for _, name, _ in list(added)[:_MOST_NAMED])
+            names += ", ..." if len(added) > _MOST_NAMED else ""
+            notes.append(
+                f"{len(added)} relations go one way ({names}): added the reverse of each, rev_... "
+                "(--no-both-directions leaves them as they are)"
+            )
+    if loops:
+        data, count = with_self_loops(data)
+        if count:
+            notes.append(
+                f"gave {count:,} nodes a self loop, as {config.model} wants (--no-self-loops "
+                "leaves them as they are)"
+            )
+    return replace(shard, data=data, notes=tuple(notes))
+
+
 def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
     """Whether the model fits the graph; depends on what is equal on all ranks alone."""
     if not shard.num_nodes["train"]:
@@ -611,10 +680,16 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             + (" has" if shard.links is not None else " has both a label and")
             + " train_mask set"
         )
-    if config.model != "rgcn" and shard.is_typed:
+    if config.self_loops and shard.is_typed:
         raise ValueError(
-            f"{config.model} needs a graph with one node type and one relation (got "
-            f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); use rgcn"
+            "self_loops is for graphs with one node type and one relation (got "
+            f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); leave it "
+            "out: layers of typed graphs see a node's own row"
+        )
+    if config.both_directions and not shard.is_typed and shard.relation is not None:
+        raise ValueError(
+            "both_directions is for graphs whose edges carry no relation numbers; partition the "
+            "data set with the inverse of every relation (graphshard partition --inverse)"
         )
     if config.model == "rgcn" and not shard.is_typed and shard.relation is None:
         raise ValueError(

@@ -46,7 +46,9 @@ class TableFlags:
         Unset("none"),
     ] = None
     node_id: Annotated[
-        str | None, "Column of nodes by which edges name them.", Unset("one called so, or the first")
+        str | None,
+        "Column of nodes by which edges name them.",
+        Unset("one called so, or the first"),
     ] = None
     source: Annotated[
         str | None,
@@ -58,9 +60,7 @@ class TableFlags:
         "Column of edges with the id of the node where an edge ends.",
         Unset("target, dst or the like, or the second"),
     ] = None
-    label: Annotated[
-        str | None, "Column of nodes, or of edges, to learn.", Unset("none")
-    ] = None
+    label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
     split: Annotated[
         str | None,
         "Fractions for training, validation and test, such as 0.6,0.2,0.2, or a column that says "
@@ -78,7 +78,8 @@ class TableFlags:
         Unset("drop"),
     ] = None
     parallel: Annotated[
-        Parallel | None, "Edges with the same two ends: keep all, or drop all but the first.",
+        Parallel | None,
+        "Edges with the same two ends: keep all, or drop all but the first.",
         Unset("keep"),
     ] = None
     delimiter: Annotated[

@@ -24,7 +24,7 @@ from ..._base.typing import Unset
 from ...data.prepare import Preparation, has_relations, read_dataset
 from ...data.task import partition_dataset
 from ...partition.format import read_config
-from .._config import BALANCED, FullBatchConfig, SampledConfig
+from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
 from .._result import EpochReport, SamplingReport, TrainResult
 from .._run_folder import check_run_folder
 from .._tasks import ACCURACY
@@ -182,7 +182,7 @@ def _partitioned(
         json_path = partition_json(path)
         yield _with_data(config, json_path), workers or read_config(json_path).num_parts
         return
-    wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
+    wants_loops = config.model in NEED_IN_EDGES and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
     with TemporaryFolder() if config.run is None else contextlib.nullcontext(config.run) as folder:
