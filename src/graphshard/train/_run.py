@@ -1066,7 +1066,7 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
-        for parameter in self.model.parameters():
+        for parameter in self._named.values():
             # Weight decay falls alike on what has no gradient, and on what has one of zeros because
             # other ranks asked for rows.
             if parameter.requires_grad and parameter.grad is None:
