@@ -144,7 +144,56 @@ def edge_values() -> graphshard.Graph:
     return graph
 
 
+def set_links(graph: graphshard.Graph, etype: Any, seed: int) -> None:
+    """Edges of three splits, and a few that are in none."""
+    count = graph.num_edges(etype)
+    order = torch.randperm(count, generator=_random(seed))
+    bounds = [0, count // 2, count // 2 + count // 5, count - 5]
+    for split, start, stop in zip(("train", "val", "test"), bounds, bounds[1:], strict=False):
+        mask = torch.zeros(count, dtype=torch.bool)
+        mask[order[start:stop]] = True
+        graph.edges[etype].data[f"{split}_mask"] = mask
+
+
+def plain_links() -> graphshard.Graph:
+    """A plain graph with both directions of every edge."""
+    graph = graphshard.to_bidirected(plain_graph())
+    graph.ndata["feat"] = plain_graph().ndata["feat"]
+    set_links(graph, ("_N", "_E", "_N"), 40)
+    return graph
+
+
+def relation_links() -> graphshard.Graph:
+    """A knowledge graph with the inverse of each relation, without features."""
+    src = torch.randint(0, NUM_NODES, (90,), generator=_random(41))
+    dst = torch.randint(0, NUM_NODES, (90,), generator=_random(42))
+    etype = torch.randint(0, 3, (90,), generator=_random(43))
+    ends = torch.cat([src, dst]), torch.cat([dst, src])
+    graph = graphshard.graph(ends, num_nodes=NUM_NODES)
+    graph.edata["etype"] = torch.cat([etype, etype + 3])
+    set_links(graph, ("_N", "_E", "_N"), 44)
+    for split in ("train", "val", "test"):
+        graph.edata[f"{split}_mask"][90:] = False
+    return graph
+
+
+def typed_links() -> graphshard.Graph:
+    """Authors and the papers that they write, with the reverse relation of the same edges."""
+    graph = typed_graph()
+    src, dst = graph.edges(etype="writes")
+    typed = {etype: graph.edges(etype=etype) for etype in graph.canonical_etypes}
+    typed["paper", "rev_writes", "author"] = dst, src
+    sizes = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+    both = graphshard.heterograph(typed, sizes)
+    both.nodes["author"].data["feat"] = graph.nodes["author"].data["feat"]
+    set_links(both, ("author", "writes", "paper"), 45)
+    return both
+
+
 GRAPHS = {
+    "plain_links": plain_links,
+    "relation_links": relation_links,
+    "typed_links": typed_links,
     "edge_classes": edge_classes,
     "edge_values": edge_values,
     "plain": plain_graph,

@@ -33,7 +33,11 @@ NEED_IN_EDGES = ("gcn", "gat", "gatv2")
 BALANCED = "balanced"
 
 TaskName = Literal[
-    "node classification", "node regression", "edge classification", "edge regression"
+    "node classification",
+    "node regression",
+    "edge classification",
+    "edge regression",
+    "link prediction",
 ]
 
 
@@ -98,7 +102,7 @@ FREE_FIELDS = frozenset(
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
 _NEWER_FIELDS = frozenset(
     "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
-    "both_directions norm residual task loss metrics".split()
+    "both_directions norm residual task loss metrics predictor negatives".split()
 )
 
 DEFAULT_FANOUT = 10
@@ -236,13 +240,27 @@ class RunConfig:
         "float32"
     )
     task: Annotated[TaskName | None, "What to learn.", Unset("what the partition is for")] = None
-    loss: Annotated[Literal["mse", "l1"] | None, "What is minimised, for values.", Unset("mse")] = (
-        None
-    )
+    loss: Annotated[
+        Literal["mse", "l1", "softmax", "bce"] | None,
+        "What is minimised: mse or l1 for values; for links softmax, of an edge among negatives, "
+        "or bce, of each.",
+        Unset("mse; softmax"),
+    ] = None
+    predictor: Annotated[
+        Literal["dot", "distmult"] | None,
+        "Links: how the rows of both ends make a score; distmult: with factors of the relation.",
+        Unset("dot; distmult where edges carry relation numbers"),
+    ] = None
+    negatives: Annotated[
+        int | None,
+        "Links: nodes drawn in a step as wrong ends, for all its edges.",
+        Lowest(1),
+        Unset("256"),
+    ] = None
     metrics: Annotated[
         str | None,
         "What is computed in evaluations, words between commas, such as accuracy,macro_f1,auroc,"
-        "average_precision or rmse,mae; the first chooses the best model.",
+        "average_precision, or rmse,mae, or mrr,hits@10; the first chooses the best model.",
         Unset("the usual ones of the task"),
     ] = None
     autocast: Annotated[

@@ -8,9 +8,9 @@ come from the ranks that own them, in one exchange, which `NodeRows` plans once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,20 @@ class TargetEdges:
     """This rank's edges that are in a split and have a label; the rows of the task.
 
     Args:
+        index: int64 ``[n]``, which of the edges into this rank's nodes they are, as the part has
+            them.
         src: int64 ``[n]``, global ids of the sources, of any rank.
         dst: int64 ``[n]``, global ids of the destinations, of this rank.
         feat: ``[n, width]``, features of the edges; None without.
+        etype: int64 ``[n]``, relation numbers of the edges; 0 without.
     """
 
     relation: CanonicalEType
+    index: Tensor
     src: Tensor
     dst: Tensor
     feat: Tensor | None
+    etype: Tensor
 
     def __len__(self) -> int:
         return self.src.numel()
@@ -47,12 +52,20 @@ class TargetEdges:
 
     def at(self, rows: Tensor) -> TargetEdges:
         """Some of them."""
-        feat = None if self.feat is None else self.feat[rows]
-        return replace(self, src=self.src[rows], dst=self.dst[rows], feat=feat)
+        return self._of_each(lambda values: values[rows])
 
     def to(self, device: torch.device) -> TargetEdges:
-        feat = None if self.feat is None else self.feat.to(device)
-        return replace(self, src=self.src.to(device), dst=self.dst.to(device), feat=feat)
+        return self._of_each(lambda values: values.to(device))
+
+    def _of_each(self, function: Callable[[Tensor], Tensor]) -> TargetEdges:
+        return TargetEdges(
+            relation=self.relation,
+            index=function(self.index),
+            src=function(self.src),
+            dst=function(self.dst),
+            feat=None if self.feat is None else function(self.feat),
+            etype=function(self.etype),
+        )
 
 
 class NodeRows:
@@ -109,9 +122,7 @@ class EdgeNetwork(nn.Module):
     ``model(graphs, features)`` is node type to rows; `score` is for edges.
     """
 
-    predictor: EdgePredictor
-
-    def __init__(self, network: nn.Module, predictor: EdgePredictor, ntypes: Sequence[str]) -> None:
+    def __init__(self, network: nn.Module, predictor: nn.Module, ntypes: Sequence[str]) -> None:
         super().__init__()
         self.network, self.predictor = network, predictor
         self._ntypes = tuple(ntypes)
@@ -133,36 +144,61 @@ class EdgeNetwork(nn.Module):
         return list(self.network.penalized_parameters())  # type: ignore[operator]
 
 
-class EdgeOrder:
-    """Which edges, and so which seeds, a step of sampled training takes; see `BatchOrder`.
+class EpochOfEdges(NamedTuple):
+    """The order of an epoch."""
 
-    Making it is collective. Each rank takes its own edges; one that has run out takes none.
+    epoch: int
+    order: Tensor  # of this rank's edges
+    wrong: Mapping[str, Tensor]  # node type to ids ``[num_steps, n]`` that are drawn besides
+
+
+class EdgeOrder:
+    """Which edges, and so which seeds, a step of sampled training takes.
+
+    It is for the ``order`` of `graphshard.sampling.DataLoader`. Making it is collective. Each rank
+    takes its own edges; one that has run out takes none.
+
+    Args:
+        wrong: Called on all ranks with an epoch and the number of steps, for further seeds.
     """
 
-    def __init__(self, edges: TargetEdges, batch_size: int, seed: int) -> None:
-        self._edges, self._seed = edges, seed
-        sizes = gather_int(len(edges))
-        self._batch_size = batch_size or max(1, *sizes)
-        self._sizes = sizes
-        self.num_steps = -(-max(sizes) // self._batch_size)
+    def __init__(
+        self,
+        edges: TargetEdges,
+        batch_size: int,
+        seed: int,
+        wrong: Callable[[int, int], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        self._edges, self._seed, self._wrong = edges, seed, wrong
+        self._sizes = gather_int(len(edges))
+        self._batch_size = batch_size or max(1, *self._sizes)
+        self.num_steps = -(-max(self._sizes) // self._batch_size)
+        self._latest = EpochOfEdges(-1, torch.empty(0), {})
 
-    def of_epoch(self, epoch: int) -> Tensor:
-        """The order of this rank's edges in an epoch."""
-        generator = torch.Generator().manual_seed(_seed_of(self._seed, rank(), epoch))
-        return torch.randperm(len(self._edges), generator=generator)
+    def of_epoch(self, epoch: int) -> EpochOfEdges:
+        """The order of an epoch; collective when it is first asked for."""
+        if self._latest.epoch != epoch:
+            generator = torch.Generator().manual_seed(_seed_of(self._seed, rank(), epoch))
+            order = torch.randperm(len(self._edges), generator=generator)
+            wrong = {} if self._wrong is None else self._wrong(epoch, self.num_steps)
+            self._latest = EpochOfEdges(epoch, order, wrong)
+        return self._latest
 
     def num_global(self, step: int) -> int:
         """Edges of all ranks together at a step."""
         first = step * self._batch_size
         return sum(max(0, min(self._batch_size, size - first)) for size in self._sizes)
 
-    def edges(self, order: Tensor, step: int) -> Tensor:
+    def edges(self, order: EpochOfEdges, step: int) -> Tensor:
         """Which of this rank's edges a step takes."""
-        return order[step * self._batch_size : (step + 1) * self._batch_size]
+        return order.order[step * self._batch_size : (step + 1) * self._batch_size]
 
-    def batch(self, order: Tensor, step: int) -> dict[str, Tensor]:
-        """Node type to the ends of a step's edges, ascending."""
-        return distinct_ends(self._edges.at(self.edges(order, step)))
+    def batch(self, order: EpochOfEdges, step: int) -> dict[str, Tensor]:
+        """Node type to the ends of a step's edges and what is drawn besides, ascending."""
+        ends = distinct_ends(self._edges.at(self.edges(order, step)))
+        for ntype, ids in order.wrong.items():
+            ends[ntype] = torch.unique(torch.cat([ends[ntype], ids[step]]))
+        return ends
 
 
 def distinct_ends(edges: TargetEdges) -> dict[str, Tensor]:

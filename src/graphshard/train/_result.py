@@ -27,6 +27,7 @@ class Evaluation:
         val_loss: Mean loss over the validation nodes; None if there are none.
         metrics: Name of any other metric, such as ``"auroc"``, to split to its value.
         main: The metric by which a model is chosen.
+        by_relation: Of links with relation numbers: the number to such metrics.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class Evaluation:
     val_loss: float | None
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     main: str = ACCURACY
+    by_relation: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def values(self) -> dict[str, dict[str, float]]:
         """All metrics, the main one first: name to split to value."""
@@ -152,7 +154,7 @@ class TrainResult:
 
 
 _EVALUATION_FIELDS = {"epoch", "accuracy", "val_loss"}
-_NEWER_FIELDS = {"metrics", "main"}  # which checkpoints of former versions lack
+_NEWER_FIELDS = {"metrics", "main", "by_relation"}  # which checkpoints of former versions lack
 
 
 @dataclass
@@ -185,7 +187,8 @@ class History:
         values[_TOP] = values.pop("top_score")
         for evaluation in (values["best"], values["last"]):
             if evaluation is not None and not evaluation["metrics"]:
-                del evaluation["metrics"], evaluation["main"]
+                for name in _NEWER_FIELDS:
+                    del evaluation[name]
         return json.loads(json.dumps(values), parse_constant=_NAMES.get)
 
     @classmethod
@@ -313,14 +316,24 @@ def _evaluation(name: str, value: Any) -> Evaluation | None:
     metrics, main = value.get("metrics", {}), value.get("main", ACCURACY)
     _check(f"{name}.epoch", epoch, type(epoch) is int and epoch >= 0)
     _check(f"{name}.accuracy", accuracy, _is_by_split(accuracy))
-    is_right = isinstance(metrics, dict) and all(map(_is_by_split, metrics.values()))
-    _check(f"{name}.metrics", metrics, is_right)
+    by_relation = value.get("by_relation", {})
+    for what, of_all in (("metrics", {"": metrics}), ("by_relation", by_relation)):
+        is_right = isinstance(of_all, dict) and all(
+            isinstance(named, dict) and all(map(_is_by_split, named.values()))
+            for named in of_all.values()
+        )
+        _check(f"{name}.{what}", of_all, is_right)
     _check(f"{name}.val_loss", val_loss, val_loss is None or type(val_loss) is float)
     of_main = accuracy if main == ACCURACY else metrics.get(main) if type(main) is str else None
     is_right = of_main is not None and (val_loss is None or "val" in of_main)
     _check(f"{name}.main", main, is_right)
     return Evaluation(
-        epoch=epoch, accuracy=dict(accuracy), val_loss=val_loss, metrics=dict(metrics), main=main
+        epoch=epoch,
+        accuracy=dict(accuracy),
+        val_loss=val_loss,
+        metrics=dict(metrics),
+        main=main,
+        by_relation=dict(by_relation),
     )
 
 

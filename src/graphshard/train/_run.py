@@ -76,6 +76,7 @@ from ._config import (
 )
 from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
+from ._links import LinkPredictor, LinkScorer
 from ._models import (
     GAT,
     GCN,
@@ -93,7 +94,7 @@ from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
-from ._tasks import ACCURACY, Classes, gather_rows, needs_all, widened
+from ._tasks import ACCURACY, Classes, Links, gather_rows, needs_all, widened
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -107,6 +108,8 @@ _REPORT_SECONDS = 0.5
 
 FEATURES, LABELS, CATEGORIES = "feat", "label", "categories"
 """Names of features, labels and categories on blocks."""
+
+NUM_NEGATIVES = 256
 
 IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
@@ -153,6 +156,10 @@ class TrainingRun:
                 "out self_loops=False (--no-self-loops)"
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
+        if self._learner.links is not None and "train" in self._splits:
+            self._splits.remove(
+                "train"
+            )  # to rank what was learnt would take longest, and say least
         if rank() == 0:
             for text in _settings_without_effect(config, self.config, self._shard):
                 warnings.warn(text, stacklevel=2)
@@ -339,12 +346,20 @@ class TrainingRun:
                 values |= task.of_all(*self._learner.gathered(scores, split))
             for name, value in values.items():
                 metrics[name][split] = value
+        by_relation: dict[str, dict[str, dict[str, float]]] = {}
+        if isinstance(task, Links) and task.num_relations > 1:
+            for split in splits:
+                for number, values in task.by_relation(sums[split][:-1]).items():
+                    of_relation = by_relation.setdefault(number, {})
+                    for name, value in values.items():
+                        of_relation.setdefault(name, {})[split] = value
         evaluation = Evaluation(
             epoch=self._history.epoch,
             accuracy=metrics.pop(ACCURACY, {}),
             val_loss=losses.get("val"),
             metrics=metrics,
             main=task.metrics[0],
+            by_relation=by_relation,
         )
         self._split_losses = losses
         return loss, evaluation
@@ -364,6 +379,7 @@ class TrainingRun:
             "loss": loss,
             "losses": self._split_losses,
             "metrics": evaluation.values(),
+            **({"by_relation": evaluation.by_relation} if evaluation.by_relation else {}),
             "seconds": dict(zip(("epoch", "evaluation"), slowest, strict=True)),
             "bytes": gather_int(bytes_sent),
             "memory": gather_int(self._memory.above_start()),
@@ -459,7 +475,7 @@ class FullBatchRun(TrainingRun):
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
-        return learner.descend(learner.training_loss(), f"epoch {epoch + 1}")
+        return learner.descend(learner.training_loss(epoch), f"epoch {epoch + 1}")
 
 
 def train_full_batch(
@@ -505,7 +521,7 @@ class SampledRun(TrainingRun):
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
         self._order: EdgeOrder | None = None
-        self._epoch_order = -1, torch.empty(0)
+        self._wrong_ids: list[Tensor] = []
         most = 1
         if shard.edges is None:
             first = shard.data.node_map(shard.target).starts[shard.data.rank]
@@ -514,7 +530,8 @@ class SampledRun(TrainingRun):
         else:
             seeds = shard.rows["train"][:0]
             training = shard.edges.at(shard.rows["train"])
-            self._order = EdgeOrder(training, config.batch_size, config.seed)
+            wrong = None if self._learner.links is None else self._wrong
+            self._order = EdgeOrder(training, config.batch_size, config.seed, wrong)
         self._loader = DataLoader(
             self._inputs.graph,
             {shard.target: seeds},
@@ -588,19 +605,43 @@ class SampledRun(TrainingRun):
                 rows_in_block(blocks[-1], scores, ntype, ids) for ntype, ids in edges.ends
             )
             learnt = [*learnt, *scores.values()]
-            scores = learner.score(sources, destinations, edges)
+            if learner.links is not None:
+                drawn = self._drawn(blocks, scores)
+                total = learner.links.loss_of(sources, destinations, edges, drawn)
+            else:
+                scores = learner.score(sources, destinations, edges)
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = self._shard.task.loss(scores, labels, learner.class_weights) / num_seeds
+        if learner.links is None:
+            total = self._shard.task.loss(scores, labels, learner.class_weights)
+        loss = total / num_seeds
         loss = anchor(loss, *learnt)
         return learner.descend(loss, when) * num_seeds, num_rows
+
+    def _wrong(self, epoch: int, num_steps: int) -> dict[str, Tensor]:
+        """Ids that are drawn as wrong ends, by type; collective."""
+        links = self._learner.links
+        assert links is not None
+        self._wrong_ids = links.wrong(epoch, num_steps)
+        by_type: dict[str, Tensor] = {}
+        for ntype, ids in zip(links.sides, self._wrong_ids, strict=True):
+            by_type[ntype] = torch.cat([by_type[ntype], ids], 1) if ntype in by_type else ids
+        return by_type
+
+    def _drawn(self, blocks: MiniBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Rows and ids of what is drawn for each side of a step's edges."""
+        links = self._learner.links
+        assert links is not None
+        drawn = []
+        for ntype, of_steps in zip(links.sides, self._wrong_ids, strict=True):
+            ids = of_steps[blocks.step].to(self._learner.device)
+            drawn.append((rows_in_block(blocks[-1], rows, ntype, ids), ids))
+        return drawn
 
     def _edges_of(self, blocks: MiniBatch) -> tuple[TargetEdges, Tensor]:
         """The edges of a step, and their labels."""
         assert self._order is not None
         assert self._shard.edges is not None
-        if self._epoch_order[0] != blocks.epoch:
-            self._epoch_order = blocks.epoch, self._order.of_epoch(blocks.epoch)
-        chosen = self._order.edges(self._epoch_order[1], blocks.step)
+        chosen = self._order.edges(self._order.of_epoch(blocks.epoch), blocks.step)
         rows = self._shard.rows["train"][chosen]
         device = self._learner.device
         return self._shard.edges.at(rows).to(device), self._shard.label[rows].to(device)
@@ -952,6 +993,10 @@ class Learner:
         self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
         self.optimizer = self.descent.optimizer
         self._sources: dict[str | None, NodeRows] = {}
+        #: Losses and ranks of link prediction; None of other tasks.
+        self.links: LinkScorer | None = None
+        if self._shard.links is not None:
+            self.links = link_scorer(self._shard, self.model, config)
         #: Factor of the loss of each class, or None.
         self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
@@ -1028,9 +1073,11 @@ class Learner:
         with self._autocast():
             return self.model(graphs, features)
 
-    def training_loss(self) -> Tensor:
+    def training_loss(self, epoch: int) -> Tensor:
         """This rank's share of the mean loss over the training rows of all ranks; collective."""
         rows = self.node_rows()
+        if self.links is not None:
+            return self.links.loss(rows, "train", epoch) / self._shard.num_nodes["train"]
         if self._shard.edges is None:
             return self.loss(rows, "train")
         scores = self._edge_scores(rows, "train")
@@ -1105,14 +1152,20 @@ class Learner:
         raise_everywhere(error)
 
     @torch.no_grad()
-    def evaluation_scores(self) -> Tensor:
-        """The scores of all rows without dropout; collective."""
+    def evaluation_scores(self) -> Any:
+        """The scores of all rows without dropout, or for links rows of nodes; collective."""
         self.model.eval()
-        return self.scores()
+        return self.node_rows() if self.links is not None else self.scores()
 
     @torch.no_grad()
-    def numbers(self, scores: Tensor, split: str) -> list[float]:
-        """Of a split, what its metrics are summed from, and this rank's share of the loss."""
+    def numbers(self, scores: Any, split: str) -> list[float]:
+        """Of a split, what its metrics are summed from, and this rank's share of the loss.
+
+        Collective for links.
+        """
+        if self.links is not None:
+            share = self.links.loss(scores, split, -1) / self._shard.num_nodes[split]
+            return [*self.links.numbers(scores, split), float(share)]
         rows = self._shard.rows[split]
         sums = self._shard.task.summands(scores[rows], self._shard.label[rows])
         return [*sums, float(self.loss(scores, split))]
@@ -1345,9 +1398,36 @@ def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfi
     """A network with what scores edges, with weights from torch's default generator."""
     assert shard.edges is not None
     feat, width = shard.edges.feat, shard.out_width(config)
+    ntypes = shard.edges.relation[::2]
+    if isinstance(shard.task, Links):
+        has_factors = config.predictor == "distmult" or (
+            config.predictor is None and shard.relation is not None
+        )
+        factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
+        return EdgeNetwork(network, factors, ntypes)
     edge_width = 0 if feat is None else feat.shape[1]
     predictor = EdgePredictor(width, edge_width, shard.task.width, config.dropout)
-    return EdgeNetwork(network, predictor, shard.edges.relation[::2])
+    return EdgeNetwork(network, predictor, ntypes)
+
+
+def link_scorer(shard: TrainingShard, model: nn.Module, config: ResolvedConfig) -> LinkScorer:
+    """What losses and ranks of links are computed by; collective."""
+    assert isinstance(model, EdgeNetwork)
+    assert isinstance(model.predictor, LinkPredictor)
+    assert isinstance(shard.task, Links)
+    assert shard.edges is not None
+    assert shard.links is not None
+    return LinkScorer(
+        shard.task,
+        model.predictor,
+        shard.edges,
+        shard.rows,
+        shard.links,
+        shard.data,
+        shard.original_ids,
+        config.negatives or NUM_NEGATIVES,
+        config.seed,
+    )
 
 
 def one_hot_tables(

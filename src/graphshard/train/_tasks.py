@@ -220,6 +220,50 @@ class Values:
         return like.new_tensor(self.mean), like.new_tensor(self.deviation)
 
 
+HITS = (1, 3, 10)
+"""The ranks up to which an answer is a hit."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Edges that are told from pairs that are none; see `graphshard.train._links`.
+
+    MRR is the mean of 1 / rank, hits@k the share of ranks up to k, over all edges of a split and,
+    in `by_relation`, over those of a relation.
+    """
+
+    num_relations: int
+    kind: str = "softmax"  # of the loss
+    metrics: tuple[str, ...] = ("mrr", *(f"hits@{k}" for k in HITS))
+    width: int = 0
+
+    CHOICES: ClassVar = ("mrr", *(f"hits@{k}" for k in HITS))
+
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        raise NotImplementedError("the loss of links is of pairs, not of rows; see `link_loss`")
+
+    def summands(self, scores: Tensor, labels: Tensor) -> list[float]:
+        raise NotImplementedError("links are ranked; see `LinkScorer.numbers`")
+
+    def of_sums(self, sums: Sequence[float], num_rows: int) -> dict[str, float]:
+        return self._of(torch.tensor(sums, dtype=torch.float64).view(self.num_relations, -1).sum(0))
+
+    def by_relation(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
+        """Relation number to metrics, of those that have edges."""
+        by_number = torch.tensor(sums, dtype=torch.float64).view(self.num_relations, -1)
+        return {str(r): self._of(row) for r, row in enumerate(by_number) if row[0] > 0}
+
+    def _of(self, sums: Tensor) -> dict[str, float]:
+        values = dict(zip(self.CHOICES, (sums[1:] / sums[0]).tolist(), strict=True))
+        return {name: values[name] for name in self.metrics}
+
+    def of_all(self, scores: Tensor, labels: Tensor) -> dict[str, float]:
+        return {}
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        return widened(scores)
+
+
 def macro_f1(counts: Tensor) -> float:
     """Mean of F1 over the classes that are there or predicted, which is scikit-learn's.
 

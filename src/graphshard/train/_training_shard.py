@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +31,15 @@ from ._categories import CategoryTables
 from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
 from ._edges import TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
+from ._links import LinkFacts, held_out, link_facts
 from ._tasks import (
     EDGE_CLASSIFICATION,
     EDGE_REGRESSION,
+    LINK_PREDICTION,
     NODE_CLASSIFICATION,
     NODE_REGRESSION,
     Classes,
+    Links,
     SeveralLabels,
     Task,
     Values,
@@ -61,7 +65,9 @@ class TrainingShard:
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
         target: Node type that is predicted; of a task on edges that of the destinations.
-        edges: Of a task on edges, the rows.
+        edges: Of a task on edges, the rows. In link prediction those of val and test are not among
+            the edges of ``data``.
+        links: Of link prediction, all edges there are.
         task: What the network's scores mean.
         label: By owned row: ``[n]`` int64, a class, -1 where unknown; ``[n, num_classes]`` int64 of
             0 and 1, -1 where unknown; or float64 ``[n, k]``, values, NaN where unknown.
@@ -79,6 +85,7 @@ class TrainingShard:
     relation: tuple[Tensor, Tensor] | None
     target: str
     edges: TargetEdges | None
+    links: LinkFacts | None
     task_info: TaskInfo
     task: Task
     label: Tensor
@@ -110,6 +117,7 @@ class TrainingShard:
             edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             relation=relation,
             edges=None if self.edges is None else self.edges.to(device),
+            links=None if self.links is None else self.links.to(device),
             label=self.label.to(device),
             rows={split: rows.to(device) for split, rows in self.rows.items()},
         )
@@ -197,6 +205,8 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     elif error is not None:
         raise error
     assert shard is not None
+    if shard.task_info.kind == LINK_PREDICTION:
+        shard = _without_held_out(shard, config)
     shard = _counted(shard, config)
     _check_model(shard, config)
     shard = _with_edges_added(shard, config)
@@ -229,7 +239,12 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         relation, target, word = None, _target(data, task), "node"
         owner, fields = target, data.node_features
         num_all = data.node_map(target).num_ids
-    label, is_known = _labels(fields[f"{owner}/label"], owner, task, word)
+    if task.kind == LINK_PREDICTION:
+        assert relation is not None
+        label = torch.ones(data.edges[relation].num_edges, dtype=torch.int64)
+        is_known = label > 0
+    else:
+        label, is_known = _labels(fields[f"{owner}/label"], owner, task, word)
     if label.ndim == 1 and not label.is_floating_point():
         _check_numbers(label, num_all, f"{owner}/label", f"{word}s", config)
     for name, said, count in (
@@ -260,7 +275,9 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         rows[split] = (mask.to(torch.bool) & is_known).nonzero().view(-1)
     edge_features, edges = _edge_features(data, config.torch_dtype), None
     if relation is not None:
-        edges, label, rows = _target_edges(data, relation, edge_features, label, rows)
+        etype = _relation(data, config)
+        numbers = None if etype is None else etype[0]
+        edges, label, rows = _target_edges(data, relation, edge_features, numbers, label, rows)
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
@@ -270,6 +287,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         relation=_relation(data, config),
         target=target,
         edges=edges,
+        links=None,
         task_info=task,
         task=Classes(0),  # until all ranks have counted
         label=label,
@@ -286,18 +304,22 @@ def _read(config: ResolvedConfig) -> TrainingShard:
 def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
     """The task that the partition is for, or another one that is asked for."""
     kind = config.task or task.kind
-    if not kind.startswith("edge"):
+    if kind.startswith("node"):
         return task if kind == task.kind else replace(task, kind=kind, target=None)
     relation = task.target if isinstance(task.target, tuple) else None
-    labelled = [t for t in data.canonical_etypes if f"{etype_key(t)}/label" in data.edge_features]
-    if relation is None and len(labelled) == 1:
-        relation = labelled[0]
-    if relation not in labelled:
-        names = ", ".join(map(str, labelled))
+    field = "train_mask" if kind == LINK_PREDICTION else "label"
+    having = [t for t in data.canonical_etypes if f"{etype_key(t)}/{field}" in data.edge_features]
+    if relation is None and len(having) == 1:
+        relation = having[0]
+    if relation not in having:
+        names = ", ".join(map(str, having))
+        fields = "train_mask, val_mask and test_mask"
         raise ValueError(
-            f"one relation must have the feature 'label', of each edge, for {kind} ("
-            + (f"{len(labelled)} have: {names}" if labelled else "none has")
-            + "); set edata['label'], train_mask, val_mask and test_mask of it before partitioning"
+            f"{'one' if relation is None else 'the target'} relation must have the feature "
+            f"'{field}', of each edge, for {kind} ("
+            + (f"{len(having)} have: {names}" if having else "none has")
+            + f"); set {fields if kind == LINK_PREDICTION else f'label, {fields}'} in its edata "
+            "before partitioning"
         )
     return replace(task, kind=kind, target=relation)
 
@@ -306,6 +328,7 @@ def _target_edges(
     data: PartitionData,
     relation: CanonicalEType,
     features: Mapping[CanonicalEType, Tensor],
+    etype: Tensor | None,
     label: Tensor,
     rows: Mapping[str, Tensor],
 ) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
@@ -316,9 +339,11 @@ def _target_edges(
     feat = features.get(relation)
     edges = TargetEdges(
         relation=relation,
+        index=chosen,
         src=starts[of_relation.src_part[chosen].long()] + of_relation.src[chosen],
         dst=data.node_map(relation[2]).starts[data.rank] + of_relation.dst[chosen].long(),
         feat=None if feat is None else feat[chosen],
+        etype=torch.zeros_like(chosen) if etype is None else etype[chosen],
     )
     return edges, label[chosen], {s: torch.searchsorted(chosen, r) for s, r in rows.items()}
 
@@ -489,6 +514,52 @@ def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
     return count.to(torch.float64).reciprocal()[group].unsqueeze(1)
 
 
+def _without_held_out(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard for link prediction, whose val and test edges carry no messages; collective.
+
+    Nor do their reverses, of a relation that the task names, or of a plain graph. Those are not
+    trained on either.
+    """
+    edges = shard.edges
+    assert edges is not None
+    data, relation, etype = shard.data, edges.relation, None
+    num_relations = 1
+    if shard.relation is not None:
+        etype = shard.relation[0]
+        (most,) = reduce_ints([int(etype.max()) + 1 if etype.numel() else 1], "max")
+        num_relations = max(most, shard.num_relations)
+    facts = link_facts(data, relation, etype, num_relations)
+    is_evaluated = torch.zeros(data.edges[relation].num_edges, dtype=torch.bool)
+    for split in ("val", "test"):
+        is_evaluated[edges.index[shard.rows[split]]] = True
+    reverse_of = shard.task_info.reverse_of
+    if reverse_of is None and not shard.is_typed and etype is None:
+        reverse_of = relation
+    if reverse_of is not None and (reverse_of[0], reverse_of[2]) != (relation[2], relation[0]):
+        raise ValueError(
+            f"the reverse of {relation} must go from '{relation[2]}' to '{relation[0]}' (got "
+            f"{reverse_of}); partition again"
+        )
+    data, kept = held_out(data, relation, etype, is_evaluated, reverse_of, num_relations)
+    train = shard.rows["train"]
+    is_left = kept[relation][edges.index[train]]
+    changed: dict[str, Any] = {}
+    for name in ("edge_features", "edge_weights"):
+        columns = dict(getattr(shard, name))
+        for of_type, is_kept in kept.items():
+            if of_type in columns:
+                columns[of_type] = columns[of_type][is_kept]
+        changed[name] = columns
+    if etype is not None:
+        left = etype[kept[relation]]
+        dst = data.edges[relation].dst
+        norm = relation_norm(dst, left, num_relations).to(config.torch_dtype)
+        changed["relation"] = left, norm
+    return replace(
+        shard, data=data, rows={**shard.rows, "train": train[is_left]}, links=facts, **changed
+    )
+
+
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
     counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
@@ -530,16 +601,28 @@ def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
     """What scores mean; collective."""
     kind = shard.task_info.kind
     is_values = kind in (NODE_REGRESSION, EDGE_REGRESSION)
-    losses = ("mse", "l1") if is_values else ()
+    losses: tuple[str, ...] = ("mse", "l1") if is_values else ()
+    if kind == LINK_PREDICTION:
+        losses = ("softmax", "bce")
     if config.loss is not None and config.loss not in losses:
         choices = f"one of {', '.join(losses)}" if losses else "left out"
         raise ValueError(f"loss must be {choices} for {kind} (got {config.loss!r})")
+    for name in ("predictor", "negatives"):
+        value = getattr(config, name)
+        if value is not None and kind != LINK_PREDICTION:
+            raise ValueError(
+                f"{name} is for {LINK_PREDICTION} (got {name}={value!r}, {kind}); leave it out"
+            )
     if is_values:
         mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
         error = config.loss or "mse"
         usual = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
         metrics = chosen_metrics(config.metrics, Values.CHOICES, usual)
         return Values(len(mean), mean, deviation, error, metrics)
+    if kind == LINK_PREDICTION:
+        assert shard.links is not None
+        metrics = chosen_metrics(config.metrics, Links.CHOICES, Links.CHOICES)
+        return Links(shard.links.num_relations, config.loss or "softmax", metrics)
     made = SeveralLabels if shard.label.ndim == 2 else Classes
     return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, made.metrics))
 
@@ -653,7 +736,8 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
         raise ValueError(
             "there is nothing to train on: no "
             + (f"node of type '{shard.target}'" if shard.edges is None else "edge of the target")
-            + " has both a label and train_mask set"
+            + (" has" if shard.links is not None else " has both a label and")
+            + " train_mask set"
         )
     if config.self_loops and shard.is_typed:
         raise ValueError(
