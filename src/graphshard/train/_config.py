@@ -22,7 +22,7 @@ import torch
 
 from .._base.device import check_device_name, choose_device
 from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
-from ._defaults import PAPER, GraphFacts, defaults_of
+from ._defaults import MODEL_DEFAULTS, PAPER, GraphFacts, defaults_of
 
 MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 """Names of the networks that come with the package."""
