@@ -760,7 +760,7 @@ def columns_of(card: ModelCard, top: int | None) -> PredictionColumns:
 
 
 class ClassColumns:
-    """PredictionColumns of one class of several: the class by name, and the probability of each.
+    """Columns of one class of several: the class by name, and the probability of each.
 
     Args:
         names: Of the classes, in the order of the scores.
@@ -796,7 +796,7 @@ class ClassColumns:
 
 
 class SetColumns:
-    """PredictionColumns of several classes a row: the list of those of probability above 0.5, and each's."""
+    """Columns of several classes a row: those of probability above 0.5, and that of each."""
 
     def __init__(self, names: Sequence[str], labels: Labels | None) -> None:
         self.values = _class_values(names, labels)
@@ -834,7 +834,7 @@ def _probabilities(names: Sequence[str], predictions: Tensor) -> dict[str, pa.Ar
 
 
 def _value_columns(predictions: Tensor) -> dict[str, pa.Array]:
-    """PredictionColumns of real values: one, or one for each target."""
+    """Columns of real values: one, or one for each target."""
     import pyarrow as pa
 
     values = predictions.t().contiguous().numpy()

@@ -71,9 +71,11 @@ from ._config import (
     FullBatchConfig,
     ResolvedConfig,
     ResolvedSampledConfig,
+    RunConfig,
     SampledConfig,
     generators_of,
 )
+from ._defaults import defaults_of
 from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._export import export_run
@@ -107,6 +109,8 @@ GPU_RANDOM = "random on the GPU"
 
 
 _REPORT_SECONDS = 0.5
+_EPOCHS_TO_LEARN = 10  # after which a loss should have moved
+_LEARNT = 0.98  # of the loss without knowledge
 
 FEATURES, LABELS, CATEGORIES = "feat", "label", "categories"
 """Names of features, labels and categories on blocks."""
@@ -174,6 +178,7 @@ class TrainingRun:
         self._resumed_from: int | None = None
         for note in self._shard.notes:
             self._report(note=note)
+        self._tell_defaults(config)
         self._tell_of_rounding()
         if self._checkpoints is not None and config.resume:
             try:
@@ -181,6 +186,36 @@ class TrainingRun:
             except BaseException:
                 self._checkpoints.close()
                 raise
+
+    def _tell_defaults(self, given: RunConfig) -> None:
+        """One line of what was chosen for settings that were left open, and why."""
+        values, why = defaults_of(self.config.model, self._shard.facts)
+        shown = [
+            f"{name} {getattr(self.config, name)}"
+            for name in ("hidden", "layers", "dropout", "lr", "weight_decay", "epochs", "patience")
+            if name in values and getattr(given, name) is None
+        ]
+        if shown:
+            self._report(note=f"by default ({why}): {', '.join(shown)}")
+
+    def _tell_if_nothing_was_learnt(self) -> None:
+        """A loss that stays where it is without any knowledge of the features."""
+        facts, losses = self._shard.facts, self._history.losses
+        if facts is None or facts.entropy is None or len(losses) < _EPOCHS_TO_LEARN:
+            return
+        if self.config.class_weights is not None or losses[-1] < _LEARNT * facts.entropy:
+            return
+        cures = ["lr 0.001" if self.config.lr > 0.001 else "lr 0.01"]
+        if self.config.weight_decay:
+            cures.insert(0, "weight_decay 0")
+        if self.config.layers > 2:
+            cures.append("layers 2")
+        if self.config.model in ("gcn", "sage", "gat", "gatv2") and not self.config.norm:
+            cures.append("norm and residual")
+        self._report(
+            note=f"did not learn: the training loss is {losses[-1]:.4f}, and that of guessing by "
+            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}"
+        )
 
     def _tell_of_rounding(self) -> None:
         """Data sets keep the digits that they have; a run computes in its own dtype."""
@@ -225,6 +260,8 @@ class TrainingRun:
             "parts": self._shard.data.num_parts,
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
+        if self._shard.num_added_edges:
+            identity["added_edges"] = self._shard.num_added_edges
         rows = self._learner.embeddings
         ids = [getattr(rows, f"ids_{table}") for table in range(len(rows.names))]
         folder = CheckpointFolder(self.config.checkpoint_dir, identity, ids)
@@ -330,6 +367,7 @@ class TrainingRun:
                 self._learner.keep()
             last_loss = history.losses[-1] if history.losses else None
             self._write_history(last_loss, [], time.perf_counter() - start, 0)
+        self._tell_if_nothing_was_learnt()
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
@@ -1134,7 +1172,7 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
-        for parameter in self.model.parameters():
+        for parameter in self._named.values():
             # Weight decay falls alike on what has no gradient, and on what has one of zeros because
             # other ranks asked for rows.
             if parameter.requires_grad and parameter.grad is None:

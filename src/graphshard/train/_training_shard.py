@@ -28,11 +28,13 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._categories import CategoryTables
-from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
+from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
+from ._defaults import GraphFacts
 from ._edges import TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
 from ._links import LinkFacts, held_out, link_facts
 from ._tasks import (
+    ACCURACY,
     EDGE_CLASSIFICATION,
     EDGE_REGRESSION,
     LINK_PREDICTION,
@@ -46,6 +48,7 @@ from ._tasks import (
     chosen_metrics,
 )
 
+_UNEVEN = 2 / 3  # share of the larger of two classes from which on accuracy says little
 _MOST_NAMED = 3  # relations in a line
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -99,6 +102,7 @@ class TrainingShard:
     category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     facts: GraphFacts | None = None
     notes: tuple[str, ...] = ()
+    num_added_edges: int = 0
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -589,7 +593,7 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
         shard,
-        facts=_facts(shard, num_train, shard.num_classes or num_classes),
+        facts=_facts(shard, num_train, num_classes if is_classes and not is_multilabel else 0),
         num_nodes=dict(zip(SPLITS, counts, strict=True)),
         num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
@@ -616,15 +620,19 @@ def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
     if is_values:
         mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
         error = config.loss or "mse"
-        usual = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
-        metrics = chosen_metrics(config.metrics, Values.CHOICES, usual)
+        of_values = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
+        metrics = chosen_metrics(config.metrics, Values.CHOICES, of_values)
         return Values(len(mean), mean, deviation, error, metrics)
     if kind == LINK_PREDICTION:
         assert shard.links is not None
         metrics = chosen_metrics(config.metrics, Links.CHOICES, Links.CHOICES)
         return Links(shard.links.num_relations, config.loss or "softmax", metrics)
     made = SeveralLabels if shard.label.ndim == 2 else Classes
-    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, made.metrics))
+    usual: tuple[str, ...] = made.metrics
+    share = None if shard.facts is None else shard.facts.largest_share
+    if made is Classes and shard.num_classes == 2 and share is not None and share > _UNEVEN:
+        usual = ("auroc", ACCURACY)  # who says the larger class is right as often already
+    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, usual))
 
 
 def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -652,27 +660,29 @@ def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, .
 
 
 def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
-    """What defaults depend on; collective."""
+    """What defaults depend on; collective. There are no classes where ``num_classes`` is 0."""
     rows = shard.features.get(shard.target)
-    width = 0 if rows is None else rows.shape[1]
-    nonzero = 0 if rows is None else int(torch.count_nonzero(rows))
-    num_edges = sum(edges.num_edges for edges in shard.data.edges.values())
-    nonzero, num_edges = reduce_ints([nonzero, num_edges])
-    num_nodes = sum(shard.num_all.values())
+    numbers = [sum(edges.num_edges for edges in shard.data.edges.values())]
+    if num_classes:
+        labels = shard.label[shard.rows["train"]]
+        numbers += torch.bincount(labels, minlength=num_classes).tolist()
+    num_edges, *counts = reduce_ints(numbers)
+    shares = [count / max(1, num_train) for count in counts if count]
     return GraphFacts(
         num_train=num_train,
-        num_classes=num_classes,
-        width=width,
-        density=nonzero / max(1, width * shard.num_all[shard.target]),
-        mean_degree=num_edges / max(1, num_nodes),
+        width=0 if rows is None else rows.shape[1],
+        mean_degree=num_edges / max(1, sum(shard.num_all.values())),
         is_typed=shard.is_typed,
+        entropy=-sum(share * math.log(share) for share in shares) if shares else None,
+        largest_share=max(shares, default=None),
     )
 
 
 def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with self loops and the other direction, where these are wanted; collective."""
     both, loops = config.both_directions, config.self_loops
-    notes = []
+    notes: list[str] = []
+    num_added = 0
     if both is None:
         both = shard.is_typed or config.model != "rgcn"
     if loops is None:
@@ -680,6 +690,7 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     data = shard.data
     if both:
         data, added = with_both_directions(data)
+        num_added += sum(added.values())
         if added and not shard.is_typed:
             (count,) = added.values()
             notes.append(
@@ -695,6 +706,7 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
             )
     if loops:
         data, count = with_self_loops(data)
+        num_added += count
         if count:
             notes.append(
                 f"gave {count:,} nodes a self loop, as {config.model} wants (--no-self-loops "
@@ -704,7 +716,12 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     dtype = config.torch_dtype
     features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
     return replace(
-        shard, data=data, notes=tuple(notes), edge_features=features, edge_weights=weights
+        shard,
+        data=data,
+        notes=tuple(notes),
+        num_added_edges=num_added,
+        edge_features=features,
+        edge_weights=weights,
     )
 
 

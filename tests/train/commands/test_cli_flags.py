@@ -55,8 +55,8 @@ FLAGS = {
         --map-features --metrics --mode --model --model-args --negatives --no-both-directions
         --no-map-features --no-norm --no-rematerialize --no-residual --no-self-loops --norm
         --num-bases --optimizer --patience --plot --predictor --prefetch --quiet --rematerialize
-        --replace --residual --resume --run --sampler --save-every --schedule --seed --self-loops --task
-        --tensorboard --timeout --transport --warmup --weight-decay --workers
+        --replace --residual --resume --run --sampler --save-every --schedule --seed --self-loops
+        --task --tensorboard --timeout --transport --warmup --weight-decay --workers
     """,
 }
 
