@@ -43,8 +43,8 @@ ARROWS: dict[str, set[str]] = {
 }
 ARROWS["servers"] = ARROWS["sampling"] | {"sampling"}
 ARROWS["pyg"] = ARROWS["servers"] | {"nn", "servers"}
-ARROWS["__init__"] = set(ARROWS)
 ARROWS["train"] = set(ARROWS) - {"pyg"}
+ARROWS["__init__"] = set(ARROWS)
 ARROWS["__main__"] = {"train"}
 ARROWS["testing"] = set(ARROWS) - {"pyg"}
 # The names of others: nothing imports these two.
@@ -66,9 +66,10 @@ OPTIONAL: dict[str, set[str]] = {
     "networkx": {"data", "dgl", "graph"},
     "pandas": set(),
     "pymetis": {"partition"},
-    "pyarrow": {"data", "graph"},
+    "pyarrow": {"data", "graph", "train"},
     "scipy": {"data", "dgl", "graph", "partition"},
     "matplotlib": {"train"},
+    "tensorboard": {"train"},
     "ray": {"train"},
 }
 

@@ -5,10 +5,11 @@ The names of this package. Those of DGL and SAR, for scripts that were written f
 `graphshard.dgl` and `graphshard.sar`. Importing starts nothing: no thread, no process group.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from . import comm, data, fullbatch, function, nn, ops, partition, pyg, sampling, servers
 from ._base.device import choose_device
+from ._base.version import VERSION
 from .comm import gather_grads, initialize_comms, rank, shutdown_comms, sync_params, world_size
 from .errors import (
     CheckpointError,
@@ -67,11 +68,10 @@ from .partition import partition_graph
 from .sampling import DataLoader, DistNeighborSampler, inference
 from .servers import DistEmbedding, DistGraph, DistTensor
 
-try:
-    __version__ = version("graphshard")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    from .train import predict
 
+__version__ = VERSION
 
 __all__ = [
     "EID",
@@ -125,6 +125,7 @@ __all__ = [
     "ops",
     "partition",
     "partition_graph",
+    "predict",
     "pyg",
     "rank",
     "remove_self_loop",
@@ -146,3 +147,12 @@ __all__ = [
     "to_scipy",
     "world_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that need the code of training runs, loaded when one is first used."""
+    if name == "predict":
+        from .train import predict
+
+        return predict
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

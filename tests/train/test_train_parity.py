@@ -26,6 +26,16 @@ CASES = {
     "gcn_embeddings": ("knowledge", {"model": "gcn"}),
     "rgcn_typed": ("typed", {"model": "rgcn"}),
     "rgcn_typed_bases": ("typed", {"model": "rgcn", "num_bases": 2}),
+    "gatv2": ("plain", {"model": "gatv2", "heads": 2, "hidden": 3}),
+    "gcn_own_rows": ("plain", {"model": "gcn", "residual": True, "norm": True, "layers": 3}),
+    "gcn_typed": ("typed", {"model": "gcn"}),
+    "sage_typed": ("typed", {"model": "sage"}),
+    "gat_typed": ("typed", {"model": "gat", "heads": 2, "hidden": 3}),
+    "gatv2_typed": ("typed", {"model": "gatv2", "heads": 2, "hidden": 3}),
+    "hgt": ("typed", {"model": "hgt", "heads": 2}),
+    "hgt_plain": ("plain", {"model": "hgt", "heads": 2}),
+    "both_directions": ("plain", {"model": "sage", "both_directions": True}),
+    "both_typed": ("typed", {"model": "sage", "both_directions": True, "layers": 3}),
 }
 HOWS = ("random", "empty_part", "no_train")
 HOW_AND_CASE = [  # each case in one of the ways; in all of them with ``--all``
@@ -83,7 +93,9 @@ def test_workers_train_as_one_does(how: str, case: str, tmp_path: Path) -> None:
     ("case", "rematerialize"),
     [  # each case in one of the ways; in both with ``--all``
         pytest.param(case, is_again, marks=[] if (i + j) % 2 == 0 else pytest.mark.exhaustive)
-        for i, case in enumerate(["gcn", "gat", "rgcn", "rgcn_one_hot", "rgcn_typed"])
+        for i, case in enumerate(
+            ["gcn", "gat", "rgcn", "rgcn_one_hot", "rgcn_typed", "gatv2_typed", "hgt"]
+        )
         for j, is_again in enumerate((True, False))
     ],
 )
@@ -150,10 +162,10 @@ def halo_rows_of_rank(rank: int, world_size: int, data: str) -> int:
 
 
 WRONG_RUNS = {
-    "gcn needs a graph with one node type": ("typed", {"model": "gcn"}),
+    "self_loops is for graphs with one node type": ("typed", {"self_loops": True}),
     "has 2 parts, which need as many workers": ("two", {"model": "gcn"}),
     "rgcn needs relations": ("bare", {"model": "rgcn"}),
-    "gcn needs every node to have an in-edge": ("no_loops", {"model": "gcn"}),
+    "gcn needs every node to have an in-edge": ("no_loops", {"self_loops": False}),
     "there is nothing to train on": ("no_train", {"model": "gcn"}),
     "must have the feature 'label'": ("no_label", {"model": "gcn"}),
     "labels must be one class number per node": ("many_labels", {"model": "gcn"}),

@@ -24,7 +24,8 @@ from graphshard.train import (
     SampledConfig,
     TypedRGCN,
 )
-from graphshard.train._config import MODEL_DEFAULTS, config_from_json
+from graphshard.train._config import config_from_json
+from graphshard.train._defaults import MODEL_DEFAULTS
 from graphshard.train._embeddings import OneHotRelGraphConv, Table, uniform_rows
 from graphshard.train._models import InputDropout
 

@@ -17,7 +17,8 @@ from graphshard._base.typing import OnlyWith, notes_of
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import EpochReport, FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
-from graphshard.train._config import FREE_FIELDS, MODEL_DEFAULTS
+from graphshard.train._config import FREE_FIELDS
+from graphshard.train._defaults import MODEL_DEFAULTS
 
 
 @pytest.mark.parametrize("kind", [FullBatchConfig, SampledConfig])

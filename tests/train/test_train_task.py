@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from graphshard import PartitionFormatError
 from graphshard.data import NodeDataset
 from graphshard.data.prepare import Preparation, has_relations, read_dataset
 from graphshard.data.task import partition_dataset, task_path
+from graphshard.partition.format import digest_of_content
 from graphshard.train import TaskInfo, read_task, write_task
 
 
@@ -28,6 +30,54 @@ def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_task(data, task)
     assert read_task(data) == task
     assert [p.name for p in Path(data).parent.iterdir() if p.name.startswith(".")] == []
+
+
+RATES = ("user", "rates", "film")
+USER = {"id": {"column": "id", "type": "string"}, "features": []}
+KINDS: dict[str, TaskInfo] = {
+    "values": TaskInfo(name="g", kind="node regression", target="_N"),
+    "several labels": TaskInfo(name="g", target="_N", num_classes=3, is_multilabel=True),
+    "links": TaskInfo(
+        name="g",
+        kind="link prediction",
+        target=RATES,
+        reverse_of=("film", "rev_rates", "user"),
+        schema={"nodes": {"user": USER}, "edges": {}, "label": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_every_kind_of_task_is_read_as_it_was_written(case: str, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 1)
+    write_task(data, KINDS[case])
+    assert read_task(data) == KINDS[case]
+
+
+def test_a_task_of_the_former_version_is_one_of_classes(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 1)
+    task = TaskInfo(name="g", target="_N", num_classes=3)
+    write_task(data, task)
+    content = json.loads(task_path(data).read_text())
+    for name in ("is_multilabel", "reverse_of", "schema", "digest"):
+        del content[name]
+    content["format_version"] = 2
+    content["digest"] = digest_of_content(content, "digest")
+    task_path(data).write_text(json.dumps(content))
+    assert read_task(data) == task
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "ranking"},
+        {"kind": "link prediction", "target": "user"},
+        {"kind": "node regression", "target": RATES},
+    ],
+)
+def test_a_kind_that_is_none_or_of_another_target_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        TaskInfo(name="g", **values)
 
 
 def test_a_task_of_another_partition_of_the_same_name_is_not_taken(tmp_path: Path) -> None:

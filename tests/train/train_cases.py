@@ -83,7 +83,126 @@ def typed_graph() -> graphshard.Graph:
     return graph
 
 
-GRAPHS = {"plain": plain_graph, "knowledge": knowledge_graph, "typed": typed_graph}
+def of_several_labels() -> graphshard.Graph:
+    """Nodes with any of four labels; the last label is on no node."""
+    graph = plain_graph()
+    label = (torch.rand(NUM_NODES, 4, generator=_random(7)) < 0.4).long()
+    label[:, 3] = 0
+    label[5] = -1
+    graph.ndata["label"] = label
+    return graph
+
+
+def of_values() -> graphshard.Graph:
+    """Nodes with two values, of which one is large."""
+    graph = plain_graph()
+    value = torch.rand(NUM_NODES, 2, generator=_random(8), dtype=torch.float64)
+    value[:, 1] = 1000 * value[:, 1] + 5e4
+    value[5, 0] = float("nan")
+    graph.ndata["label"] = value
+    return graph
+
+
+def typed_values() -> graphshard.Graph:
+    """Papers with a value, in float32."""
+    graph = typed_graph()
+    value = torch.rand(NUM_NODES, generator=_random(10))
+    value[5] = float("nan")
+    graph.nodes["paper"].data["label"] = value
+    return graph
+
+
+def set_edge_task(graph: graphshard.Graph, etype: Any, seed: int) -> None:
+    """Labels of edges, and masks of edges drawn at random; one edge in a mask has no label."""
+    count = graph.num_edges(etype)
+    data = graph.edges[etype].data
+    data["label"] = torch.randint(0, NUM_CLASSES, (count,), generator=_random(seed))
+    data["feat"] = torch.rand(count, 2, generator=_random(seed + 1), dtype=torch.float64)
+    order = torch.randperm(count, generator=_random(seed + 2))
+    data["label"][order[0]] = -1
+    third = count // 4
+    for i, split in enumerate(("train", "val", "test")):
+        mask = torch.zeros(count, dtype=torch.bool)
+        mask[order[i * third : (i + 1) * third]] = True
+        data[f"{split}_mask"] = mask
+
+
+def edge_classes() -> graphshard.Graph:
+    """A plain graph with classes of edges."""
+    graph = plain_graph()
+    del graph.ndata["label"]
+    set_edge_task(graph, ("_N", "_E", "_N"), 20)
+    return graph
+
+
+def edge_values() -> graphshard.Graph:
+    """Papers that cite papers, and authors who write them with a share of the work."""
+    graph = typed_graph()
+    set_edge_task(graph, ("author", "writes", "paper"), 30)
+    label = torch.rand(graph.num_edges("writes"), generator=_random(33), dtype=torch.float64)
+    graph.edges["writes"].data["label"] = label
+    return graph
+
+
+def set_links(graph: graphshard.Graph, etype: Any, seed: int) -> None:
+    """Edges of three splits, and a few that are in none."""
+    count = graph.num_edges(etype)
+    order = torch.randperm(count, generator=_random(seed))
+    bounds = [0, count // 2, count // 2 + count // 5, count - 5]
+    for split, start, stop in zip(("train", "val", "test"), bounds, bounds[1:], strict=False):
+        mask = torch.zeros(count, dtype=torch.bool)
+        mask[order[start:stop]] = True
+        graph.edges[etype].data[f"{split}_mask"] = mask
+
+
+def plain_links() -> graphshard.Graph:
+    """A plain graph with both directions of every edge."""
+    graph = graphshard.to_bidirected(plain_graph())
+    graph.ndata["feat"] = plain_graph().ndata["feat"]
+    set_links(graph, ("_N", "_E", "_N"), 40)
+    return graph
+
+
+def relation_links() -> graphshard.Graph:
+    """A knowledge graph with the inverse of each relation, without features."""
+    src = torch.randint(0, NUM_NODES, (90,), generator=_random(41))
+    dst = torch.randint(0, NUM_NODES, (90,), generator=_random(42))
+    etype = torch.randint(0, 3, (90,), generator=_random(43))
+    ends = torch.cat([src, dst]), torch.cat([dst, src])
+    graph = graphshard.graph(ends, num_nodes=NUM_NODES)
+    graph.edata["etype"] = torch.cat([etype, etype + 3])
+    set_links(graph, ("_N", "_E", "_N"), 44)
+    for split in ("train", "val", "test"):
+        graph.edata[f"{split}_mask"][90:] = False
+    return graph
+
+
+def typed_links() -> graphshard.Graph:
+    """Authors and the papers that they write, with the reverse relation of the same edges."""
+    graph = typed_graph()
+    src, dst = graph.edges(etype="writes")
+    typed = {etype: graph.edges(etype=etype) for etype in graph.canonical_etypes}
+    typed["paper", "rev_writes", "author"] = dst, src
+    sizes = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+    both = graphshard.heterograph(typed, sizes)
+    both.nodes["author"].data["feat"] = graph.nodes["author"].data["feat"]
+    set_links(both, ("author", "writes", "paper"), 45)
+    return both
+
+
+GRAPHS = {
+    "plain_links": plain_links,
+    "relation_links": relation_links,
+    "typed_links": typed_links,
+    "edge_classes": edge_classes,
+    "edge_values": edge_values,
+    "plain": plain_graph,
+    "knowledge": knowledge_graph,
+    "typed": typed_graph,
+    "several_labels": of_several_labels,
+    "values": of_values,
+    "typed_values": typed_values,
+}
 
 
 def assignment(graph: graphshard.Graph, num_parts: int, how: str) -> Any:
@@ -98,6 +217,12 @@ def assignment(graph: graphshard.Graph, num_parts: int, how: str) -> Any:
         else:  # "no_train": the last rank has nodes, none of them to train on
             part = torch.arange(count) % num_parts
             train = graph.nodes[ntype].data.get("train_mask")
+            if how == "few_edges":  # the last rank has nodes, and no edge into them to train on
+                train = torch.zeros(count, dtype=torch.bool)
+                for etype in graph.canonical_etypes:
+                    data = graph.edges[etype].data
+                    if etype[2] == ntype and "train_mask" in data:
+                        train[graph.edges(etype=etype)[1][data["train_mask"]].long()] = True
             if train is not None:
                 part[train] = part[train] % (num_parts - 1)
         parts[ntype] = part
@@ -113,10 +238,19 @@ def write_parts(folder: Path, kind: str, num_parts: int, how: str = "random") ->
     return str(target / "g.json")
 
 
+SHORT: dict[str, Any] = {
+    "dtype": "float64",
+    "epochs": 5,
+    "hidden": 6,
+    "timeout": 30.0,
+    "device": "cpu",
+    "both_directions": False,  # the graphs as they are
+}
+
+
 def config_of(data: str, **values: Any) -> FullBatchConfig:
     """A short run in float64."""
-    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0, "device": "cpu"}
-    return FullBatchConfig(data=data, **{**defaults, **values})
+    return FullBatchConfig(data=data, **{**SHORT, **values})
 
 
 def train_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -136,8 +270,7 @@ def as_values(config: FullBatchConfig | SampledConfig) -> dict[str, Any]:
 
 def sampled_config_of(data: str, **values: Any) -> SampledConfig:
     """A short sampled run in float64, in which everything is drawn in one step."""
-    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0, "device": "cpu"}
-    return SampledConfig(data=data, **{"batch_size": 0, **defaults, **values})
+    return SampledConfig(data=data, **{"batch_size": 0, **SHORT, **values})
 
 
 def train_sampled_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:

@@ -3,27 +3,39 @@
 
 `load_dataset` reads a data set with a node classification task; `from_pyg`, `from_dgl` and
 `from_ogb` take what other libraries have; `random_graph` and its like make graphs of any size. Edge
-lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``.
+lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``. `Tables` are
+your own: nodes and edges with ids, features and labels in files; `partition_tables` makes a
+partition of them, and `user_ids` gives your ids back.
 """
 
 from ..graph import from_dgl, to_dgl
 from ..graph.dgl_files import load_graphs, save_graphs
+from ._id_files import user_ids
 from ._ogb import from_ogb
+from ._partition_tables import partition_tables
 from ._pyg import from_pyg, to_pyg
 from ._synthetic import community_graph, random_graph, random_typed_graph
+from ._table_files import FileOptions
 from .dataset import NodeDataset, load_dataset
+from .tables import EdgeTable, NodeTable, Tables
 
 __all__ = [
+    "EdgeTable",
+    "FileOptions",
     "NodeDataset",
+    "NodeTable",
+    "Tables",
     "community_graph",
     "from_dgl",
     "from_ogb",
     "from_pyg",
     "load_dataset",
     "load_graphs",
+    "partition_tables",
     "random_graph",
     "random_typed_graph",
     "save_graphs",
     "to_dgl",
     "to_pyg",
+    "user_ids",
 ]

@@ -24,36 +24,74 @@ import torch
 from torch import Tensor
 
 from .._base.files import read_json_regular, write_json
+from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
+from ..graph import Graph
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
 from ..partition.save import partition_graph
 from .dataset import SPLITS, NodeDataset
 
 FORMAT = "graphshard-dataset"
-FORMAT_VERSION = 2
-TASK = "node classification"
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, FORMAT_VERSION)
+TASK_KINDS = (
+    "node classification",
+    "node regression",
+    "edge classification",
+    "edge regression",
+    "link prediction",
+)
 _MOST_CLASSES = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
-    """A node classification task on a partitioned graph.
+    """What a partitioned graph is to be trained for.
 
     Args:
-        target: Node type that is classified; None: the one that has labels.
-        num_classes: Number of classes; None: counted.
+        kind: One of `TASK_KINDS`.
+        target: Node type that has labels; None: the one that has the feature ``label``. For tasks
+            on edges, the relation, as three names.
+        num_classes: Number of classes; None: counted. None for regression and link prediction.
         num_relations: Number of values of the edge feature ``etype``; None: counted, or there is
             no such feature.
+        class_names: As they are shown to users; their own type is in ``schema["label"]``.
+        is_multilabel: Whether a node or edge may have several classes, or none.
         options: How the graph was prepared, for the reader.
+        reverse_of: For tasks on edges, the relation with the reverse of each edge of the target
+            (the target itself, where it has both directions); None: there is none.
+        schema: Of a partition that was made from tables: columns of ids, encodings of features, and
+            the label, by type; see `graphshard.data.partition_tables`.
+
+    Raises:
+        ValueError: There is no such kind, or the target is not of it.
     """
 
     name: str
-    target: str | None = None
+    kind: str = TASK_KINDS[0]
+    target: str | CanonicalEType | None = None
     num_classes: int | None = None
     num_relations: int | None = None
     class_names: tuple[str, ...] = ()
+    is_multilabel: bool = False
     options: dict[str, Any] | None = None
+    reverse_of: CanonicalEType | None = None
+    schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in TASK_KINDS:
+            raise ValueError(f"kind must be one of {', '.join(TASK_KINDS)} (got {self.kind!r})")
+        if self.is_on_edges != isinstance(self.target, tuple) and (
+            self.is_on_edges or self.target is not None
+        ):
+            of = "a relation, three names" if self.is_on_edges else "a node type"
+            raise ValueError(f"the target of {self.kind} must be {of} (got {self.target!r})")
+
+    @property
+    def is_on_edges(self) -> bool:
+        """Whether edges have labels, or are told from no edges."""
+        return not self.kind.startswith("node")
 
     @classmethod
     def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
@@ -64,6 +102,7 @@ class TaskInfo:
             num_classes=dataset.num_classes,
             num_relations=len(dataset.relation_names) or None,
             class_names=dataset.class_names,
+            is_multilabel=dataset.graph.nodes[dataset.target].data["label"].ndim > 1,
             options=options,
         )
 
@@ -120,18 +159,33 @@ def task_path(partition_json: str | os.PathLike[str]) -> Path:
     return path.with_name(f"{path.stem}.dataset.json")
 
 
-def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
-    """Write the task of the partition that is there now, in one atomic step."""
-    _write_task(task_path(partition_json), task, read_config(partition_json).build)
+def write_task(
+    partition_json: str | os.PathLike[str],
+    task: TaskInfo,
+    id_files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write the task of the partition that is there now, in one atomic step.
+
+    Args:
+        id_files: What `graphshard.data._id_files` has written of users' ids.
+    """
+    _write_task(task_path(partition_json), task, read_config(partition_json).build, id_files)
 
 
-def _write_task(path: Path, task: TaskInfo, build: str | None) -> None:
+def _write_task(
+    path: Path,
+    task: TaskInfo,
+    build: str | None,
+    id_files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    described = asdict(task)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "task": TASK,
+        "task": described.pop("kind"),
         "build": build,
-        **asdict(task),
+        **described,
+        "id_files": id_files or {},
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
     content["digest"] = digest_of_content(content, "digest")
@@ -150,41 +204,94 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
     Raises:
         PartitionFormatError: The file is there and cannot be used.
     """
+    content = read_task_content(partition_json)
+    if content is None:
+        return TaskInfo(name=Path(partition_json).stem)
+    try:
+        return _read(content)
+    except ValueError as error:
+        raise _undescribed(partition_json, error) from None
+
+
+def read_task_content(partition_json: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """The JSON that describes the task of a partition; None where there is none of it.
+
+    Raises:
+        PartitionFormatError: The file is there and cannot be used.
+    """
     path = task_path(partition_json)
-    unknown = TaskInfo(name=Path(partition_json).stem)
     try:
         content = mapping(read_json_regular(path), "the JSON")
         version = required(content, "format"), required(content, "format_version")
-        if version != (FORMAT, FORMAT_VERSION):
+        if version[0] != FORMAT or version[1] not in _READ_VERSIONS:
             raise ValueError(f"format {shown(version[0])} {shown(version[1])}")
         if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
         if required(content, "build") != read_config(partition_json).build:
-            return unknown  # left over from another partition of the same name
-        return _read(content)
+            return None  # left over from another partition of the same name
+        return content
     except PartitionFormatError:
         raise
     except FileNotFoundError:
-        return unknown
+        return None
     except (ValueError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise PartitionFormatError(
-            f"{path} does not describe a task ({why}); partition the graph again, or remove the "
-            "file to have the task derived from the features"
-        ) from None
+        raise _undescribed(partition_json, error) from None
+
+
+def _undescribed(
+    partition_json: str | os.PathLike[str], error: ValueError | OSError
+) -> PartitionFormatError:
+    why = error.strerror if isinstance(error, OSError) else error
+    return PartitionFormatError(
+        f"{task_path(partition_json)} does not describe a task ({why}); partition the graph again, "
+        "or remove the file to have the task derived from the features"
+    )
 
 
 def _read(content: Mapping[str, Any]) -> TaskInfo:
     target, options = required(content, "target"), required(content, "options")
     names = listing(required(content, "class_names"), "names")
+    more: dict[str, Any] = {}
+    if content["format_version"] != 2:
+        reverse_of, schema = required(content, "reverse_of"), required(content, "schema")
+        is_multilabel = required(content, "is_multilabel")
+        if not isinstance(is_multilabel, bool):
+            raise ValueError(f"is_multilabel must be true or false (got {shown(is_multilabel)})")
+        more = {
+            "is_multilabel": is_multilabel,
+            "reverse_of": None if reverse_of is None else _relation(reverse_of),
+            "schema": None if schema is None else _schema(schema),
+        }
+    if isinstance(target, list):
+        target = _relation(target)
+    elif target is not None:
+        target = text(target, "target")
     return TaskInfo(
         name=text(required(content, "name"), "name"),
-        target=None if target is None else text(target, "target"),
+        kind=text(content.get("task", TASK_KINDS[0]), "task"),
+        target=target,
         num_classes=_count(content, "num_classes"),
         num_relations=_count(content, "num_relations"),
         class_names=tuple(text(name, "the name of a class") for name in names),
         options=None if options is None else mapping(options, "options"),
+        **more,
     )
+
+
+def _relation(value: Any) -> CanonicalEType:
+    names = [text(name, "the name of a type") for name in listing(value, "a relation")]
+    if len(names) != 3:
+        raise ValueError(f"a relation must have three names (got {shown(value)})")
+    return names[0], names[1], names[2]
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    schema = mapping(value, "schema")
+    for owner in ("nodes", "edges"):
+        for name, of_type in mapping(required(schema, owner), f"schema of {owner}").items():
+            listing(required(mapping(of_type, f"schema of {name}"), "features"), "features")
+    required(schema, "label")
+    return dict(schema)
 
 
 def _count(content: Mapping[str, Any], key: str) -> int | None:
@@ -229,7 +336,7 @@ def partition_dataset(
         )
     name = dataset.name if name is None else name
     if balance_field is not None:
-        arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
+        arguments["balance_ntypes"] = balance_classes(dataset.graph, dataset.target, balance_field)
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
@@ -238,13 +345,12 @@ def partition_dataset(
     return json_path
 
 
-def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Tensor]:
+def balance_classes(graph: Graph, target: str, field: str) -> Tensor | dict[str, Tensor]:
     """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
-    graph = dataset.graph
-    fields = graph.nodes[dataset.target].data
+    fields = graph.nodes[target].data
     if field not in fields:
         raise ValueError(
-            f"balance_ntypes must name a node feature of type '{dataset.target}' (got {field!r}; "
+            f"balance_ntypes must name a node feature of type '{target}' (got {field!r}; "
             f"there are {', '.join(sorted(fields))})"
         )
     values = fields[field]
@@ -263,4 +369,4 @@ def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Ten
     if len(graph.ntypes) == 1:
         return classes
     zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
-    return zeros | {dataset.target: classes}
+    return zeros | {target: classes}

@@ -14,6 +14,7 @@ from ._gatv2_conv import GATv2Conv
 from ._gin_conv import GINConv
 from ._graph_conv import GraphConv
 from ._hetero_graph_conv import HeteroGraphConv
+from ._hgt_conv import HGTConv
 from ._rel_graph_conv import RelGraphConv
 from ._sage_conv import SAGEConv
 from ._typed import HeteroEmbedding, HeteroLinear, TypedLinear
@@ -24,6 +25,7 @@ __all__ = [
     "GATv2Conv",
     "GINConv",
     "GraphConv",
+    "HGTConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
     "HeteroLinear",

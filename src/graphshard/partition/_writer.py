@@ -193,7 +193,9 @@ def check_graph_name(graph_name: str) -> None:
 
 _MAX_NAME = 200
 _PART_FOLDER = re.compile(r"part[0-9]+")
-_IN_PART = re.compile("|".join(re.escape(name) for name in PART_FILES.values()))
+# And the ids by which users name nodes: graphshard/data/_id_files.py.
+_ID_FILE = r"ids-[0-9]+\.arrow"
+_IN_PART = re.compile("|".join([*(re.escape(name) for name in PART_FILES.values()), _ID_FILE]))
 
 
 def _has_parts(path: Path) -> bool:

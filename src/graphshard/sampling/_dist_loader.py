@@ -19,7 +19,7 @@ import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -99,6 +99,25 @@ class BatchOrder:
             taken[key] = _rows(values, here - first)
             first += len(values)
         return taken
+
+
+class StepSeeds(Protocol):
+    """Which seeds each step takes; not the same on all ranks.
+
+    Attributes:
+        num_steps: Steps of an epoch, the same on all ranks.
+    """
+
+    num_steps: int
+
+    def of_epoch(self, epoch: int) -> Any:
+        """What `batch` takes for ``order`` in an epoch."""
+
+    def num_global(self, step: int) -> int:
+        """What the loss of a step is the mean over, on all ranks together."""
+
+    def batch(self, order: Any, step: int) -> dict[str, Tensor]:
+        """Node type to the seeds of a step; of the same types in every step, on every rank."""
 
 
 class SeedOrder(BatchOrder):
@@ -453,7 +472,7 @@ class BatchPosition(NamedTuple):
     """Where a batch is in a run."""
 
     epoch: int
-    order: Tensor | None
+    order: Any
     step: int
 
 
@@ -463,7 +482,7 @@ class BatchStages:
 
     store: GraphStore
     sampler: NeighborSampler
-    seeds: SeedOrder
+    seeds: StepSeeds
     seed: int
     with_eids: bool
     plan: FeaturePlan
@@ -636,6 +655,8 @@ class DataLoader:
         edge_ids: Give ``blocks[i].edata[EID]``; messages between ranks are then twice as long.
         feature_store: Where the features that the sampler names come from, by the ids of the
             graph; by default the graph has them.
+        order: Which seeds a step takes, in the place of ``seed_nodes``, ``batch_size``,
+            ``drop_last``, ``shuffle`` and ``precompute_optimized_batches``.
 
     Raises:
         TypeError: Not a graph, a sampler, or ids; or ``drop_last`` or ``shuffle`` is no bool; on
@@ -679,6 +700,7 @@ class DataLoader:
         cache_bytes: int = 0,
         edge_ids: bool = False,
         feature_store: FeatureStore | None = None,
+        order: StepSeeds | None = None,
     ) -> None:
         state = _ranks_of(graph)
         self._ranks = state
@@ -716,7 +738,7 @@ class DataLoader:
         self.graph, self.sampler = graph, sampler
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.prefetch = prefetch
-        self._seeds = SeedOrder(
+        self._seeds: StepSeeds = order or SeedOrder(
             seeds,
             batch_size,
             shuffle=shuffle,

@@ -13,8 +13,11 @@ from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
 if TYPE_CHECKING:
     from ._checkpoint import load_model_state
     from ._embeddings import NodeEmbeddings
-    from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
-    from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
+    from ._export import ModelCard, read_card
+    from ._models import GAT, GCN, HGT, RGCN, SAGE, GATv2, TypedNetwork, TypedRGCN
+    from ._own_model import ModelSchema
+    from ._predict import predict
+    from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
     from ._training_shard import TrainingShard, load_shard
     from .launch import (
         LaunchOutcome,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GAT",
     "GCN",
+    "HGT",
     "MODELS",
     "RGCN",
     "SAGE",
@@ -36,7 +40,10 @@ __all__ = [
     "Evaluation",
     "FullBatchConfig",
     "FullBatchRun",
+    "GATv2",
     "LaunchOutcome",
+    "ModelCard",
+    "ModelSchema",
     "NodeEmbeddings",
     "RunConfig",
     "SampledConfig",
@@ -46,16 +53,20 @@ __all__ = [
     "TrainResult",
     "TrainingRun",
     "TrainingShard",
+    "TypedNetwork",
     "TypedRGCN",
     "WorkerExit",
     "launch_training",
     "launch_workers",
     "load_model_state",
     "load_shard",
+    "predict",
+    "read_card",
     "read_task",
     "run_as_worker",
     "send_event",
     "start_run",
+    "train",
     "train_full_batch",
     "train_sampled",
     "write_task",
@@ -64,9 +75,20 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import _checkpoint, _embeddings, _models, _run, _training_shard, launch
+        from . import (
+            _checkpoint,
+            _embeddings,
+            _export,
+            _models,
+            _own_model,
+            _predict,
+            _run,
+            _training_shard,
+            launch,
+        )
 
-        for module in (_checkpoint, _embeddings, _models, _run, _training_shard, launch):
+        modules = _checkpoint, _embeddings, _export, _models, _own_model, _predict, _run
+        for module in (*modules, _training_shard, launch):
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

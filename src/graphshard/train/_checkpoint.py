@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._base.files import check_text
 from ..comm import rank, world_size
-from ..comm.collectives import reduce_ints
+from ..comm.collectives import reduce_ints, shared_errors
 from ..errors import CheckpointError
 from ..servers import TableInfo
 from ..servers.checkpoints import (
@@ -35,12 +35,14 @@ from ..servers.checkpoints import (
     Opened,
     RunLock,
     SavedRows,
+    check_digests,
     hold_folder,
     json_object,
     on_rank_0,
     open_newest,
     pack,
     read_manifest,
+    read_rank_files,
     read_states,
     write_checkpoint,
 )
@@ -285,3 +287,27 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix``, under the rest of their names."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def read_best_rows(checkpoint: Path, ids: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of the best model's embeddings, of each table those of some original ids; collective.
+
+    The checkpoint may have been written by another number of ranks.
+
+    Raises:
+        CheckpointError: It is missing or damaged, or has no row of an id.
+    """
+    with shared_errors():
+        try:
+            manifest, _ = read_run_manifest(checkpoint)
+            files = read_rank_files(checkpoint, manifest)
+            check_digests(checkpoint, manifest, rank(), world_size())
+        except DamagedError as error:
+            raise CheckpointError(f"{checkpoint} is not a whole checkpoint ({error})") from None
+        tables = []
+        for table, of_table in enumerate(ids):
+            if f"best/rows.{table}" not in manifest.tables:
+                raise CheckpointError(f"{checkpoint} has no rows of the table {table}; train again")
+            saved = SavedRows(files, _policy(table))
+            tables.append(saved.read(f"row/best/rows.{table}", saved.find(of_table.long())))
+    return tables

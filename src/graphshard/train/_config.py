@@ -2,19 +2,19 @@
 """FullBatchConfig and SampledConfig: all that a training run depends on, checked when it is made.
 
 A field's annotation has its type, its choices, its lowest value and what it is; the command line is
-made from these fields, and adds nothing to them. A field that is None takes the value of its model
-from `MODEL_DEFAULTS`: the settings with which the model's paper, or the usual replication of it,
-reaches its published accuracy.
+made from these fields, and adds nothing to them. A field that is None takes a value by the model
+and by what is known of the data: see `graphshard.train._defaults`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -22,39 +22,40 @@ import torch
 
 from .._base.device import check_device_name, choose_device
 from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
+from ._defaults import MODEL_DEFAULTS, PAPER, GraphFacts, defaults_of
+from ._reports import check_extras
 
-ModelName = Literal["gcn", "sage", "gat", "rgcn"]
-MODELS = get_args(ModelName)
+MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
+"""Names of the networks that come with the package."""
 
-_DEFAULTS: dict[str, Any] = {
-    "hidden": 16,
-    "layers": 2,
-    "heads": 1,
-    "dropout": 0.5,
-    "lr": 0.01,
-    "weight_decay": 5e-4,
-    "epochs": 200,
-    "patience": 0,
-    "num_bases": 0,
-}
-_GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
+NEED_IN_EDGES = ("gcn", "gat", "gatv2")
+"""Models that make of a node without in-edges nothing, and see a node's own row by a self loop."""
 
-MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    # Kipf and Welling, ICLR 2017: Cora and Citeseer.
-    "gcn": _DEFAULTS,
-    # Hamilton et al., NIPS 2017, mean aggregator; hidden width and L2 as for the other two.
-    "sage": _DEFAULTS,
-    # Velickovic et al., ICLR 2018: Cora and Citeseer.
-    "gat": {**_DEFAULTS, **_GAT},
-    # Schlichtkrull et al., ESWC 2018: AIFB and MUTAG (which differ in L2 and bases).
-    "rgcn": {**_DEFAULTS, "dropout": 0.0, "epochs": 50},
-}
+BALANCED = "balanced"
+
+TaskName = Literal[
+    "node classification",
+    "node regression",
+    "edge classification",
+    "edge regression",
+    "link prediction",
+]
 
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
     "data device epochs patience timeout save_every checkpoint_dir resume".split()
     # how rows and samples are brought about, not what they are
     + "transport map_features cache_bytes prefetch".split()
+    # what is written down
+    + "run plot tensorboard".split()
+    # what they come to is compared instead
+    + "self_loops both_directions".split()
+)
+
+#: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
+_NEWER_FIELDS = frozenset(
+    "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
+    "both_directions norm residual task loss metrics predictor negatives".split()
 )
 
 DEFAULT_FANOUT = 10
@@ -71,9 +72,9 @@ class Lowest:
 
 
 def _of_model(name: str) -> Unset:
-    """What a field that is None stands for, from `MODEL_DEFAULTS`."""
-    other = {m: v[name] for m, v in MODEL_DEFAULTS.items() if v[name] != _DEFAULTS[name]}
-    return Unset("; ".join([str(_DEFAULTS[name]), *(f"{m}: {v}" for m, v in other.items())]))
+    """What a field that is None stands for with few labels; with more, see [Note: defaults]."""
+    other = {m: v[name] for m, v in MODEL_DEFAULTS.items() if v[name] != PAPER[name]}
+    return Unset("; ".join([str(PAPER[name]), *(f"{m}: {v}" for m, v in other.items())]))
 
 
 _FOR_EXCHANGES = OnlyWith("aggregation", ("sequential", "auto"))
@@ -104,7 +105,16 @@ class RunConfig:
     device: Annotated[
         str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
     ] = "auto"
-    model: Annotated[ModelName, "Which network."] = "gcn"
+    model: Annotated[
+        str,
+        "Which network: gcn, sage, gat, gatv2, rgcn or hgt; or a class of your own, "
+        "my_package.my_module:Net.",
+    ] = "gcn"
+    model_args: Annotated[
+        Mapping[str, Any] | None,
+        "your own model: further keyword arguments of the class, name=value,...",
+        Unset("none"),
+    ] = None
     aggregator: Annotated[
         Literal["mean", "gcn", "pool"],
         "sage: how neighbours are put together.",
@@ -114,18 +124,48 @@ class RunConfig:
         Literal["auto", "sequential", "oneshot"], "How rows of other workers are fetched."
     ] = "auto"
     hidden: Annotated[
-        int | None, "Width of hidden layers; gat: of one head.", Lowest(1), _of_model("hidden")
+        int | None,
+        "Width of hidden layers; gat, gatv2: of one head.",
+        Lowest(1),
+        _of_model("hidden"),
     ] = None
     layers: Annotated[int | None, "Number of layers.", Lowest(1), _of_model("layers")] = None
     heads: Annotated[
         int | None,
-        "gat: heads of the hidden layers.",
+        "gat, gatv2: heads of the hidden layers; hgt: of all.",
         Lowest(1),
-        OnlyWith("model", ("gat",)),
-        Unset(str(_GAT["heads"])),
+        OnlyWith("model", ("gat", "gatv2", "hgt")),
+        Unset("8; hgt: 4"),
     ] = None
     dropout: Annotated[float | None, "Probability of dropout.", _of_model("dropout")] = None
+    residual: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: add a node's own row, times a matrix, in each layer.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("residual"),
+    ] = None
+    norm: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: normalise the rows of hidden layers.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("norm"),
+    ] = None
     lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
+    optimizer: Annotated[
+        Literal["adam", "adamw"], "adamw: weight decay apart from the gradient."
+    ] = "adam"
+    schedule: Annotated[
+        Literal["constant", "cosine"], "Of the learning rate; cosine: down to 0 at the last epoch."
+    ] = "constant"
+    warmup: Annotated[int, "Epochs in which the learning rate rises at first.", Lowest(0)] = 0
+    clip_norm: Annotated[
+        float | None, "Longest gradient, of all parameters as one vector.", Unset("any")
+    ] = None
+    class_weights: Annotated[
+        str | Mapping[str, float] | None,
+        "Factors of the loss by class: balanced, or name=weight,... for each class.",
+        Unset("1 for each"),
+    ] = None
     weight_decay: Annotated[
         float | None, "L2 penalty, where the model's paper puts it.", _of_model("weight_decay")
     ] = None
@@ -147,6 +187,43 @@ class RunConfig:
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
         "float32"
     )
+    task: Annotated[TaskName | None, "What to learn.", Unset("what the partition is for")] = None
+    loss: Annotated[
+        Literal["mse", "l1", "softmax", "bce"] | None,
+        "What is minimised: mse or l1 for values; for links softmax, of an edge among negatives, "
+        "or bce, of each.",
+        Unset("mse; softmax"),
+    ] = None
+    predictor: Annotated[
+        Literal["dot", "distmult"] | None,
+        "Links: how the rows of both ends make a score; distmult: with factors of the relation.",
+        Unset("dot; distmult where edges carry relation numbers"),
+    ] = None
+    negatives: Annotated[
+        int | None,
+        "Links: nodes drawn in a step as wrong ends, for all its edges.",
+        Lowest(1),
+        Unset("256"),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        "What is computed in evaluations, words between commas, such as accuracy,macro_f1,auroc,"
+        "average_precision, or rmse,mae, or mrr,hits@10; the first chooses the best model.",
+        Unset("the usual ones of the task"),
+    ] = None
+    autocast: Annotated[
+        bool, "Compute in bfloat16 where torch.autocast does; weights stay as they are."
+    ] = False
+    self_loops: Annotated[
+        bool | None,
+        "Give nodes without a self loop one, of plain graphs.",
+        Unset("yes for gcn, gat and gatv2"),
+    ] = None
+    both_directions: Annotated[
+        bool | None,
+        "Add the reverse of each edge where it is missing; of typed graphs, as a relation.",
+        Unset("yes, but for relation numbers of rgcn"),
+    ] = None
     eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
     save_every: Annotated[
@@ -154,14 +231,27 @@ class RunConfig:
     ] = 0
     checkpoint_dir: Annotated[str | None, "Folder of the checkpoints.", Unset("none")] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
+    run: Annotated[
+        str | None,
+        "Folder of what the run leaves: config.toml, history.jsonl, a line an evaluation, and "
+        "checkpoints without --checkpoint-dir.",
+        Unset("nothing is written"),
+    ] = None
+
+    plot: Annotated[bool, "Draw the history of the run to run.png in its folder."] = False
+    tensorboard: Annotated[
+        str | None, "Folder to write the history to, for TensorBoard.", Unset("none")
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "checkpoint_dir"):
+        for name in ("data", "checkpoint_dir", "run", "tensorboard"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_field(name, getattr(self, name, None), hint)
         check_device_name(self.device)
+        self._check_model()
+        self._check_optimizer()
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -178,22 +268,68 @@ class RunConfig:
             )
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2^63 (got {self.seed})")
-        own = {field.name: field.default for field in dataclasses.fields(self)} | _DEFAULTS
+        own = {field.name: field.default for field in dataclasses.fields(self)} | PAPER
         # Programs may leave set what is about speed alone.
         self.check_given(
             name
             for name, default in own.items()
             if name not in FREE_FIELDS and getattr(self, name) not in (None, default)
         )
+        if self.plot and self.run is None:
+            raise ValueError("plot needs run, the folder of the run, where the picture goes")
+        check_extras(plot=self.plot, tensorboard=self.tensorboard)
+        if (
+            self.run is not None
+            and self.checkpoint_dir is None
+            and (self.save_every or self.resume)
+        ):
+            object.__setattr__(self, "checkpoint_dir", os.path.join(self.run, "checkpoints"))
         if self.checkpoint_dir is None and (self.save_every or self.resume):
             what = "save_every" if self.save_every else "resume"
-            raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints")
+            raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints, or run")
         if self.checkpoint_dir is not None and not (self.save_every or self.resume):
             raise ValueError(
                 f"checkpoint_dir has no effect without save_every or resume (got "
                 f"checkpoint_dir={self.checkpoint_dir!r}); give save_every=N to write a checkpoint "
                 "after every N epochs"
             )
+
+    def _check_model(self) -> None:
+        if ":" not in self.model and self.model not in MODELS:
+            nearest = difflib.get_close_matches(self.model, MODELS, 1)
+            meant = f"did you mean {nearest[0]}?" if nearest else "write my_package.my_module:Net"
+            raise ValueError(
+                f"model must be one of {', '.join(MODELS)}, or the module and class of your own "
+                f"(got {self.model!r}); {meant}"
+            )
+        if self.model_args is not None and ":" not in self.model:
+            raise ValueError(
+                f"model_args is for a model of your own, my_package.my_module:Net (got {self.model}"
+                "); leave it out"
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.clip_norm is not None and not (
+            math.isfinite(self.clip_norm) and self.clip_norm > 0
+        ):
+            raise ValueError(f"clip_norm must be a number above 0 (got {self.clip_norm})")
+        if self.autocast and self.dtype != "float32":
+            raise ValueError(
+                f"autocast is for weights in float32 (got dtype {self.dtype}); give one of them"
+            )
+        weights = self.class_weights
+        if isinstance(weights, str):
+            if weights != BALANCED:
+                raise ValueError(
+                    f"class_weights must be {BALANCED!r}, or a weight by class name (got "
+                    f"{weights!r}); write name=weight,..."
+                )
+            return
+        for name, weight in (weights or {}).items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(
+                    f"a class weight must be a number, at least 0 (got {weight} for {name})"
+                )
 
     def check_given(self, names: Iterable[str]) -> None:
         """Whether each of these fields, which were given a value, has an effect."""
@@ -215,11 +351,14 @@ class RunConfig:
         """How the whole graph is put together; for `graphshard.construct_full_graph`."""
         return {"mode": self.aggregation}
 
-    def _filled(self) -> dict[str, Any]:
+    def _filled(self, facts: GraphFacts | None) -> dict[str, Any]:
         """All fields, with the model's own values where they were None."""
-        values = dataclasses.asdict(self)
-        defaults = MODEL_DEFAULTS[self.model]
-        return {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults, _ = defaults_of(self.model, facts)
+        filled = {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
+        if self.model == "hgt" and self.heads is None:  # heads divide the width
+            filled["heads"] = math.gcd(filled["heads"], filled["hidden"])
+        return filled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +374,8 @@ class ResolvedConfig(RunConfig):
     epochs: int
     patience: int
     num_bases: int
+    residual: bool
+    norm: bool
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -242,7 +383,16 @@ class ResolvedConfig(RunConfig):
 
     def fixed_fields(self) -> dict[str, Any]:
         """What a run that resumes this one must have in common with it."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in FREE_FIELDS}
+        fields = {f.name: f.default for f in dataclasses.fields(self)}
+        fixed = {
+            name: getattr(self, name)
+            for name, default in fields.items()
+            if name not in FREE_FIELDS
+            and not (name in _NEWER_FIELDS and getattr(self, name) in (default, False))
+        }
+        if self.schedule != "constant":  # it depends on where it ends
+            fixed["epochs"] = self.epochs
+        return fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +429,13 @@ class FullBatchConfig(RunConfig):
             "halo_dtype": None if self.halo_dtype is None else torch_dtype(self.halo_dtype),
         }
 
-    def resolved(self) -> ResolvedFullBatchConfig:
-        """The same run with the model's own values where a field was None."""
-        return ResolvedFullBatchConfig(**self._filled())
+    def resolved(self, facts: GraphFacts | None = None) -> ResolvedFullBatchConfig:
+        """The same run with the model's own values where a field was None.
+
+        Args:
+            facts: Of the graph, on which these depend; None: those of a small citation graph.
+        """
+        return ResolvedFullBatchConfig(**self._filled(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +494,7 @@ class SampledConfig(RunConfig):
                 f"all neighbours (-1) cannot be drawn with replacement (got fanouts={self.fanouts})"
             )
         if self.layers is None and len(self.fanouts) == 1:
-            num_layers = _DEFAULTS["layers"]
+            num_layers = PAPER["layers"]
             twice = ",".join([str(self.fanouts[0])] * num_layers)
             raise ValueError(
                 f"fanouts must hold one number per layer, and one number makes a network of one "
@@ -353,9 +507,9 @@ class SampledConfig(RunConfig):
                 f"layers={self.layers})"
             )
 
-    def resolved(self) -> ResolvedSampledConfig:
+    def resolved(self, facts: GraphFacts | None = None) -> ResolvedSampledConfig:
         """The same run with the model's own values where a field was None."""
-        values = self._filled()
+        values = self._filled(facts)
         if self.fanouts is None:
             values["fanouts"] = (DEFAULT_FANOUT,) * values["layers"]
         else:

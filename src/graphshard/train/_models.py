@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GCN, SAGE, GAT and R-GCN, from the layers of `graphshard.nn`.
+"""GCN, SAGE, GAT, GATv2, R-GCN and HGT, from the layers of `graphshard.nn`.
 
 ``model(graphs, features)`` takes one graph per layer. They may be one whole graph or one sharded
 graph, repeated, or sampled blocks or MFGs, in which the destinations of one layer are the sources
@@ -10,7 +10,7 @@ type.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
-from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
+from ..nn import GATConv, GATv2Conv, GraphConv, HeteroGraphConv, HGTConv, RelGraphConv, SAGEConv
+from ..nn.edge_attention import EdgeScoredGATConv, EdgeScoredGATv2Conv
 from ._embeddings import OneHotRelGraphConv
 
 ModelFeatures: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
@@ -89,6 +90,20 @@ class NodeClassifier(nn.Module):
     dropout: nn.Module
     _widths: list[int]  # of what goes into each layer, and comes out of the last
     _sends_inputs = False  # whether a layer sends its rows before the matrix, however wide
+    own: nn.ModuleList | None = None
+    norms: nn.ModuleList | None = None
+
+    def add_own_rows_and_norms(self, residual: bool, norm: bool) -> None:
+        """Widen a network of one node type, before it is trained.
+
+        Args:
+            residual: Add to what each layer gives a node its own row times a matrix, with a bias.
+            norm: Normalise the rows that hidden layers give (LayerNorm).
+        """
+        if residual:
+            self.own = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(self._widths))
+        if norm:
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in self._widths[1:-1])
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
@@ -99,7 +114,12 @@ class NodeClassifier(nn.Module):
                 f"{len(graphs)}); repeat a whole graph: [graph] * layers"
             )
         for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
-            h = self._layer(layer, graph, self._between(h) if index else h)
+            rows = self._between(h) if index else h
+            h = self._layer(layer, graph, rows)
+            if self.own is not None:
+                h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
+            if self.norms is not None and index < len(self.norms):
+                h = self.norms[index](h)
         return h
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
@@ -111,6 +131,11 @@ class NodeClassifier(nn.Module):
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's."""
         return list(self.layers[0].parameters())
+
+    @property
+    def table_width(self) -> int:
+        """Width of rows that are learnt for nodes without features."""
+        return self._widths[0]
 
     def exchanged_width(self) -> int:
         """A layer sends its rows before or after the matrix, whichever is narrower, if it may."""
@@ -146,6 +171,8 @@ class SAGE(NodeClassifier):
     From Hamilton et al., `Inductive Representation Learning on Large Graphs
     <https://arxiv.org/abs/1706.02216>`_.
 
+    Edges may have ``edata['weight']`` ``[num_edges]``, a further factor of each message.
+
     Args:
         dropout: Probability, on the input of each layer.
         aggregator: ``"mean"``, ``"gcn"`` or ``"pool"``; see `graphshard.nn.SAGEConv`.
@@ -166,6 +193,9 @@ class SAGE(NodeClassifier):
         self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(self._widths))
         self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        return layer(graph, h, edge_weight=graph.edata.get("weight"))
+
     def penalized_parameters(self) -> list[nn.Parameter]:
         """All."""
         return list(self.parameters())
@@ -181,7 +211,11 @@ class GAT(NodeClassifier):
     Args:
         hidden: Width of one head of the hidden layers.
         heads: Heads of the hidden layers.
+        edge_feats: Width of ``edata['feat']``, which the scores read, too; 0: they read none.
     """
+
+    _kind: type[GATConv] | type[GATv2Conv] = GATConv
+    _kind_with_edges: type[EdgeScoredGATConv] | type[EdgeScoredGATv2Conv] = EdgeScoredGATConv
 
     def __init__(
         self,
@@ -191,19 +225,27 @@ class GAT(NodeClassifier):
         layers: int = 2,
         heads: int = 8,
         dropout: float = 0.6,
+        edge_feats: int = 0,
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden * heads] * (layers - 1)]
         drops = [0.0, *[dropout] * (layers - 1)]  # the input's is drawn here
         self.input_dropout = InputDropout(dropout)
-        self.layers = nn.ModuleList(
-            GATConv(widths[i], hidden, heads, drops[i], dropout) for i in range(layers - 1)
-        )
-        self.layers.append(GATConv(widths[-1], num_classes, 1, drops[-1], dropout))
+        self._reads_edges = edge_feats > 0
+
+        def layer_of(index: int, out_width: int, num_heads: int) -> nn.Module:
+            arguments = widths[index], out_width, num_heads, drops[index], dropout
+            if edge_feats:
+                return self._kind_with_edges(*arguments, edge_feats)
+            return self._kind(*arguments)
+
+        self.layers = nn.ModuleList(layer_of(i, hidden, heads) for i in range(layers - 1))
+        self.layers.append(layer_of(layers - 1, num_classes, 1))
         self._widths = [*widths, num_classes]
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
-        return layer(graph, h).flatten(1)
+        rows = layer(graph, h, graph.edata["feat"]) if self._reads_edges else layer(graph, h)
+        return rows.flatten(1)
 
     def _between(self, h: Any) -> Any:
         return F.elu(h)
@@ -215,6 +257,17 @@ class GAT(NodeClassifier):
     def exchanged_width(self) -> int:
         """All heads of a layer side by side."""
         return max(self._widths[1:])
+
+
+class GATv2(GAT):
+    """The same with scores that depend on both ends jointly.
+
+    From Brody et al., `How Attentive are Graph Attention Networks?
+    <https://arxiv.org/abs/2105.14491>`_.
+    """
+
+    _kind = GATv2Conv
+    _kind_with_edges = EdgeScoredGATv2Conv
 
 
 class RGCN(NodeClassifier):
@@ -273,56 +326,75 @@ class RGCN(NodeClassifier):
         return first if isinstance(first, OneHotRelGraphConv) else None
 
 
-class TypedRGCN(NodeClassifier):
-    """The same model on a graph with several node types or relations.
+class TypedClassifier(NodeClassifier):
+    """A network on a graph with several node types or relations.
 
-    A node type's features first pass through a matrix of its own into the hidden width; embeddings
-    come in that width. Each layer sums, over the relations into a node type, the mean of the
-    sources times the relation's matrix, and adds the node's own row times a matrix of its type.
+    A node type's features first pass through a matrix of its own into the width of the first
+    layer; embeddings come in that width.
 
     Args:
-        feature_widths: Width of the features of each node type that has them; the other types
-            are expected in width ``hidden``.
+        feature_widths: Width of the features of each node type that has them.
+        width: That of the first layer.
     """
 
     _sends_inputs = True
+
+    def __init__(
+        self, feature_widths: Mapping[str, int], target: str | Sequence[str], width: int
+    ) -> None:
+        super().__init__()
+        self.target = target
+        self._projected = tuple(feature_widths)
+        self.projections = nn.ModuleList(
+            nn.Linear(in_width, width, bias=False) for in_width in feature_widths.values()
+        )
+
+    def forward(
+        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
+        h = dict(features)
+        for ntype, projection in zip(self._projected, self.projections, strict=True):
+            h[ntype] = projection(features[ntype])
+        rows = super().forward(graphs, h)
+        if isinstance(self.target, str):
+            return self._finished(rows[self.target])
+        return {ntype: self._finished(rows[ntype]) for ntype in self.target}
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        """What the network makes of rows of the last layer."""
+        return rows
+
+    def _between(self, h: Any) -> Any:
+        return {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
+
+
+class TypedRGCN(TypedClassifier):
+    """`RGCN` on a graph with several node types or relations.
+
+    Each layer sums, over the relations into a node type, the mean of the sources times the
+    relation's matrix, and adds the node's own row times a matrix of its type.
+    """
 
     def __init__(
         self,
         feature_widths: Mapping[str, int],
         canonical_etypes: Sequence[CanonicalEType],
         ntypes: Sequence[str],
-        target: str,
+        target: str | Sequence[str],
         hidden: int,
         num_classes: int,
         layers: int = 2,
         num_bases: int = 0,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.target = target
-        self._projected = tuple(feature_widths)
-        self.projections = nn.ModuleList(
-            nn.Linear(width, hidden, bias=False) for width in feature_widths.values()
-        )
+        super().__init__(feature_widths, target, hidden)
         self._widths = [*[hidden] * layers, num_classes]
         self.layers = nn.ModuleList(
             _TypedLayer(*pair, canonical_etypes, ntypes, num_bases)
             for pair in pairwise(self._widths)
         )
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
-
-    def forward(
-        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]`` of the target type."""
-        h = dict(features)
-        for ntype, projection in zip(self._projected, self.projections, strict=True):
-            h[ntype] = projection(features[ntype])
-        return super().forward(graphs, h)[self.target]
-
-    def _between(self, h: Any) -> Any:
-        return {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's, and the matrices before it."""
@@ -373,3 +445,178 @@ class _TypedLayer(nn.Module):
             rows = own @ self.loop_weight[index] + self.bias[index]
             out[ntype] = rows + gathered[ntype] if ntype in gathered else rows
         return out
+
+
+class TypedNetwork(TypedClassifier):
+    """GCN, SAGE, GAT or GATv2 on a graph with several node types or relations.
+
+    Each relation has a layer of its own, and what they give to a node type is summed, as is the
+    node's own row times a matrix of its type. GAT is then a relational graph attention network,
+    with the softmax over the edges of a relation: WIRGAT in Busbridge et al., `Relational Graph
+    Attention Networks <https://arxiv.org/abs/1904.05811>`_.
+
+    Edges may have ``weight`` ``[num_edges]``, which GCN and SAGE multiply messages with.
+
+    Args:
+        kind: ``"gcn"``, ``"sage"``, ``"gat"`` or ``"gatv2"``.
+        heads: Of hidden layers with attention; ``hidden`` is then the width of one.
+        aggregator: Of SAGE.
+        edge_feats: Width of ``feat`` of the relations whose edges have it, for attention.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        feature_widths: Mapping[str, int],
+        canonical_etypes: Sequence[CanonicalEType],
+        ntypes: Sequence[str],
+        target: str | Sequence[str],
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        heads: int = 1,
+        dropout: float = 0.5,
+        aggregator: Literal["mean", "gcn", "pool"] = "mean",
+        edge_feats: Mapping[CanonicalEType, int] | None = None,
+    ) -> None:
+        self._has_heads = kind in ("gat", "gatv2")
+        width = hidden * heads if self._has_heads else hidden
+        super().__init__(feature_widths, target, width)
+        self._widths = [*[width] * layers, num_classes]
+
+        edge_feats = dict(edge_feats or {}) if self._has_heads else {}
+
+        def layer_of(
+            etype: CanonicalEType, in_width: int, out_width: int, num_heads: int
+        ) -> nn.Module:
+            if kind == "gcn":
+                return GraphConv(in_width, out_width)
+            if kind == "sage":
+                return SAGEConv(in_width, out_width, aggregator)
+            arguments = in_width, out_width // num_heads, num_heads, 0.0, dropout
+            if etype in edge_feats:
+                with_edges = EdgeScoredGATConv if kind == "gat" else EdgeScoredGATv2Conv
+                return with_edges(*arguments, edge_feats[etype])
+            return GATConv(*arguments) if kind == "gat" else GATv2Conv(*arguments)
+
+        heads_of_layers = [heads] * (layers - 1) + [1]
+        self.layers = nn.ModuleList(
+            _SumOfRelations(
+                {etype: layer_of(etype, *pair, num_heads) for etype in canonical_etypes},
+                {ntype: nn.Linear(*pair) for ntype in ntypes},
+                "edge_feat" if self._has_heads else "edge_weight",
+                set(edge_feats) if self._has_heads else set(canonical_etypes),
+            )
+            for pair, num_heads in zip(pairwise(self._widths), heads_of_layers, strict=True)
+        )
+        self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
+
+    def _between(self, h: Any) -> Any:
+        activation = F.elu if self._has_heads else F.relu
+        return {ntype: self.dropout(activation(rows)) for ntype, rows in h.items()}
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """All but the biases."""
+        return [p for name, p in self.named_parameters() if not name.endswith("bias")]
+
+
+class _SumOfRelations(nn.Module):
+    """One layer of `TypedNetwork`.
+
+    Args:
+        argument: What layers of relations take of edges, ``"edge_weight"`` or ``"edge_feat"``.
+        readers: Relations whose layers take it, where their edges have it.
+    """
+
+    def __init__(
+        self,
+        relations: Mapping[CanonicalEType, nn.Module],
+        own: Mapping[str, nn.Module],
+        argument: str,
+        readers: Collection[CanonicalEType],
+    ) -> None:
+        super().__init__()
+        self.relations = HeteroGraphConv(relations, "sum")
+        self._ntypes = tuple(own)
+        self.own = nn.ModuleList(own.values())
+        self._argument, self._readers = argument, tuple(readers)
+
+    def forward(self, graph: MessagePassingGraph, h: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        name = {"edge_weight": "weight", "edge_feat": "feat"}[self._argument]
+        arguments = {
+            etype: {self._argument: graph.edges[etype].data[name]}
+            for etype in self._readers
+            if name in graph.edges[etype].data
+        }
+        gathered = self.relations(graph, h, mod_kwargs=arguments)
+        out = {}
+        for ntype, linear in zip(self._ntypes, self.own, strict=True):
+            if ntype not in h or ntype not in graph.dsttypes:
+                continue
+            rows = linear(h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype])
+            out[ntype] = rows + gathered[ntype].flatten(1) if ntype in gathered else rows
+        return out
+
+
+class HGT(TypedClassifier):
+    """Heterogeneous graph transformer; see `graphshard.nn.HGTConv`.
+
+    Features pass through a linear layer of their type and a ReLU, and the rows of the target type
+    through one more linear layer after the last. On a graph of one node type, features are a
+    tensor.
+
+    Args:
+        hidden: Width of all heads together.
+        heads: A divisor of it.
+        dropout: Probability, on the output of each layer.
+    """
+
+    def __init__(
+        self,
+        feature_widths: Mapping[str, int],
+        canonical_etypes: Sequence[CanonicalEType],
+        ntypes: Sequence[str],
+        target: str | Sequence[str],
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        heads: int = 1,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__(feature_widths, target, hidden)
+        widths = dict.fromkeys(ntypes, hidden)
+        self._widths = [hidden] * (layers + 1)
+        self.layers = nn.ModuleList(
+            HGTConv(widths, hidden, heads, canonical_etypes) for _ in range(layers)
+        )
+        self.output = nn.Linear(hidden, num_classes)
+        self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
+
+    def forward(
+        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor] | Tensor
+    ) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
+        if isinstance(features, Tensor):
+            assert isinstance(self.target, str)
+            features = {self.target: features}
+        return super().forward(graphs, features)
+
+    def _finished(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.dropout(rows))
+        return scores
+
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        if layer is self.layers[0]:
+            h = {ntype: F.relu(rows) for ntype, rows in h.items()}
+        return layer(graph, h)
+
+    def _between(self, h: Any) -> Any:
+        return {ntype: self.dropout(rows) for ntype, rows in h.items()}
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """All but the biases."""
+        return [p for name, p in self.named_parameters() if not name.endswith("bias")]
+
+    def exchanged_width(self) -> int:
+        """Keys and values."""
+        return 2 * max(self._widths)

@@ -26,6 +26,7 @@ embeddings, optimizer, random numbers. An evaluation is always of the whole grap
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import time
@@ -34,7 +35,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
@@ -51,24 +51,54 @@ from ..comm import (
     trace,
     world_size,
 )
-from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
+from ..comm.collectives import (
+    gather_int,
+    raise_everywhere,
+    reduce_floats,
+    reduce_ints,
+    shared_errors,
+)
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..fullbatch import GraphShardManager, PartitionData
-from ..graph import NID, Block
+from ..graph import NID, Block, MessagePassingGraph
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
+from ._categories import CategoryTables
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
 from ._config import (
+    NEED_IN_EDGES,
     FullBatchConfig,
     ResolvedConfig,
     ResolvedSampledConfig,
+    RunConfig,
     SampledConfig,
     generators_of,
 )
+from ._defaults import defaults_of
+from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
-from ._models import GAT, GCN, RGCN, SAGE, InputDropout, ModelFeatures, NodeClassifier, TypedRGCN
-from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
+from ._export import export_run
+from ._links import LinkPredictor, LinkScorer
+from ._models import (
+    GAT,
+    GCN,
+    HGT,
+    RGCN,
+    SAGE,
+    GATv2,
+    InputDropout,
+    ModelFeatures,
+    NodeClassifier,
+    TypedNetwork,
+    TypedRGCN,
+)
+from ._optimizer import Descent
+from ._own_model import ModelSchema, build_own_model
+from ._reports import PICTURE, TensorBoard, draw_history, read_history
+from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
+from ._run_folder import open_run_folder
+from ._tasks import ACCURACY, Classes, Links, gather_rows, needs_all, widened
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
@@ -79,9 +109,13 @@ GPU_RANDOM = "random on the GPU"
 
 
 _REPORT_SECONDS = 0.5
+_EPOCHS_TO_LEARN = 10  # after which a loss should have moved
+_LEARNT = 0.98  # of the loss without knowledge
 
-FEATURES, LABELS = "feat", "label"
-"""Names of features and labels on blocks."""
+FEATURES, LABELS, CATEGORIES = "feat", "label", "categories"
+"""Names of features, labels and categories on blocks."""
+
+NUM_NEGATIVES = 256
 
 IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
@@ -112,28 +146,39 @@ class TrainingRun:
         shard: TrainingShard | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.config: ResolvedConfig = config.resolved()
         self._progress = progress
         self._memory = PeakMemory()
-        self._shard = load_shard(self.config) if shard is None else shard
+        self._shard = load_shard(config.resolved()) if shard is None else shard
+        self.config: ResolvedConfig = config.resolved(self._shard.facts)
         if self._shard.device.type == "cuda":
             torch.cuda.set_device(self._shard.device)
         self._device_memory = PeakDeviceMemory(self._shard.device)
         self._learner = Learner(self._shard, self.config)
         graph = self._learner.graph
-        if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
+        is_plain = not self._shard.is_typed
+        if config.model in NEED_IN_EDGES and is_plain and graph.any_zero_in_degree():
             raise ValueError(
-                f"{config.model} needs every node to have an in-edge, and some have none; "
-                "partition the graph again with self loops (graphshard partition --self-loops)"
+                f"{config.model} needs every node to have an in-edge, and some have none; leave "
+                "out self_loops=False (--no-self-loops)"
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
+        if self._learner.links is not None and "train" in self._splits:
+            self._splits.remove("train")  # ranks of what was learnt take longest, and say least
         if rank() == 0:
-            for text in _settings_without_effect(config, self._shard):
+            for text in _settings_without_effect(config, self.config, self._shard):
                 warnings.warn(text, stacklevel=2)
         self._history = History()
+        folder = self.config.run
+        self._history_file = None if folder is None else HistoryFile(folder)
+        self._split_losses: dict[str, float] = {}
+        self._tensorboard: TensorBoard | None = None
         self._set_up()
+        open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
+        for note in self._shard.notes:
+            self._report(note=note)
+        self._tell_defaults(config)
         self._tell_of_rounding()
         if self._checkpoints is not None and config.resume:
             try:
@@ -141,6 +186,36 @@ class TrainingRun:
             except BaseException:
                 self._checkpoints.close()
                 raise
+
+    def _tell_defaults(self, given: RunConfig) -> None:
+        """One line of what was chosen for settings that were left open, and why."""
+        values, why = defaults_of(self.config.model, self._shard.facts)
+        shown = [
+            f"{name} {getattr(self.config, name)}"
+            for name in ("hidden", "layers", "dropout", "lr", "weight_decay", "epochs", "patience")
+            if name in values and getattr(given, name) is None
+        ]
+        if shown:
+            self._report(note=f"by default ({why}): {', '.join(shown)}")
+
+    def _tell_if_nothing_was_learnt(self) -> None:
+        """A loss that stays where it is without any knowledge of the features."""
+        facts, losses = self._shard.facts, self._history.losses
+        if facts is None or facts.entropy is None or len(losses) < _EPOCHS_TO_LEARN:
+            return
+        if self.config.class_weights is not None or losses[-1] < _LEARNT * facts.entropy:
+            return
+        cures = ["lr 0.001" if self.config.lr > 0.001 else "lr 0.01"]
+        if self.config.weight_decay:
+            cures.insert(0, "weight_decay 0")
+        if self.config.layers > 2:
+            cures.append("layers 2")
+        if self.config.model in ("gcn", "sage", "gat", "gatv2") and not self.config.norm:
+            cures.append("norm and residual")
+        self._report(
+            note=f"did not learn: the training loss is {losses[-1]:.4f}, and that of guessing by "
+            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}"
+        )
 
     def _tell_of_rounding(self) -> None:
         """Data sets keep the digits that they have; a run computes in its own dtype."""
@@ -160,6 +235,10 @@ class TrainingRun:
     def _train_epoch(self, epoch: int) -> float:
         """Train epoch ``epoch``, from 0; this rank's share of the mean loss over training nodes."""
         raise NotImplementedError
+
+    def _steps_per_epoch(self) -> int:
+        """Number of steps in each epoch, the same on all ranks."""
+        return 1
 
     def _sampling(self) -> SamplingReport | None:
         """What there is to say about sampling at the end; collective."""
@@ -181,6 +260,8 @@ class TrainingRun:
             "parts": self._shard.data.num_parts,
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
+        if self._shard.num_added_edges:
+            identity["added_edges"] = self._shard.num_added_edges
         rows = self._learner.embeddings
         ids = [getattr(rows, f"ids_{table}") for table in range(len(rows.names))]
         folder = CheckpointFolder(self.config.checkpoint_dir, identity, ids)
@@ -233,9 +314,15 @@ class TrainingRun:
     def train(self) -> TrainResult:
         """Run the epochs; collective."""
         try:
-            return self._train()
+            result = self._train()
+            if self.config.run is not None:
+                export_run(self._learner, self.config.run, self._history)
+            self._draw()
+            return result
         finally:
             self._close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
             if self._checkpoints is not None:
                 self._checkpoints.close()
 
@@ -243,7 +330,13 @@ class TrainingRun:
         history, config = self._history, self.config
         epoch_seconds: list[float] = []
         evaluation_seconds: list[float] = []
-        bytes_sent = 0
+        bytes_sent = num_written = 0
+        with shared_errors():
+            if rank() == 0 and self._history_file is not None:
+                self._history_file.start(history.epoch)
+            if rank() == 0 and config.tensorboard is not None:
+                self._tensorboard = TensorBoard(config.tensorboard, history.epoch)
+        self._learner.descent.start_at(history.epoch, self._steps_per_epoch())
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
             with trace() as sent:
@@ -259,28 +352,98 @@ class TrainingRun:
             else:
                 (loss,) = reduce_floats([share])
             history.losses.append(loss)
-            if evaluation is not None and history.note_evaluation(evaluation, config.patience):
-                self._learner.keep()
+            if evaluation is not None:
+                if history.note_evaluation(evaluation, config.patience):
+                    self._learner.keep()
+                seconds = evaluation_seconds[-1]
+                self._write_history(loss, epoch_seconds[num_written:], seconds, bytes_sent)
+                num_written = len(epoch_seconds)
             self._report(loss=loss, evaluation=evaluation)
             self._save()
         if history.last is None or history.last.epoch != history.epoch:
+            start = time.perf_counter()
             _, evaluation = self._evaluate(0.0)  # resumed past the end, at an epoch without one
-            history.note_evaluation(evaluation, config.patience)
+            if history.note_evaluation(evaluation, config.patience):
+                self._learner.keep()
+            last_loss = history.losses[-1] if history.losses else None
+            self._write_history(last_loss, [], time.perf_counter() - start, 0)
+        self._tell_if_nothing_was_learnt()
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
-        """Loss of the epoch, and the model's results; one collective beside the model's own."""
-        numbers = self._learner.evaluate(self._splits)
-        loss, *totals = reduce_floats([share, *numbers])
-        right, losses = totals[::2], totals[1::2]
-        counts = [self._shard.num_nodes[s] for s in self._splits]
-        accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
-        for split, mine, total in zip(self._splits, numbers[1::2], losses, strict=True):
+        """Loss of the epoch, and the model's results.
+
+        One collective beside the model's own, and for metrics that need all scores, two a split.
+        """
+        splits, task = self._splits, self._shard.task
+        scores = self._learner.evaluation_scores()
+        mine = {split: self._learner.numbers(scores, split) for split in splits}
+        loss, *totals = reduce_floats([share, *itertools.chain(*mine.values())])
+        width = len(totals) // max(1, len(splits))
+        sums = {split: totals[i * width : (i + 1) * width] for i, split in enumerate(splits)}
+        losses = {split: numbers[-1] for split, numbers in sums.items()}
+        for split, total in losses.items():
             if not math.isfinite(total):
                 what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
-                self._learner.raise_not_finite(what, mine)
-        val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
-        return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
+                self._learner.raise_not_finite(what, mine[split][-1])
+        metrics: dict[str, dict[str, float]] = {name: {} for name in task.metrics}
+        for split in splits:
+            values = task.of_sums(sums[split][:-1], self._shard.num_nodes[split])
+            if needs_all(task):
+                values |= task.of_all(*self._learner.gathered(scores, split))
+            for name, value in values.items():
+                metrics[name][split] = value
+        by_relation: dict[str, dict[str, dict[str, float]]] = {}
+        if isinstance(task, Links) and task.num_relations > 1:
+            for split in splits:
+                for number, values in task.by_relation(sums[split][:-1]).items():
+                    of_relation = by_relation.setdefault(number, {})
+                    for name, value in values.items():
+                        of_relation.setdefault(name, {})[split] = value
+        evaluation = Evaluation(
+            epoch=self._history.epoch,
+            accuracy=metrics.pop(ACCURACY, {}),
+            val_loss=losses.get("val"),
+            metrics=metrics,
+            main=task.metrics[0],
+            by_relation=by_relation,
+        )
+        self._split_losses = losses
+        return loss, evaluation
+
+    def _write_history(
+        self, loss: float | None, epoch_seconds: list[float], seconds: float, bytes_sent: int
+    ) -> None:
+        """A line of the evaluation just made, where someone reads it; collective."""
+        if self._history_file is None and self.config.tensorboard is None:
+            return
+        evaluation = self._history.last
+        assert evaluation is not None
+        slowest = reduce_floats([_mean(epoch_seconds), seconds], "max")
+        device_memory = gather_int(self._device_memory.peak())
+        line = {
+            "epoch": evaluation.epoch,
+            "loss": loss,
+            "losses": self._split_losses,
+            "metrics": evaluation.values(),
+            **({"by_relation": evaluation.by_relation} if evaluation.by_relation else {}),
+            "seconds": dict(zip(("epoch", "evaluation"), slowest, strict=True)),
+            "bytes": gather_int(bytes_sent),
+            "memory": gather_int(self._memory.above_start()),
+            **({"device_memory": device_memory} if any(device_memory) else {}),
+        }
+        with shared_errors():
+            for reader in (self._history_file, self._tensorboard):
+                if rank() == 0 and reader is not None:
+                    reader.add(line)
+
+    def _draw(self) -> None:
+        """Draw the history of the run, if that was asked for; collective."""
+        with shared_errors():
+            if self._history_file is not None and self.config.plot and rank() == 0:
+                title = f"{self.config.model}, {self._shard.data.graph_name}"
+                path = self._history_file.path
+                draw_history(read_history(path), path.with_name(PICTURE), title)
 
     def _result(
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
@@ -310,13 +473,12 @@ class TrainingRun:
 
 
 def _settings_without_effect(
-    config: FullBatchConfig | SampledConfig, shard: TrainingShard
+    config: FullBatchConfig | SampledConfig, resolved: ResolvedConfig, shard: TrainingShard
 ) -> Iterator[str]:
     """A line for each setting that was given and changes nothing on this graph."""
-    resolved: ResolvedConfig = config.resolved()
     if resolved.layers == 1 and config.heads is not None:
         yield f"heads={config.heads} has no effect: it is of hidden layers, and layers=1 has none"
-    needs_width = shard.is_typed or len(shard.features) < len(shard.data.node_type_names)
+    needs_width = shard.is_typed or len(shard.feature_widths) < len(shard.data.node_type_names)
     if resolved.layers == 1 and config.hidden is not None and not needs_width:
         yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
     if config.patience and not shard.num_nodes["val"]:
@@ -369,8 +531,7 @@ class FullBatchRun(TrainingRun):
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
-        loss = learner.loss(learner.scores(), "train")
-        return learner.descend(loss, f"epoch {epoch + 1}")
+        return learner.descend(learner.training_loss(epoch), f"epoch {epoch + 1}")
 
 
 def train_full_batch(
@@ -379,7 +540,7 @@ def train_full_batch(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier in full batch; every rank calls this with the same configuration.
+    """Train in full batch; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data``. With a partition of one part no process group
     is needed. The caller's random number generator is left as it was.
@@ -415,15 +576,25 @@ class SampledRun(TrainingRun):
             allow = getattr(module, "set_allow_zero_in_degree", None)
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
-        first = shard.data.node_map(shard.target).starts[shard.data.rank]
-        seeds = shared_evenly(shard.rows["train"] + first)
-        most = reduce_ints([seeds.numel()], "max")[0]
+        self._order: EdgeOrder | None = None
+        self._wrong_ids: list[Tensor] = []
+        most = 1
+        if shard.edges is None:
+            first = shard.data.node_map(shard.target).starts[shard.data.rank]
+            seeds = shared_evenly(shard.rows["train"] + first)
+            most = reduce_ints([seeds.numel()], "max")[0]
+        else:
+            seeds = shard.rows["train"][:0]
+            training = shard.edges.at(shard.rows["train"])
+            wrong = None if self._learner.links is None else self._wrong
+            self._order = EdgeOrder(training, config.batch_size, config.seed, wrong)
         self._loader = DataLoader(
             self._inputs.graph,
             {shard.target: seeds},
             self._sampler(),
             config.batch_size or most,
             shuffle=True,
+            order=self._order,
             seed=config.seed,
             prefetch=config.prefetch,
             transport=config.transport,
@@ -438,7 +609,7 @@ class SampledRun(TrainingRun):
         config, inputs = self.config, self._inputs
         features: dict[str, Any] = {
             "prefetch_node_feats": inputs.node_features,
-            "prefetch_labels": {self._shard.target: (LABELS,)},
+            "prefetch_labels": {} if self._order else {self._shard.target: (LABELS,)},
             "prefetch_edge_feats": inputs.edge_features,
             "output_device": self._learner.device,
         }
@@ -479,11 +650,60 @@ class SampledRun(TrainingRun):
         learner = self._learner
         learner.model.train()
         graphs, features, learnt = self._inputs(blocks)
-        scores: Tensor = learner.model(graphs, features)
-        labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
+        scores = learner.apply(graphs, features)
+        num_rows = blocks.num_seeds
+        if self._order is None:
+            labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
+        else:
+            edges, labels = self._edges_of(blocks)
+            num_rows = len(edges)
+            sources, destinations = (
+                rows_in_block(blocks[-1], scores, ntype, ids) for ntype, ids in edges.ends
+            )
+            learnt = [*learnt, *scores.values()]
+            if learner.links is not None:
+                drawn = self._drawn(blocks, scores)
+                total = learner.links.loss_of(sources, destinations, edges, drawn)
+            else:
+                scores = learner.score(sources, destinations, edges)
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
-        return learner.descend(loss, when) * num_seeds, blocks.num_seeds
+        if learner.links is None:
+            total = self._shard.task.loss(scores, labels, learner.class_weights)
+        loss = total / num_seeds
+        loss = anchor(loss, *learnt)
+        return learner.descend(loss, when) * num_seeds, num_rows
+
+    def _wrong(self, epoch: int, num_steps: int) -> dict[str, Tensor]:
+        """Ids that are drawn as wrong ends, by type; collective."""
+        links = self._learner.links
+        assert links is not None
+        self._wrong_ids = links.wrong(epoch, num_steps)
+        by_type: dict[str, Tensor] = {}
+        for ntype, ids in zip(links.sides, self._wrong_ids, strict=True):
+            by_type[ntype] = torch.cat([by_type[ntype], ids], 1) if ntype in by_type else ids
+        return by_type
+
+    def _drawn(self, blocks: MiniBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Rows and ids of what is drawn for each side of a step's edges."""
+        links = self._learner.links
+        assert links is not None
+        drawn = []
+        for ntype, of_steps in zip(links.sides, self._wrong_ids, strict=True):
+            ids = of_steps[blocks.step].to(self._learner.device)
+            drawn.append((rows_in_block(blocks[-1], rows, ntype, ids), ids))
+        return drawn
+
+    def _edges_of(self, blocks: MiniBatch) -> tuple[TargetEdges, Tensor]:
+        """The edges of a step, and their labels."""
+        assert self._order is not None
+        assert self._shard.edges is not None
+        chosen = self._order.edges(self._order.of_epoch(blocks.epoch), blocks.step)
+        rows = self._shard.rows["train"][chosen]
+        device = self._learner.device
+        return self._shard.edges.at(rows).to(device), self._shard.label[rows].to(device)
+
+    def _steps_per_epoch(self) -> int:
+        return len(self._loader)
 
     def _sampling(self) -> SamplingReport:
         num_epochs = max(1, len(self._seconds_waiting))
@@ -511,7 +731,7 @@ def train_sampled(
     shard: TrainingShard | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
+    """Train on sampled blocks; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
     All else is as with `train_full_batch`; ``progress`` is also called during a long epoch.
@@ -523,6 +743,24 @@ def train_sampled(
     """
     with torch.random.fork_rng(devices=generators_of(config.device)):
         return SampledRun(config, shard=shard, progress=progress).train()
+
+
+def train(
+    config: FullBatchConfig | SampledConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train what the partition is for; every rank calls this with the same configuration.
+
+    It is `train_full_batch` or `train_sampled`, by the kind of configuration.
+
+    Example:
+        >>> train(SampledConfig(data="parts/films.json", model="sage"))  # doctest: +SKIP
+    """
+    if isinstance(config, SampledConfig):
+        return train_sampled(config, shard=shard, progress=progress)
+    return train_full_batch(config, shard=shard, progress=progress)
 
 
 def shared_evenly(ids: Tensor) -> Tensor:
@@ -586,23 +824,32 @@ class SampledInputs:
         self.graph = learner.host_graph().local_var()
         for ntype, rows in shard.features.items():
             self.graph.nodes[ntype].data[FEATURES] = rows
-        self.graph.nodes[shard.target].data[LABELS] = shard.label
-        self._reads_degrees = model == "gcn"
+        if shard.edges is None:
+            self.graph.nodes[shard.target].data[LABELS] = shard.label
+        self._reads_degrees = model == "gcn" and not shard.is_typed
         if self._reads_degrees:
             self.graph.ndata[IN_DEGREE] = self.graph.in_degrees().to(torch.int32)
             self.graph.ndata[OUT_DEGREE] = self.graph.out_degrees().to(torch.int32)
-        self.edge_features: tuple[str, ...] = ()
-        if model == "rgcn" and shard.relation is not None:
-            self.edge_features = ("etype",)
+        for ntype, numbers in shard.categories.items():
+            self.graph.nodes[ntype].data[CATEGORIES] = numbers
+        #: Relation to the names of what blocks shall have on edges.
+        self.edge_features: dict[Any, tuple[str, ...]] = {
+            etype: tuple(name for name in rows if name != "norm")
+            for etype, rows in shard.edge_rows(model).items()
+        }
+        self._reads_relations = model == "rgcn" and shard.relation is not None
         if learner.pairs is not None:
             self._pair_ranges = learner.pairs.node_map(PAIR)
             self.graph.edata[PAIR] = _pair_ids(learner.pairs)
-            self.edge_features += (PAIR,)
+            (etype,) = shard.data.canonical_etypes
+            self.edge_features[etype] = (*self.edge_features.get(etype, ()), PAIR)
 
     @property
     def node_features(self) -> dict[str, tuple[str, ...]]:
         """Node type to the features that the first block needs."""
         names: dict[str, tuple[str, ...]] = dict.fromkeys(self._shard.features, (FEATURES,))
+        for ntype in self._shard.categories:
+            names[ntype] = (*names.get(ntype, ()), CATEGORIES)
         if self._reads_degrees:
             target = self._shard.target
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
@@ -614,7 +861,7 @@ class SampledInputs:
         Every rank's loss must be made to depend on those.
         """
         graphs = list(blocks)
-        if self.edge_features:
+        if self._reads_relations:
             assert self._shard.relation is not None
             for block in graphs:
                 # Of the edges that were drawn, so that a sum is a mean over them.
@@ -624,11 +871,13 @@ class SampledInputs:
         if self._reads_degrees:
             self._set_weights(graphs)
         pairs = None
-        if PAIR in self.edge_features:
+        if self._learner.pairs is not None:
             pairs, graphs[0] = _block_of_pairs(graphs[0])
         rows, learnt = self._embeddings(graphs[0], pairs)
-        for ntype in self._shard.features:
-            rows[ntype] = blocks[0].srcnodes[ntype].data[FEATURES]
+        sources = blocks[0].srcnodes
+        features = {ntype: sources[ntype].data[FEATURES] for ntype in self._shard.features}
+        numbers = {ntype: sources[ntype].data[CATEGORIES] for ntype in self._shard.categories}
+        rows |= self._learner.input_rows(features, numbers)
         return graphs, model_features(self._shard, rows), learnt
 
     def _set_weights(self, graphs: list[Block]) -> None:
@@ -646,7 +895,10 @@ class SampledInputs:
             out_of = block.out_degrees().to(dtype) / degrees[OUT_DEGREE].clamp(min=1)
             src, dst = block.adjacency().coo()
             weight = (into.index_select(0, dst) * out_of.index_select(0, src)).sqrt()
-            block.edata["weight"] = weight.to(next(self._learner.model.parameters()).dtype)
+            weight = weight.to(next(self._learner.model.parameters()).dtype)
+            if "weight" in block.edata:
+                weight = weight * block.edata["weight"]
+            block.edata["weight"] = weight
 
     def _embeddings(
         self, first: Block, pairs: Tensor | None
@@ -677,7 +929,7 @@ class SampledInputs:
 
 def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
     """Node types whose rows may reach the target type in so many layers."""
-    reached = {shard.target}
+    reached = {shard.targets} if isinstance(shard.targets, str) else {*shard.targets}
     for _ in range(num_layers):
         reached |= {src for src, _, dst in shard.data.canonical_etypes if dst in reached}
     return reached
@@ -755,19 +1007,29 @@ class Learner:
         self._host, self._shard, self._config = shard, shard.on_device(), config
         self.device = shard.device
         torch.manual_seed(config.seed)
-        self.model = build_model(shard, config).to(config.torch_dtype)
+        #: What gives rows to nodes: the model, or the part of it before a predictor.
+        self.network = build_model(shard, config)
+        if shard.category_counts:
+            self.network.category_tables = CategoryTables(shard.category_counts)
+        self._category_tables: CategoryTables | None = getattr(
+            self.network, "category_tables", None
+        )
+        self.model: nn.Module = self.network
+        if shard.edges is not None:
+            self.model = edge_network(self.network, shard, config)
+        self.model.to(config.torch_dtype)
         for module in self.model.modules():
             if isinstance(module, InputDropout) and shard.target in self._shard.features:
                 module.mark_constant(self._shard.features[shard.target])
-        width = self.model.exchanged_width()
+        width = self.exchanged_width()
         self.graph = self._shard.graph(config, width)
         self.graphs: list[GraphShardManager] = [self.graph] * config.layers
         tables = {
-            t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
+            t: Table(shard.original_ids[t], shard.num_all[t], self.table_width)
             for t in shard.data.node_type_names
-            if t not in shard.features
+            if t not in shard.feature_widths
         }
-        first = self.model.one_hot if isinstance(self.model, RGCN) else None
+        first = self.network.one_hot if isinstance(self.network, RGCN) else None
         #: The graph of the first layer, where its sources are pairs of a node and a relation.
         self.pairs: PartitionData | None = None
         if first is not None:
@@ -784,31 +1046,113 @@ class Learner:
             **{f"model/{name}": p for name, p in self.model.named_parameters()},
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
-        chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
+        chosen = {id(p) for p in [*self._penalized_parameters(), *self.embeddings.rows]}
         penalized = [p for p in self._named.values() if id(p) in chosen]
         others = [p for p in self._named.values() if id(p) not in chosen]
-        decay = {"weight_decay": config.weight_decay}
-        groups: list[dict[str, Any]] = [{"params": penalized, **decay}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
+        self.optimizer = self.descent.optimizer
+        self._sources: dict[str | None, NodeRows] = {}
+        #: Losses and ranks of link prediction; None of other tasks.
+        self.links: LinkScorer | None = None
+        if self._shard.links is not None:
+            self.links = link_scorer(self._shard, self.model, config)
+        #: Factor of the loss of each class, or None.
+        self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
+
+    @property
+    def table_width(self) -> int:
+        """Width of rows that are learnt for nodes without features."""
+        return int(getattr(self.network, "table_width", self._config.hidden))
+
+    def exchanged_width(self) -> int:
+        """A bound on the columns of the rows that ranks exchange; of an own model, a guess."""
+        own = getattr(self.network, "exchanged_width", None)
+        if own is not None:
+            return int(own())
+        return max(self._config.hidden, *self._shard.feature_widths.values(), 1)
+
+    def _penalized_parameters(self) -> list[nn.Parameter]:
+        own = getattr(self.network, "penalized_parameters", None)
+        return list(self.network.parameters() if own is None else own())
 
     def host_graph(self) -> GraphShardManager:
         """The graph on the CPU, as samplers want it; collective."""
         if self.device.type == "cpu":
             return self.graph
-        return self._host.graph(self._config, self.model.exchanged_width())
+        return self._host.graph(self._config, self.exchanged_width())
 
     def scores(self) -> Tensor:
-        """The model's output for this rank's nodes of the target type; collective."""
-        rows = {**self._shard.features, **self.embeddings()}
-        return self.model(self.graphs, model_features(self._shard, rows))
+        """Scores of this rank's rows, nodes of the target type or edges; collective."""
+        rows = self.node_rows()
+        return rows if self._shard.edges is None else self._edge_scores(rows, None)
+
+    def node_rows(self) -> Any:
+        """The model's output for this rank's nodes, of several types by type; collective."""
+        rows = self.input_rows(self._shard.features, self._shard.categories)
+        rows |= self.embeddings()
+        return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def input_rows(
+        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What a network is given of nodes that have features or categories, by node type."""
+        tables = self._category_tables
+        return dict(features) if tables is None else tables(features, categories)
+
+    def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
+        """Scores of this rank's edges, or of a split's; collective."""
+        edges = self._shard.edges
+        assert edges is not None
+        if split is not None:
+            edges = edges.at(self._shard.rows[split])
+        sources, destinations = edges.ends
+        if split not in self._sources:
+            ranges = self._shard.data.node_map(sources[0])
+            self._sources[split] = NodeRows(sources[1], ranges)
+        own = destinations[1] - self._shard.data.node_map(destinations[0]).starts[rank()]
+        of_sources = self._sources[split](rows[sources[0]])
+        return self.score(of_sources, rows[destinations[0]].index_select(0, own), edges)
+
+    def score(self, sources: Tensor, destinations: Tensor, edges: TargetEdges) -> Tensor:
+        """Scores of edges from the rows of their ends, in the precision that is configured."""
+        with self._autocast():
+            assert isinstance(self.model, EdgeNetwork)
+            scores: Tensor = self.model.predictor(sources, destinations, edges.feat)
+        return scores
+
+    def _autocast(self) -> torch.autocast:
+        is_enabled = self._config.autocast
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_enabled)
+
+    def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Any:
+        """The model's output, in the precision that is configured; collective."""
+        with self._autocast():
+            return self.model(graphs, features)
+
+    def training_loss(self, epoch: int) -> Tensor:
+        """This rank's share of the mean loss over the training rows of all ranks; collective."""
+        rows = self.node_rows()
+        if self.links is not None:
+            return self.links.loss(rows, "train", epoch) / self._shard.num_nodes["train"]
+        if self._shard.edges is None:
+            return self.loss(rows, "train")
+        scores = self._edge_scores(rows, "train")
+        labels = self._shard.label[self._shard.rows["train"]]
+        total = self._shard.task.loss(scores, labels, self.class_weights)
+        return anchor(total / self._shard.num_nodes["train"], scores)
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
-        """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
+        """This rank's share of the mean loss over a split's rows on all ranks.
+
+        Class weights are for training.
+        """
         rows = self._shard.rows[split]
-        return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
+        weights = self.class_weights if self.model.training else None
+        total = self._shard.task.loss(scores[rows], self._shard.label[rows], weights)
+        return total / self._shard.num_nodes[split]
 
     def descend(self, loss: Tensor, when: str) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
@@ -828,7 +1172,12 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
-        self.optimizer.step()
+        for parameter in self._named.values():
+            # Weight decay falls alike on what has no gradient, and on what has one of zeros because
+            # other ranks asked for rows.
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.descent.step()
         return value
 
     def raise_not_finite(
@@ -862,16 +1211,31 @@ class Learner:
         raise_everywhere(error)
 
     @torch.no_grad()
-    def evaluate(self, splits: Sequence[str]) -> list[float]:
-        """This rank's numbers for each split: nodes that are right, and share of the loss."""
+    def evaluation_scores(self) -> Any:
+        """The scores of all rows without dropout, or for links rows of nodes; collective."""
         self.model.eval()
-        scores = self.scores()
-        right = scores.argmax(dim=1) == self._shard.label
-        numbers = []
-        for split in splits:
-            rows = self._shard.rows[split]
-            numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
-        return numbers
+        return self.node_rows() if self.links is not None else self.scores()
+
+    @torch.no_grad()
+    def numbers(self, scores: Any, split: str) -> list[float]:
+        """Of a split, what its metrics are summed from, and this rank's share of the loss.
+
+        Collective for links.
+        """
+        if self.links is not None:
+            share = self.links.loss(scores, split, -1) / self._shard.num_nodes[split]
+            return [*self.links.numbers(scores, split), float(share)]
+        rows = self._shard.rows[split]
+        sums = self._shard.task.summands(scores[rows], self._shard.label[rows])
+        return [*sums, float(self.loss(scores, split))]
+
+    def gathered(self, scores: Tensor, split: str) -> tuple[Tensor, Tensor]:
+        """Scores and labels of a split's rows of all ranks, on the CPU; collective."""
+        rows = self._shard.rows[split]
+        return (
+            gather_rows(widened(scores[rows]).detach().cpu()),
+            gather_rows(self._shard.label[rows].cpu()),
+        )
 
     def keep(self) -> None:
         """Remember a copy of the model and the embeddings, on the CPU, as the best so far."""
@@ -990,31 +1354,139 @@ def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> ModelFea
     return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
 
 
-def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy, summed, in float32 at least."""
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, reduction="sum")
+def class_weights(shard: TrainingShard, config: ResolvedConfig) -> Tensor | None:
+    """Weight of each class, in the mean 1 over training nodes: float64, on all ranks. Collective.
+
+    Sums of weighted losses over the number of nodes are then torch's weighted means. Balanced, a
+    class weighs 1 over its number of training nodes.
+
+    Raises:
+        ValueError: Weights were given that are not of the classes.
+    """
+    given = config.class_weights
+    if given is None:
+        return None
+    if not isinstance(shard.task, Classes):
+        raise ValueError(
+            f"class_weights are for one class of several (got {shard.task_info.kind}); leave them "
+            "out"
+        )
+    labels = shard.label[shard.rows["train"]].cpu()
+    counts = reduce_ints(torch.bincount(labels, minlength=shard.num_classes).tolist())
+    numbers = torch.tensor(counts, dtype=torch.float64)
+    if isinstance(given, str):
+        weights = torch.where(numbers > 0, numbers.clamp(min=1).reciprocal(), 0.0)
+    else:
+        names = shard.class_names or tuple(map(str, range(shard.num_classes)))
+        different = sorted({*given} ^ {*names})
+        if different:
+            few = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ValueError(
+                f"class_weights must have a weight for each class, {few} ("
+                + (
+                    f"got {different[0]!r}, which is none)"
+                    if different[0] in given
+                    else f"got none for {different[0]!r})"
+                )
+            )
+        weights = torch.tensor([float(given[name]) for name in names], dtype=torch.float64)
+    total = float((weights * numbers).sum())
+    if total == 0:
+        raise ValueError("class_weights must not be 0 for all classes of training nodes")
+    return weights * (numbers.sum() / total)
 
 
-def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     """The configured model for a graph, with weights from torch's default generator."""
-    hidden, layers = config.hidden, config.layers
-    classes, dropout = shard.num_classes, config.dropout
-    if shard.is_typed:
-        widths = {t: f.shape[1] for t, f in shard.features.items()}
-        types = shard.data.canonical_etypes, shard.data.node_type_names, shard.target
+    hidden, layers, heads = config.hidden, config.layers, config.heads
+    classes, dropout, name = shard.out_width(config), config.dropout, config.model
+    widths = shard.feature_widths
+    edge_feats = {etype: rows.shape[1] for etype, rows in shard.edge_features.items()}
+    if ":" in name:
+        arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
+        return build_own_model(
+            name, model_schema(shard, name, hidden), arguments | dict(config.model_args or {})
+        )
+    types = shard.data.canonical_etypes, shard.data.node_type_names, shard.targets
+    if name == "hgt":
+        return HGT(widths, *types, hidden, classes, layers, heads, dropout)
+    if shard.is_typed and name == "rgcn":
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
-    features = shard.features.get(shard.target)
-    if config.model == "rgcn":
-        in_feats = None if features is None else features.shape[1]
+    if shard.is_typed:
+        how = config.aggregator
+        return TypedNetwork(
+            name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
+        )
+    in_feats = widths.get(shard.target)
+    if name == "rgcn":
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
-    width = hidden if features is None else features.shape[1]
-    if config.model == "gat":
-        return GAT(width, hidden, classes, layers, config.heads, dropout)
-    if config.model == "gcn":
-        return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    width = hidden if in_feats is None else in_feats
+    model: NodeClassifier
+    if name in ("gat", "gatv2"):
+        kind = GAT if name == "gat" else GATv2
+        of_edges = next(iter(edge_feats.values()), 0)
+        model = kind(width, hidden, classes, layers, heads, dropout, of_edges)
+    elif name == "gcn":
+        model = GCN(width, hidden, classes, layers, dropout)
+    else:
+        model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    model.add_own_rows_and_norms(config.residual, config.norm)
+    return model
+
+
+def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
+    """What a model of the user's own is told about a graph."""
+    names = shard.data.node_type_names
+    return ModelSchema(
+        node_types=names,
+        canonical_etypes=shard.data.canonical_etypes,
+        target=shard.targets,
+        node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
+        edge_widths={
+            etype: {
+                name: 1 if column.dim() == 1 else column.shape[1] for name, column in rows.items()
+            }
+            for etype, rows in shard.edge_rows(name).items()
+        },
+        num_relations=shard.num_relations,
+    )
+
+
+def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfig) -> EdgeNetwork:
+    """A network with what scores edges, with weights from torch's default generator."""
+    assert shard.edges is not None
+    feat, width = shard.edges.feat, shard.out_width(config)
+    ntypes = shard.edges.relation[::2]
+    if isinstance(shard.task, Links):
+        has_factors = config.predictor == "distmult" or (
+            config.predictor is None and shard.relation is not None
+        )
+        factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
+        return EdgeNetwork(network, factors, ntypes)
+    edge_width = 0 if feat is None else feat.shape[1]
+    predictor = EdgePredictor(width, edge_width, shard.task.width, config.dropout)
+    return EdgeNetwork(network, predictor, ntypes)
+
+
+def link_scorer(shard: TrainingShard, model: nn.Module, config: ResolvedConfig) -> LinkScorer:
+    """What losses and ranks of links are computed by; collective."""
+    assert isinstance(model, EdgeNetwork)
+    assert isinstance(model.predictor, LinkPredictor)
+    assert isinstance(shard.task, Links)
+    assert shard.edges is not None
+    assert shard.links is not None
+    return LinkScorer(
+        shard.task,
+        model.predictor,
+        shard.edges,
+        shard.rows,
+        shard.links,
+        shard.data,
+        shard.original_ids,
+        config.negatives or NUM_NEGATIVES,
+        config.seed,
+    )
 
 
 def one_hot_tables(

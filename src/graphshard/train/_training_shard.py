@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._base.device import choose_device
+from .._base.typing import CanonicalEType
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import reduce_ints
+from ..comm.collectives import reduce_floats, reduce_ints
 from ..data.dataset import SPLITS
 from ..data.task import TaskInfo, read_task, task_warnings
 from ..fullbatch import (
@@ -24,30 +27,70 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._config import ResolvedConfig, RunConfig
+from ._categories import CategoryTables
+from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
+from ._defaults import GraphFacts
+from ._edges import TargetEdges
+from ._graph_edges import with_both_directions, with_self_loops
+from ._links import LinkFacts, held_out, link_facts
+from ._tasks import (
+    ACCURACY,
+    EDGE_CLASSIFICATION,
+    EDGE_REGRESSION,
+    LINK_PREDICTION,
+    NODE_CLASSIFICATION,
+    NODE_REGRESSION,
+    Classes,
+    Links,
+    SeveralLabels,
+    Task,
+    Values,
+    chosen_metrics,
+)
 
+_UNEVEN = 2 / 3  # share of the larger of two classes from which on accuracy says little
+_MOST_NAMED = 3  # relations in a line
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
 
 @dataclass(frozen=True)
 class TrainingShard:
-    """One rank's part of a graph whose nodes of one type are to be classified.
+    """One rank's part of a graph, with what is to be learnt of it.
+
+    A row is a node of the target type, or one of the edges of a task on edges.
 
     Args:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
+        categories: Node type to ``[num_owned, k]`` int64, the numbers of what its nodes are in
+            each of ``k`` columns, 0 where unknown; types without are absent.
+        edge_features: Relation to the features of its edges, ``[num_edges, width]``.
+        edge_weights: Relation to the weights of its edges, ``[num_edges]``.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
-        label: ``[num_owned]`` int64, -1 where unknown.
-        rows: Split to the owned rows of the target type in it that have a label.
-        num_nodes: Split to its number of nodes on all ranks.
+        target: Node type that is predicted; of a task on edges that of the destinations.
+        edges: Of a task on edges, the rows. In link prediction those of val and test are not among
+            the edges of ``data``.
+        links: Of link prediction, all edges there are.
+        task: What the network's scores mean.
+        label: By owned row: ``[n]`` int64, a class, -1 where unknown; ``[n, num_classes]`` int64 of
+            0 and 1, -1 where unknown; or float64 ``[n, k]``, values, NaN where unknown.
+        rows: Split to the owned rows in it that have a label.
+        num_nodes: Split to its number of such rows on all ranks.
         num_all: Node type to its number of nodes on all ranks.
         device: Where the run computes.
     """
 
     data: PartitionData
     features: Mapping[str, Tensor]
+    categories: Mapping[str, Tensor]
+    edge_features: Mapping[CanonicalEType, Tensor]
+    edge_weights: Mapping[CanonicalEType, Tensor]
     relation: tuple[Tensor, Tensor] | None
     target: str
+    edges: TargetEdges | None
+    links: LinkFacts | None
+    task_info: TaskInfo
+    task: Task
     label: Tensor
     rows: Mapping[str, Tensor]
     num_nodes: Mapping[str, int]
@@ -55,6 +98,11 @@ class TrainingShard:
     num_classes: int
     num_relations: int
     device: torch.device
+    class_names: tuple[str, ...] = ()
+    category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    facts: GraphFacts | None = None
+    notes: tuple[str, ...] = ()
+    num_added_edges: int = 0
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -68,15 +116,53 @@ class TrainingShard:
             self,
             data=self.data.to(device, feature_device="cpu"),
             features={ntype: rows.to(device) for ntype, rows in self.features.items()},
+            categories={ntype: rows.to(device) for ntype, rows in self.categories.items()},
+            edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
+            edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             relation=relation,
+            edges=None if self.edges is None else self.edges.to(device),
+            links=None if self.links is None else self.links.to(device),
             label=self.label.to(device),
             rows={split: rows.to(device) for split, rows in self.rows.items()},
         )
 
     @property
+    def feature_widths(self) -> dict[str, int]:
+        """Node type to the columns that a network is given; types without are absent."""
+        widths = {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+        for ntype, width in CategoryTables.widths(self.category_counts).items():
+            widths[ntype] = widths.get(ntype, 0) + width
+        return {t: widths[t] for t in self.data.node_type_names if t in widths}
+
+    def edge_rows(self, model: str) -> dict[CanonicalEType, dict[str, Tensor]]:
+        """Relation to what the model reads of its edges, by name; relations without are absent."""
+        columns = {"weight": self.edge_weights, "feat": self.edge_features}
+        rows: dict[CanonicalEType, dict[str, Tensor]] = {}
+        for name in edge_columns(model):
+            for etype, column in columns[name].items():
+                rows.setdefault(etype, {})[name] = column
+        if model == "rgcn" and self.relation is not None:
+            (etype,) = self.data.canonical_etypes
+            rows[etype] = dict(zip(("etype", "norm"), self.relation, strict=True))
+        return rows
+
+    @property
     def is_typed(self) -> bool:
         """Whether the graph has several node types or relations."""
         return len(self.data.node_type_names) > 1 or len(self.data.canonical_etypes) > 1
+
+    @property
+    def targets(self) -> str | tuple[str, ...]:
+        """Node types of which a network gives rows: one, or by name those of the edges' ends."""
+        if self.edges is None or not self.is_typed:
+            return self.target
+        return tuple(dict.fromkeys((self.edges.relation[0], self.edges.relation[2])))
+
+    def out_width(self, config: ResolvedConfig) -> int:
+        """Columns of what a network gives to a node: scores, or what edges are scored by."""
+        if self.edges is None:
+            return self.task.width
+        return config.hidden * (config.heads if config.model in ("gat", "gatv2") else 1)
 
     @property
     def original_ids(self) -> dict[str, Tensor]:
@@ -90,10 +176,14 @@ class TrainingShard:
         """The whole graph, or one with its edges in the same order; collective."""
         data = self.data if data is None else data
         graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
-        for rows in (*self.features.values(), *(self.relation or ())):
+        for rows in self.features.values():
             graph.mark_constant(rows)
-        if self.relation is not None and config.model == "rgcn":
-            graph.edata["etype"], graph.edata["norm"] = self.relation
+        for etype, columns in self.edge_rows(config.model).items():
+            for name, rows in columns.items():
+                graph.mark_constant(rows)
+                # One of pairs has another relation, and the edges in the same order.
+                where = etype if data is self.data else graph.canonical_etypes[0]
+                graph.edges[where].data[name] = rows
         return graph
 
 
@@ -119,8 +209,11 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     elif error is not None:
         raise error
     assert shard is not None
+    if shard.task_info.kind == LINK_PREDICTION:
+        shard = _without_held_out(shard, config)
     shard = _counted(shard, config)
     _check_model(shard, config)
+    shard = _with_edges_added(shard, config)
     _warn(shard, config)
     return shard
 
@@ -140,18 +233,26 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
-    target = _target(data, task)
-    label = data.node_features[f"{target}/label"]
-    if label.ndim != 1 or label.is_floating_point() or label.dtype == torch.bool:
-        raise NotImplementedError(
-            f"labels must be one class number per node (got {label.dtype} of shape "
-            f"{tuple(label.shape)} for '{target}'); for several labels per node write a training "
-            "loop of your own, as the README shows"
-        )
-    label = label.to(torch.int64)
-    _check_numbers(label, data.node_map(target).num_ids, f"{target}/label", "nodes", config)
+    task = _task_info(data, task, config)
+    fields: Mapping[str, Tensor]
+    if isinstance(task.target, tuple):
+        relation, target, word = task.target, task.target[2], "edge"
+        owner, fields = etype_key(relation), data.edge_features
+        num_all = data.partition_book.num_edges()
+    else:
+        relation, target, word = None, _target(data, task), "node"
+        owner, fields = target, data.node_features
+        num_all = data.node_map(target).num_ids
+    if task.kind == LINK_PREDICTION:
+        assert relation is not None
+        label = torch.ones(data.edges[relation].num_edges, dtype=torch.int64)
+        is_known = label > 0
+    else:
+        label, is_known = _labels(fields[f"{owner}/label"], owner, task, word)
+    if label.ndim == 1 and not label.is_floating_point():
+        _check_numbers(label, num_all, f"{owner}/label", f"{word}s", config)
     for name, said, count in (
-        ("classes", task.num_classes, data.node_map(target).num_ids),
+        ("classes", task.num_classes, num_all),
         ("relations", task.num_relations, data.partition_book.num_edges()),
     ):
         if said is not None and said > max(count, _NUMBERS_AT_LEAST):
@@ -161,26 +262,38 @@ def _read(config: ResolvedConfig) -> TrainingShard:
             )
     rows = {}
     for split in SPLITS:
-        mask = data.node_features.get(f"{target}/{split}_mask")
+        mask = fields.get(f"{owner}/{split}_mask")
         if mask is None:
-            mask = torch.zeros_like(label, dtype=torch.bool)
-        if mask.shape != label.shape:
+            mask = torch.zeros_like(is_known)
+        if mask.shape != is_known.shape:
             raise ValueError(
-                f"{split}_mask must have one value per node (got shape {tuple(mask.shape)} for "
-                f"{label.numel()} nodes of type '{target}')"
+                f"{split}_mask must have one value per {word} (got shape {tuple(mask.shape)} for "
+                f"{is_known.numel()} {word}s of type '{owner}')"
             )
         if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
             other = mask[(mask != 0) & (mask != 1)][0].item()
             raise ValueError(
-                f"{split}_mask must hold True or False, or 1 or 0, for each node (got {other}); "
+                f"{split}_mask must hold True or False, or 1 or 0, for each {word} (got {other}); "
                 "make a mask of ids with mask[ids] = True"
             )
-        rows[split] = (mask.to(torch.bool) & (label >= 0)).nonzero().view(-1)
+        rows[split] = (mask.to(torch.bool) & is_known).nonzero().view(-1)
+    edge_features, edges = _edge_features(data, config.torch_dtype), None
+    if relation is not None:
+        etype = _relation(data, config)
+        numbers = None if etype is None else etype[0]
+        edges, label, rows = _target_edges(data, relation, edge_features, numbers, label, rows)
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
+        categories=_categories(data),
+        edge_features=edge_features,
+        edge_weights=_edge_weights(data, config.torch_dtype),
         relation=_relation(data, config),
         target=target,
+        edges=edges,
+        links=None,
+        task_info=task,
+        task=Classes(0),  # until all ranks have counted
         label=label,
         rows=rows,
         num_nodes={},
@@ -188,7 +301,139 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         num_classes=task.num_classes or 0,
         num_relations=task.num_relations or 0,
         device=device,
+        class_names=task.class_names,
     )
+
+
+def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
+    """The task that the partition is for, or another one that is asked for."""
+    kind = config.task or task.kind
+    if kind.startswith("node"):
+        return task if kind == task.kind else replace(task, kind=kind, target=None)
+    relation = task.target if isinstance(task.target, tuple) else None
+    field = "train_mask" if kind == LINK_PREDICTION else "label"
+    having = [t for t in data.canonical_etypes if f"{etype_key(t)}/{field}" in data.edge_features]
+    if relation is None and len(having) == 1:
+        relation = having[0]
+    if relation not in having:
+        names = ", ".join(map(str, having))
+        fields = "train_mask, val_mask and test_mask"
+        raise ValueError(
+            f"{'one' if relation is None else 'the target'} relation must have the feature "
+            f"'{field}', of each edge, for {kind} ("
+            + (f"{len(having)} have: {names}" if having else "none has")
+            + f"); set {fields if kind == LINK_PREDICTION else f'label, {fields}'} in its edata "
+            "before partitioning"
+        )
+    return replace(task, kind=kind, target=relation)
+
+
+def _target_edges(
+    data: PartitionData,
+    relation: CanonicalEType,
+    features: Mapping[CanonicalEType, Tensor],
+    etype: Tensor | None,
+    label: Tensor,
+    rows: Mapping[str, Tensor],
+) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
+    """The edges that are in a split, with labels and rows of these alone."""
+    chosen = torch.unique(torch.cat(list(rows.values())))
+    of_relation = data.edges[relation]
+    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
+    feat = features.get(relation)
+    edges = TargetEdges(
+        relation=relation,
+        index=chosen,
+        src=starts[of_relation.src_part[chosen].long()] + of_relation.src[chosen],
+        dst=data.node_map(relation[2]).starts[data.rank] + of_relation.dst[chosen].long(),
+        feat=None if feat is None else feat[chosen],
+        etype=torch.zeros_like(chosen) if etype is None else etype[chosen],
+    )
+    return edges, label[chosen], {s: torch.searchsorted(chosen, r) for s, r in rows.items()}
+
+
+def _labels(raw: Tensor, target: str, task: TaskInfo, word: str) -> tuple[Tensor, Tensor]:
+    """Labels as a `TrainingShard` has them, and which rows have one."""
+    if task.kind in (NODE_REGRESSION, EDGE_REGRESSION):
+        values = raw.to(torch.float64)
+        values = values.unsqueeze(1) if raw.ndim == 1 else values
+        if values.ndim != 2 or not values.shape[1]:
+            raise ValueError(
+                f"labels of {task.kind} must be a number, or a row of them, per {word} (got "
+                f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}')"
+            )
+        if bool(values.isinf().any()):
+            raise ValueError(
+                f"labels must be finite, or NaN where unknown (got {int(values.isinf().sum())} "
+                f"infinite ones for '{target}'); replace them and partition again"
+            )
+        return values, ~values.isnan().any(1)
+    if raw.is_floating_point() or raw.is_complex() or raw.ndim not in (1, 2):
+        raise ValueError(
+            f"labels must be one class number per {word}, or a row of 0 and 1 for the classes (got "
+            f"{raw.dtype} of shape {tuple(raw.shape)} for '{target}'); to predict values give "
+            f"task '{word} regression'"
+        )
+    if raw.ndim == 1 and raw.dtype != torch.bool:
+        return raw.to(torch.int64), raw >= 0
+    label = raw.to(torch.int64)
+    if raw.ndim == 1:
+        return label, torch.ones_like(raw)
+    if bool(((label < -1) | (label > 1)).any()) or not label.shape[1]:
+        raise ValueError(
+            f"labels of several classes per {word} must be 0 or 1, or -1 where unknown (got "
+            f"{int(label.max()) if label.numel() else 'no column'} for '{target}'); for one class "
+            "store a vector"
+        )
+    return label, (label >= 0).all(1)
+
+
+def _categories(data: PartitionData) -> dict[str, Tensor]:
+    categories = {}
+    for ntype in data.node_type_names:
+        columns = data.node_features.get(f"{ntype}/categories")
+        if columns is None:
+            continue
+        if columns.ndim != 2 or columns.is_floating_point() or bool((columns < 0).any()):
+            raise ValueError(
+                "'categories' must be whole numbers from 0 on, a row per node (got "
+                f"{columns.dtype} of shape {tuple(columns.shape)} for '{ntype}')"
+            )
+        categories[ntype] = columns.to(torch.int64)
+    return categories
+
+
+def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
+    return {
+        etype: _finite_rows(feat, f"{etype_key(etype)}/feat", 2, dtype)
+        for etype in data.canonical_etypes
+        if (feat := data.edge_features.get(f"{etype_key(etype)}/feat")) is not None
+    }
+
+
+def _edge_weights(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
+    return {
+        etype: _finite_rows(weight, f"{etype_key(etype)}/weight", 1, dtype)
+        for etype in data.canonical_etypes
+        if (weight := data.edge_features.get(f"{etype_key(etype)}/weight")) is not None
+    }
+
+
+def _finite_rows(rows: Tensor, name: str, ndim: int, dtype: torch.dtype) -> Tensor:
+    """Features or weights of edges, checked."""
+    if ndim == 1 and rows.ndim == 2 and rows.shape[1] == 1:
+        rows = rows.view(-1)
+    if rows.ndim != ndim or (rows.shape[-1:] == (0,) and ndim == 2):
+        what = "a matrix with at least one column" if ndim == 2 else "one number per edge"
+        raise ValueError(f"'{name}' must be {what} (got shape {tuple(rows.shape)})")
+    converted = rows.to(dtype)
+    if not all_finite([converted]):
+        bad = int((~converted.isfinite()).sum())
+        raise ValueError(
+            f"'{name}' must be finite in {dtype} (got {bad} of {converted.numel()} values that are "
+            "not); replace such values and partition again"
+        )
+    return converted
 
 
 def _target(data: PartitionData, task: TaskInfo) -> str:
@@ -273,10 +518,62 @@ def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
     return count.to(torch.float64).reciprocal()[group].unsqueeze(1)
 
 
+def _without_held_out(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard for link prediction, whose val and test edges carry no messages; collective.
+
+    Nor do their reverses, of a relation that the task names, or of a plain graph. Those are not
+    trained on either.
+    """
+    edges = shard.edges
+    assert edges is not None
+    data, relation, etype = shard.data, edges.relation, None
+    num_relations = 1
+    if shard.relation is not None:
+        etype = shard.relation[0]
+        (most,) = reduce_ints([int(etype.max()) + 1 if etype.numel() else 1], "max")
+        num_relations = max(most, shard.num_relations)
+    facts = link_facts(data, relation, etype, num_relations)
+    is_evaluated = torch.zeros(data.edges[relation].num_edges, dtype=torch.bool)
+    for split in ("val", "test"):
+        is_evaluated[edges.index[shard.rows[split]]] = True
+    reverse_of = shard.task_info.reverse_of
+    if reverse_of is None and not shard.is_typed and etype is None:
+        reverse_of = relation
+    if reverse_of is not None and (reverse_of[0], reverse_of[2]) != (relation[2], relation[0]):
+        raise ValueError(
+            f"the reverse of {relation} must go from '{relation[2]}' to '{relation[0]}' (got "
+            f"{reverse_of}); partition again"
+        )
+    data, kept = held_out(data, relation, etype, is_evaluated, reverse_of, num_relations)
+    train = shard.rows["train"]
+    is_left = kept[relation][edges.index[train]]
+    changed: dict[str, Any] = {}
+    for name in ("edge_features", "edge_weights"):
+        columns = dict(getattr(shard, name))
+        for of_type, is_kept in kept.items():
+            if of_type in columns:
+                columns[of_type] = columns[of_type][is_kept]
+        changed[name] = columns
+    if etype is not None:
+        left = etype[kept[relation]]
+        dst = data.edges[relation].dst
+        norm = relation_norm(dst, left, num_relations).to(config.torch_dtype)
+        changed["relation"] = left, norm
+    return replace(
+        shard, data=data, rows={**shard.rows, "train": train[is_left]}, links=facts, **changed
+    )
+
+
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
     counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
-    top_class = int(shard.label.max()) + 1 if shard.label.numel() else 0
+    is_classes = shard.task_info.kind in (NODE_CLASSIFICATION, EDGE_CLASSIFICATION)
+    is_multilabel = is_classes and shard.label.ndim == 2
+    top_class = 0
+    if is_multilabel:
+        top_class = shard.label.shape[1]
+    elif is_classes and shard.label.numel():
+        top_class = int(shard.label.max()) + 1
     top_relation = 0
     if shard.relation is not None and shard.relation[0].numel():
         top_relation = int(shard.relation[0].max()) + 1
@@ -290,11 +587,163 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"{config.data} is described as having {said} {name}, but the number {counted - 1} "
                 f"occurs; partition the graph again"
             )
+    num_train = dict(zip(SPLITS, counts, strict=True))["train"]
+    shard = replace(shard, category_counts=_category_counts(shard.categories))
+    if not is_multilabel:
+        num_classes = shard.num_classes or num_classes
+    counted_shard = replace(
+        shard,
+        facts=_facts(shard, num_train, num_classes if is_classes and not is_multilabel else 0),
+        num_nodes=dict(zip(SPLITS, counts, strict=True)),
+        num_classes=num_classes if is_classes else 0,
+        num_relations=shard.num_relations or num_relations,
+    )
+    return replace(counted_shard, task=_task(counted_shard, config))
+
+
+def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
+    """What scores mean; collective."""
+    kind = shard.task_info.kind
+    is_values = kind in (NODE_REGRESSION, EDGE_REGRESSION)
+    losses: tuple[str, ...] = ("mse", "l1") if is_values else ()
+    if kind == LINK_PREDICTION:
+        losses = ("softmax", "bce")
+    if config.loss is not None and config.loss not in losses:
+        choices = f"one of {', '.join(losses)}" if losses else "left out"
+        raise ValueError(f"loss must be {choices} for {kind} (got {config.loss!r})")
+    for name in ("predictor", "negatives"):
+        value = getattr(config, name)
+        if value is not None and kind != LINK_PREDICTION:
+            raise ValueError(
+                f"{name} is for {LINK_PREDICTION} (got {name}={value!r}, {kind}); leave it out"
+            )
+    if is_values:
+        mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
+        error = config.loss or "mse"
+        of_values = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
+        metrics = chosen_metrics(config.metrics, Values.CHOICES, of_values)
+        return Values(len(mean), mean, deviation, error, metrics)
+    if kind == LINK_PREDICTION:
+        assert shard.links is not None
+        metrics = chosen_metrics(config.metrics, Links.CHOICES, Links.CHOICES)
+        return Links(shard.links.num_relations, config.loss or "softmax", metrics)
+    made = SeveralLabels if shard.label.ndim == 2 else Classes
+    usual: tuple[str, ...] = made.metrics
+    share = None if shard.facts is None else shard.facts.largest_share
+    if made is Classes and shard.num_classes == 2 and share is not None and share > _UNEVEN:
+        usual = ("auroc", ACCURACY)  # who says the larger class is right as often already
+    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, usual))
+
+
+def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column over the rows of all ranks; collective."""
+    count = max(1, count)
+    mean = [total / count for total in reduce_floats(values.sum(0).tolist())]
+    squares = (values - torch.tensor(mean, dtype=values.dtype)).square().sum(0)
+    variance = [total / count for total in reduce_floats(squares.tolist())]
+    return tuple(mean), tuple(math.sqrt(value) or 1.0 for value in variance)
+
+
+def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Node type to the number of values of each of its columns, on all ranks; collective."""
+    tops = [
+        int(column.max()) + 1 if column.numel() else 1
+        for numbers in categories.values()
+        for column in numbers.T
+    ]
+    tops = reduce_ints(tops, "max") if tops else []
+    counts, start = {}, 0
+    for ntype, numbers in categories.items():
+        stop = start + numbers.shape[1]
+        counts[ntype], start = tuple(tops[start:stop]), stop
+    return counts
+
+
+def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
+    """What defaults depend on; collective. There are no classes where ``num_classes`` is 0."""
+    rows = shard.features.get(shard.target)
+    numbers = [sum(edges.num_edges for edges in shard.data.edges.values())]
+    if num_classes:
+        labels = shard.label[shard.rows["train"]]
+        numbers += torch.bincount(labels, minlength=num_classes).tolist()
+    num_edges, *counts = reduce_ints(numbers)
+    shares = [count / max(1, num_train) for count in counts if count]
+    return GraphFacts(
+        num_train=num_train,
+        width=0 if rows is None else rows.shape[1],
+        mean_degree=num_edges / max(1, sum(shard.num_all.values())),
+        is_typed=shard.is_typed,
+        entropy=-sum(share * math.log(share) for share in shares) if shares else None,
+        largest_share=max(shares, default=None),
+    )
+
+
+def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard with self loops and the other direction, where these are wanted; collective."""
+    both, loops = config.both_directions, config.self_loops
+    notes: list[str] = []
+    num_added = 0
+    if both is None:
+        both = shard.is_typed or config.model != "rgcn"
+    if loops is None:
+        loops = not shard.is_typed and config.model in NEED_IN_EDGES
+    data = shard.data
+    if both:
+        data, added = with_both_directions(data)
+        num_added += sum(added.values())
+        if added and not shard.is_typed:
+            (count,) = added.values()
+            notes.append(
+                f"edges go one way: added the reverse of {count:,} (--no-both-directions leaves "
+                "them as they are)"
+            )
+        elif added:
+            names = ", ".join(name for _, name, _ in list(added)[:_MOST_NAMED])
+            names += ", ..." if len(added) > _MOST_NAMED else ""
+            notes.append(
+                f"{len(added)} relations go one way ({names}): added the reverse of each, rev_... "
+                "(--no-both-directions leaves them as they are)"
+            )
+    if loops:
+        data, count = with_self_loops(data)
+        num_added += count
+        if count:
+            notes.append(
+                f"gave {count:,} nodes a self loop, as {config.model} wants (--no-self-loops "
+                "leaves them as they are)"
+            )
+    notes += _unread_columns(shard, config.model)
+    dtype = config.torch_dtype
+    features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
     return replace(
         shard,
-        num_nodes=dict(zip(SPLITS, counts, strict=True)),
-        num_classes=shard.num_classes or num_classes,
-        num_relations=shard.num_relations or num_relations,
+        data=data,
+        notes=tuple(notes),
+        num_added_edges=num_added,
+        edge_features=features,
+        edge_weights=weights,
+    )
+
+
+def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
+    """A line for each kind of numbers on edges that the model does not read."""
+    read = edge_columns(model)
+    lines = []
+    for what, name, has, readers in (
+        ("weights", "weight", shard.edge_weights, "gcn and sage do"),
+        ("features", "feat", shard.edge_features, "gat and gatv2 do"),
+    ):
+        if has and name not in read and shard.edges is None:
+            lines.append(f"{what} of edges are there, and {model} does not read them ({readers})")
+    return lines
+
+
+def edge_columns(model: str) -> tuple[str, ...]:
+    """Names of the edge features that a model reads where they are there; see `ModelSchema`."""
+    if ":" in model:
+        return ("weight", "feat")
+    return {"gcn": ("weight",), "sage": ("weight",)}.get(
+        model, ("feat",) if model in ("gat", "gatv2") else ()
     )
 
 
@@ -302,13 +751,21 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
     """Whether the model fits the graph; depends on what is equal on all ranks alone."""
     if not shard.num_nodes["train"]:
         raise ValueError(
-            f"there is nothing to train on: no node of type '{shard.target}' has both a label and "
-            "train_mask set"
+            "there is nothing to train on: no "
+            + (f"node of type '{shard.target}'" if shard.edges is None else "edge of the target")
+            + (" has" if shard.links is not None else " has both a label and")
+            + " train_mask set"
         )
-    if config.model != "rgcn" and shard.is_typed:
+    if config.self_loops and shard.is_typed:
         raise ValueError(
-            f"{config.model} needs a graph with one node type and one relation (got "
-            f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); use rgcn"
+            "self_loops is for graphs with one node type and one relation (got "
+            f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); leave it "
+            "out: layers of typed graphs see a node's own row"
+        )
+    if config.both_directions and config.model == "rgcn" and not shard.is_typed:
+        raise ValueError(
+            "both_directions is for graphs whose edges carry no relation numbers; partition the "
+            "data set with the inverse of every relation (graphshard partition --inverse)"
         )
     if config.model == "rgcn" and not shard.is_typed and shard.relation is None:
         raise ValueError(
@@ -325,15 +782,18 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
 
 def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:
     """On rank 0, say what the user can hardly have meant; collective."""
-    occurs = torch.zeros(shard.num_classes, dtype=torch.int64)
-    occurs[shard.label[shard.label >= 0]] = 1
+    is_one_class = isinstance(shard.task, Classes)
+    num_classes = shard.num_classes if is_one_class else 0
+    occurs = torch.zeros(num_classes, dtype=torch.int64)
+    if is_one_class:
+        occurs[shard.label[shard.label >= 0]] = 1
     pairs = list(itertools.combinations(SPLITS, 2))
     shared = [int(torch.isin(shard.rows[a], shard.rows[b]).sum()) for a, b in pairs]
     numbers = reduce_ints([*occurs.tolist(), *shared])
     texts = task_warnings(
         config.data,
-        [count > 0 for count in numbers[: shard.num_classes]],
-        dict(zip(pairs, numbers[shard.num_classes :], strict=True)),
+        [count > 0 for count in numbers[:num_classes]],
+        dict(zip(pairs, numbers[num_classes:], strict=True)),
     )
     if config.lr == 0:
         texts.append("lr is 0, with which nothing is learnt; leave it out for the model's own")

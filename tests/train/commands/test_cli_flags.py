@@ -18,20 +18,20 @@ from graphshard.train.commands import app, run
 FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --data --help --hops
-        --inverse --method --name --no-inverse --no-reorder --no-row-normalize --no-self-loops
-        --objective --out --parts --quiet --reorder --row-normalize --seed --self-loops
-        --tolerance
+        --config --inverse --method --name --no-inverse --no-reorder --no-row-normalize
+        --no-self-loops --objective --out --parts --quiet --reorder --row-normalize --seed
+        --self-loops --tolerance
     """,
-    "inspect": "--help --plot partition",
-    "convert": "--help --out --to source",
+    "inspect": "--config --help --plot partition",
+    "convert": "--config --help --out --to source",
     "copy": """
-        --help --ip-config --ip_config --part-config --part_config --rel-data-path --rel_data_path
-        --script-folder --script_folder --ssh-command --ssh-port --ssh-username --ssh_command
-        --ssh_port --ssh_username --timeout --workspace
+        --config --help --ip-config --ip_config --part-config --part_config --rel-data-path
+        --rel_data_path --script-folder --script_folder --ssh-command --ssh-port --ssh-username
+        --ssh_command --ssh_port --ssh_username --timeout --workspace
     """,
     "launch": """
-        --extra-envs --extra_envs --graph-format --graph_format --help --ip-config --ip_config
-        --local --log-dir --log_dir --num-clients --num-omp-threads --num-samplers
+        --config --extra-envs --extra_envs --graph-format --graph_format --help --ip-config
+        --ip_config --local --log-dir --log_dir --num-clients --num-omp-threads --num-samplers
         --num-server-threads
         --num-servers --num-trainers --num_clients --num_omp_threads --num_samplers
         --num_server_threads --num_servers --num_trainers --part-config --part_config --python
@@ -39,17 +39,24 @@ FLAGS = {
         --ssh_command --ssh_port --ssh_username --start-timeout --start_timeout --timeout
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
-    "serve": """
-        --help --host --ip-config --listen --log-level --restore --tls-certificate --tls-key
-        partition
+    "predict": """
+        --config --data --device --embeddings --help --nodes --out --pairs --quiet --run --timeout
+        --top
     """,
-    "verify": "--checksums --help --no-checksums partition",
+    "serve": """
+        --config --help --host --ip-config --listen --log-level --restore --tls-certificate
+        --tls-key partition
+    """,
+    "verify": "--checksums --config --help --no-checksums partition",
     "train": """
-        --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --device
-        --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
-        --layers --lr --map-features --mode --model --no-map-features --no-rematerialize --num-bases
-        --patience --prefetch --quiet --rematerialize --replace --resume --sampler --save-every
-        --seed --timeout --transport --weight-decay --workers
+        --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
+        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
+        --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden --layers --loss --lr
+        --map-features --metrics --mode --model --model-args --negatives --no-both-directions
+        --no-map-features --no-norm --no-rematerialize --no-residual --no-self-loops --norm
+        --num-bases --optimizer --patience --plot --predictor --prefetch --quiet --rematerialize
+        --replace --residual --resume --run --sampler --save-every --schedule --seed --self-loops
+        --task --tensorboard --timeout --transport --warmup --weight-decay --workers
     """,
 }
 

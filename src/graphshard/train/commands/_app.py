@@ -15,11 +15,13 @@ from typing import Annotated
 
 import typer
 
+from ..._base.version import VERSION
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._cluster_commands import copy, launch, serve
 from ._options import CommandOfDGL, CommandWithDefaults
-from ._partitions import convert, inspect, partition, verify
+from ._partitions import convert, inspect, partition, tables, verify
+from ._predict import predict
 from ._train import train
 
 app = typer.Typer(
@@ -28,15 +30,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, convert, train, serve, copy, launch):
+for command in (partition, tables, inspect, verify, convert, train, predict, serve, copy, launch):
     app.command(cls=CommandOfDGL if command in (copy, launch) else CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from ... import __version__
-
-        print(__version__)
+        print(VERSION)
         raise typer.Exit
 
 

@@ -8,16 +8,18 @@ A field's name, type, choices, default and help stand in its dataclass, and nowh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
 from ..._base.typing import OnlyWith, Unset, notes_of
+from ._config_file import config_option
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -63,6 +65,7 @@ def options_of(*kinds: type) -> Callable[[_Command], _Command]:
 
     def decorated(command: _Command) -> _Command:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
+        parameters["config"] = config_option(command.__name__)
         for name, parameter in list(parameters.items()):
             if parameter.kind is parameter.VAR_KEYWORD:
                 del parameters[name]
@@ -79,9 +82,14 @@ def options_of(*kinds: type) -> Callable[[_Command], _Command]:
             if name not in parameters:
                 is_common = len(variants) == len(kinds) and len(set(variants.values())) == 1
                 parameters[name] = _parameter(name, variants, is_common)
+
+        @functools.wraps(command)
+        def without_file(*args: Any, config: Any = None, **values: Any) -> None:
+            command(*args, **values)  # the file has been read: see `config_option`
+
         signature = inspect.Signature(list(parameters.values()))
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        return command
+        without_file.__signature__ = signature  # type: ignore[attr-defined]
+        return cast(_Command, without_file)
 
     return decorated
 
@@ -101,9 +109,9 @@ def _parameter(
     if kind is bool or bool in get_args(kind):
         flag = f"--{name.replace('_', '-')}"
         flags = [flag if default is False else f"{flag}/--no-{flag[2:]}"]
-    if any(get_origin(choice) is tuple for choice in get_args(kind)):
-        kind = str  # numbers between commas
-    if name.endswith("_dir"):
+    if any(get_origin(choice) in (tuple, Mapping) for choice in get_args(kind)):
+        kind = str  # numbers, or name=value, between commas
+    if name.endswith("_dir") or name == "run":
         kind = Path
     may_be_none = not is_common or default is None
     if may_be_none:
@@ -138,7 +146,8 @@ def partition_json(path: Path) -> Path:
     if path.is_dir() and (path / "META.json").exists():  # of PyG's Partitioner
         return path / "META.json"
     if path.is_dir():
-        files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(".dataset.json")]
+        notes = (".dataset.json", ".tables.json")
+        files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(notes)]
         if len(files) == 1 and (path / "part0").is_dir():
             return files[0]
     return path

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``graphshard partition``, ``inspect``, ``verify`` and ``convert``: files of partitions."""
+"""``graphshard partition``, ``tables``, ``inspect``, ``verify`` and ``convert``."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +13,11 @@ from rich.table import Table
 
 from ..._base.files import writing
 from ..._base.typing import Unset
+from ...data import FileOptions, Tables, partition_tables
+from ...data._id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
-from ...data.task import partition_dataset, read_task, warn_of_task, write_task
+from ...data.tables import Dangling, Parallel
+from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
     PartitionStats,
@@ -26,15 +30,136 @@ from ...partition.format import PartitionConfig, etype_key, read_config, read_co
 from ._options import PartitionPath, is_partition, options_of, partition_json
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableFlags:
+    """What tables of nodes and edges are; options of ``partition`` and ``tables``."""
+
+    nodes: Annotated[
+        list[str] | None,
+        "Table of nodes: CSV, Parquet, Arrow or JSON lines; a file, glob, folder or URI, or "
+        "TYPE=FILE. Several times for several types.",
+        Unset("none: nodes come from edges"),
+    ] = None
+    edges: Annotated[
+        list[str] | None,
+        "Table of edges, in the same way, or RELATION=FILE. Several times for several relations.",
+        Unset("none"),
+    ] = None
+    node_id: Annotated[
+        str | None,
+        "Column of nodes by which edges name them.",
+        Unset("one called so, or the first"),
+    ] = None
+    source: Annotated[
+        str | None,
+        "Column of edges with the id of the node where an edge begins.",
+        Unset("source, src or the like, or the first"),
+    ] = None
+    target: Annotated[
+        str | None,
+        "Column of edges with the id of the node where an edge ends.",
+        Unset("target, dst or the like, or the second"),
+    ] = None
+    label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    split: Annotated[
+        str | None,
+        "Fractions for training, validation and test, such as 0.6,0.2,0.2, or a column that says "
+        "train, val or test. Without --label it is edges that are to be predicted.",
+        Unset("0.8,0.1,0.1 of the rows with a label"),
+    ] = None
+    weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
+    time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
+    ignore: Annotated[
+        list[str] | None, "Column that is no feature. Several times.", Unset("none")
+    ] = None
+    dangling: Annotated[
+        Dangling | None,
+        "An edge whose end is no row of --nodes: drop it, add a node without features, or stop.",
+        Unset("drop"),
+    ] = None
+    parallel: Annotated[
+        Parallel | None,
+        "Edges with the same two ends: keep all, or drop all but the first.",
+        Unset("keep"),
+    ] = None
+    delimiter: Annotated[
+        str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
+    ] = None
+    header: Annotated[
+        bool | None, "Whether the first line of CSV names columns.", Unset("as the file looks")
+    ] = None
+
+    def read(self, seed: int, base: Path | None = None) -> Tables:
+        """The tables, as far as files and flags tell."""
+        settings: dict[str, Any] = {"seed": seed, "base": base}
+        for name in ("dangling", "parallel"):
+            if getattr(self, name) is not None:
+                settings[name] = getattr(self, name)
+        if not self.edges:
+            raise ValueError("tables need edges: name at least one file with --edges")
+        delimiter = self.delimiter
+        return Tables.from_files(
+            self.nodes or (),
+            self.edges,
+            node_id=self.node_id,
+            source=self.source,
+            target=self.target,
+            label=self.label,
+            split=_split_of(self.split),
+            weight=self.weight,
+            time=self.time,
+            ignore=self.ignore or (),
+            options=FileOptions(
+                delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
+                header=self.header,
+            ),
+            **settings,
+        )
+
+
+def _split_of(text: str | None) -> Any:
+    """Fractions, or the name of a column."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return text
+
+
+@options_of(TableFlags)
+def tables(**flags: Any) -> None:
+    """Write a first TOML file for tables of nodes and edges, to be changed and kept.
+
+    graphshard tables --nodes users.csv --edges follows.csv > graph.toml
+
+    graphshard partition --tables graph.toml --parts 3 --out parts
+    """
+    print(TableFlags(**flags).read(0).to_toml(), end="")
+
+
 @options_of(Preparation)
+@options_of(TableFlags)
 def partition(
     *,
     data: Annotated[
-        str,
+        str | None,
         "A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an edge list "
         "that ends in .csv or .parquet (columns src and dst), or a graph of DGL's save_graphs that "
         "ends in .bin or .dgl.",
-    ],
+        Unset("none: tables are given"),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        "TOML file that describes tables of nodes and edges; graphshard tables writes a first one.",
+        Unset("none"),
+    ] = None,
+    encodings_from: Annotated[
+        Path | None,
+        "Partition of other tables, whose encodings and classes are used for these.",
+        Unset("made of these tables"),
+    ] = None,
     parts: Annotated[int, "Number of parts."],
     out: Annotated[Path, "Folder to write; made if need be."],
     name: Annotated[
@@ -62,37 +187,83 @@ def partition(
         Unset("yes for several parts"),
     ] = None,
     quiet: Annotated[bool, "Print nothing but errors."] = False,
-    **preparation: Any,
+    **options: Any,
 ) -> None:
-    """Divide a graph into parts, one for each worker, and write them to a folder."""
+    """Divide a graph into parts, one for each worker, and write them to a folder.
+
+    The graph is a data set (--data), or tables of nodes and edges (--nodes and --edges, or
+    --tables).
+    """
+    names = {field.name for field in dataclasses.fields(Preparation)}
+    preparation = {name: value for name, value in options.items() if name in names}
+    flags = TableFlags(**{n: value for n, value in options.items() if n not in names})
     if parts < 1:
         raise ValueError(f"parts must be at least 1 (got {parts})")
     if objective is not None and method != "metis":
         raise ValueError(
             f"objective is for the method metis (got objective={objective}, {method}); leave it out"
         )
-    dataset = read_dataset(data, Preparation(**preparation))
-    warn_of_task(dataset)
-    written = partition_dataset(
-        dataset,
-        parts,
-        out,
-        name=name,
-        balance_field=balance_ntypes,
-        options={"data": Path(data).name, **preparation},
-        num_hops=hops,
-        part_method=method,
-        objtype=objective or "cut",
-        balance_edges=balance_edges,
-        balance_split=balance_split or None,
-        tolerance=tolerance,
-        seed=seed,
-        reorder=reorder,
-        quiet=quiet,
-    )
+    common: dict[str, Any] = {
+        "balance_field": balance_ntypes,
+        "num_hops": hops,
+        "part_method": method,
+        "objtype": objective or "cut",
+        "balance_edges": balance_edges,
+        "balance_split": balance_split or None,
+        "tolerance": tolerance,
+        "seed": seed,
+        "reorder": reorder,
+        "quiet": quiet,
+    }
+    described = _tables_of(data, tables, flags, seed)
+    if described is not None:
+        written = partition_tables(
+            described,
+            parts,
+            out,
+            name=name if name is not None or tables is None else tables.stem,
+            preparation=Preparation(**preparation),
+            encodings_from=None if encodings_from is None else partition_json(encodings_from),
+            options=preparation,
+            **common,
+        )
+    else:
+        assert data is not None
+        if encodings_from is not None:
+            raise ValueError("encodings_from is for tables (got a data set); leave it out")
+        dataset = read_dataset(data, Preparation(**preparation))
+        warn_of_task(dataset)
+        noted = {"data": Path(data).name, **preparation}
+        written = partition_dataset(dataset, parts, out, name=name, options=noted, **common)
     if not quiet:
         console = Console(markup=False, emoji=False)
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _tables_of(
+    data: str | None, described: Path | None, flags: TableFlags, seed: int
+) -> Tables | None:
+    """The tables that options name; None where they name a data set."""
+    are_given = flags != TableFlags()
+    ways = [data is not None, described is not None, bool(flags.nodes or flags.edges)]
+    if sum(ways) != 1:
+        raise ValueError(
+            "say what to partition with one of --data, --tables, and --nodes and --edges (got "
+            f"{'none' if not any(ways) else 'several'})"
+        )
+    if data is None and described is None:
+        return flags.read(seed)
+    if data is not None:
+        if are_given:
+            raise ValueError("options of tables are for --nodes and --edges; leave out --data")
+        return None
+    assert described is not None
+    said = Tables.from_toml(described)
+    changes = {n: getattr(flags, n) for n in ("dangling", "parallel") if getattr(flags, n)}
+    others = dataclasses.replace(flags, dangling=None, parallel=None)
+    if others != TableFlags():
+        raise ValueError(f"columns and files are said in {described}; leave their options out")
+    return dataclasses.replace(said, **changes)
 
 
 @options_of()
@@ -118,12 +289,26 @@ def inspect(
     else:
         console.print("DGL wrote it: it has no statistics until graphshard convert")
     if task.target is not None:
-        classes = f"{task.num_classes} classes"
-        console.print(f"task: classify nodes of type {task.target} into {classes}")
+        console.print(f"task: {_spoken_task(task)}", soft_wrap=True)
         if task.num_relations:
             console.print(f"relations: {task.num_relations}, as the edge feature etype")
     if plot is not None:
         console.print(f"wrote {plot}", soft_wrap=True)
+
+
+def _spoken_task(task: TaskInfo) -> str:
+    """The task as a sentence has it."""
+    if isinstance(task.target, str):
+        what = f"nodes of type {task.target}"
+    else:
+        assert task.target is not None
+        what = f"edges {etype_key(task.target)}"
+    if task.kind == "link prediction":
+        return f"predict {what}"
+    if task.kind.endswith("regression"):
+        return f"predict a number of {what}"
+    several = ", several at once" if task.is_multilabel else ""
+    return f"classify {what} into {task.num_classes} classes{several}"
 
 
 def _types_table(config: PartitionConfig) -> Table:
@@ -232,6 +417,8 @@ def verify(
     problems = verify_partition(path, checksums=checksums)
     try:
         read_task(path)  # the description of the task, which verify_partition knows nothing of
+        for name, record in id_files(path).items():
+            check_id_file(path.parent / name, record)
     except PartitionFormatError as error:
         if str(error) not in problems:  # that of the partition, told already
             problems.append(str(error))
@@ -274,6 +461,6 @@ def convert(
     path = partition_json(source)
     task = read_task(path)
     written = convert_partition(path, out, to)
-    if task.target is not None:
-        write_task(written, task)
+    if task.target is not None or task.schema is not None:
+        write_task(written, task, copy_id_files(path, written))
     print(f"wrote {written}")

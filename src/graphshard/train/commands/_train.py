@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,14 +24,16 @@ from ..._base.typing import Unset
 from ...data.prepare import Preparation, has_relations, read_dataset
 from ...data.task import partition_dataset
 from ...partition.format import read_config
-from .._config import FullBatchConfig, SampledConfig
+from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
 from .._result import EpochReport, SamplingReport, TrainResult
+from .._run_folder import check_run_folder
+from .._tasks import ACCURACY
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
 
 AnyConfig = FullBatchConfig | SampledConfig
 
-_LINES = 10
+_LINES, _SILENCE = 10, 30.0  # lines of a run that is piped, and seconds after which one comes
 
 SPLIT_NAMES = {"train": "train", "val": "valid", "test": "test"}
 
@@ -61,6 +66,7 @@ def train(
         return
     from ..launch import launch_training  # other commands need no code of runs
 
+    check_run_folder(config)
     choose_device(config.device)  # before a data set is partitioned for it
     results: list[TrainResult] = []
     try:
@@ -73,6 +79,7 @@ def train(
                 num_workers,
                 progress=display.show,
                 on_stderr=display.line,
+                on_start=lambda processes: display.started(len(processes)),
                 on_result=results.append,
             )
     finally:  # a worker that fails after the result spoils the run, but not the result
@@ -85,6 +92,9 @@ def _configured(mode: str, **settings: Any) -> AnyConfig:
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])
+    for name in ("class_weights", "model_args"):
+        if name in settings and settings[name] != BALANCED:
+            settings[name] = _named_values(name, settings[name])
     kinds: dict[str, type[AnyConfig]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
     kind = kinds.pop(mode)
     (other,) = kinds
@@ -104,6 +114,35 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ValueError(
             f"fanouts must be whole numbers between commas, such as 15,10 (got {text!r})"
         ) from None
+
+
+def _named_values(option: str, text: str) -> dict[str, Any]:
+    """The values of "name=value,...", or of a JSON object, by name; numbers as numbers."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            values = json.loads(text)
+            if isinstance(values, dict):
+                return values
+    values = {}
+    for word in text.split(","):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(
+                f"{option} must be name=value between commas, or a JSON object (got {text!r}); "
+                "names and values may hold no comma, but in JSON"
+            )
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    if option == "class_weights":
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(
+                    f"class_weights must have numbers (got {value!r} for {name}); write "
+                    "name=weight,..."
+                )
+    return values
 
 
 def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
@@ -129,7 +168,7 @@ def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
         _show(result, config)
 
     if os.environ["RANK"] == "0":
-        display.__enter__()
+        display.__enter__().started(world_size)
     run_as_worker(lambda: rank_work(config, display.show, on_result))
 
 
@@ -143,15 +182,21 @@ def _partitioned(
         json_path = partition_json(path)
         yield _with_data(config, json_path), workers or read_config(json_path).num_parts
         return
-    wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
+    wants_loops = config.model in NEED_IN_EDGES and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
-    with TemporaryFolder() as folder:
-        json_path = partition_dataset(dataset, num_workers, folder / "parts")
-        if not quiet:
-            Console(stderr=True, markup=False, emoji=False).print(
-                f"partitioned {dataset.name} into {num_workers}", markup=False, highlight=False
-            )
+    with TemporaryFolder() if config.run is None else contextlib.nullcontext(config.run) as folder:
+        json_path = Path(folder) / "parts" / f"{dataset.name}.json"
+        if not (config.resume and json_path.exists()):
+            partition_dataset(dataset, num_workers, json_path.parent)
+            if not quiet:
+                where = "" if config.run is None else f", in {json_path.parent}"
+                Console(stderr=True, markup=False, emoji=False).print(
+                    f"partitioned {dataset.name} into {num_workers}{where}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
         yield _with_data(config, json_path), num_workers
 
 
@@ -174,6 +219,8 @@ class ProgressDisplay:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._state, self._last_line = "no epoch has ended yet", time.monotonic()
+        self._ended = threading.Event()
 
     def __enter__(self) -> ProgressDisplay:
         if self._console.is_terminal and not self._quiet:
@@ -188,14 +235,33 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
+    def started(self, num_workers: int) -> None:
+        """Workers have been started: say so where there is no bar, and from now on show life."""
+        if self._bar is None and not self._quiet:
+            self._write(f"training on {num_workers} worker(s)")
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Show life where nothing else has for long."""
+        start = time.monotonic()
+        while not self._ended.wait(max(0.1, self._last_line + _SILENCE - time.monotonic())):
+            if time.monotonic() - self._last_line >= _SILENCE:
+                self._write(f"{time.monotonic() - start:.0f} s: {self._state}")
+
+    def _write(self, line: str) -> None:
+        self._last_line = time.monotonic()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
 
     def show(self, report: EpochReport) -> None:
         """Take one report in."""
         if report.note is not None:
-            self._console.print(report.note, markup=False, highlight=False)
+            self._console.print(report.note, markup=False, highlight=False, soft_wrap=True)
             return
         if self._quiet:
             return
@@ -209,10 +275,11 @@ class ProgressDisplay:
                 description=_summary(report),
                 epoch=report.epoch,
             )
-        elif report.step is not None:
             return
-        elif report.epoch % max(1, report.epochs // _LINES) == 0 or report.epoch == report.epochs:
-            sys.stderr.write(f"epoch {report.epoch}/{report.epochs} {_summary(report)}\n")
+        self._state = f"epoch {report.epoch}/{report.epochs} {_summary(report)}"
+        is_due = report.epoch % max(1, report.epochs // _LINES) == 0
+        if report.step is None and (is_due or report.epoch == report.epochs):
+            self._write(self._state)
 
     def line(self, text: str) -> None:
         """Show a line that a worker printed."""
@@ -224,11 +291,18 @@ def _summary(report: EpochReport) -> str:
     if report.step is not None:
         words.append(f"step {report.step}/{report.steps}")
     if report.evaluation is not None:
+        main = report.evaluation.main
+        words += [f"{main}:"] * (main != ACCURACY)
         words += [
-            f"{SPLIT_NAMES[split]} {100 * value:.1f}"
-            for split, value in report.evaluation.accuracy.items()
+            f"{SPLIT_NAMES[split]} {_number(main, value, 1)}"
+            for split, value in report.evaluation.values().get(main, {}).items()
         ]
     return "  ".join(words)
+
+
+def _number(metric: str, value: float, digits: int) -> str:
+    """Accuracy in percent, other metrics as they are."""
+    return f"{100 * value:.{digits}f}" if metric == ACCURACY else f"{value:.4f}"
 
 
 def result_table(result: TrainResult, model: str) -> Table:
@@ -239,13 +313,16 @@ def result_table(result: TrainResult, model: str) -> Table:
     table.add_column("")
     for heading in ("nodes", f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
         table.add_column(heading, justify="right")
-    for split, accuracy in best.accuracy.items():
-        table.add_row(
-            f"{SPLIT_NAMES[split]} accuracy",
-            f"{result.num_nodes[split]:,}",
-            f"{100 * accuracy:.2f} %",
-            f"{100 * last.accuracy[split]:.2f} %",
-        )
+    last_values = last.values()
+    for metric, by_split in best.values().items():
+        for split, number in by_split.items():
+            unit = " %" if metric == ACCURACY else ""
+            table.add_row(
+                f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')}",
+                f"{result.num_nodes[split]:,}",
+                f"{_number(metric, number, 2)}{unit}",
+                f"{_number(metric, last_values[metric][split], 2)}{unit}",
+            )
     table.add_section()
     facts = {
         "training loss, last epoch": f"{result.losses[-1]:.4f}",

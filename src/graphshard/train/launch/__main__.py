@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m graphshard.train.launch CONFIG``: one rank of a run that the launcher started."""
+"""``python -m graphshard.train.launch CONFIG``: one rank of what the launcher started.
+
+That is a training run, or a prediction.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 
 from .._config import config_from_json
 from ._training import rank_work
 from ._worker import run_as_worker
 
+
+def _work(text: str) -> Callable[[], None]:
+    if json.loads(text)["mode"] == "predict":
+        from .._predict import PredictRequest, prediction_work
+
+        return prediction_work(PredictRequest.from_json(text))
+    return rank_work(config_from_json(text))
+
+
 if __name__ == "__main__":
-    run_as_worker(lambda: rank_work(config_from_json(sys.argv[1])))
+    run_as_worker(lambda: _work(sys.argv[1]))

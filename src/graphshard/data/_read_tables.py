@@ -1,0 +1,930 @@
+# SPDX-License-Identifier: Apache-2.0
+"""read_tables: from tables to a graph with features, labels and splits, and what became of rows.
+
+Every table is read once, in batches. Ids become numbers at once and are not kept; the columns of
+features, labels and splits are kept as Arrow has them until they are encoded, one after another.
+Nothing is a Python object for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._base.typing import CanonicalEType
+from ..graph import Graph, heterograph
+from ..partition.format import etype_key
+from ._row_ids import IdColumn, RowIds
+from ._table_files import Batch, FileOptions, TableReader, joined_column, typed_column
+from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
+from .encodings import EncodedCounts, Encoding, EncodingFit
+from .labels import LabelFit, Labels
+from .splits import (
+    SPLITS,
+    Masks,
+    split_by_fractions,
+    split_by_masks,
+    split_by_names,
+    split_by_rows,
+    split_by_time,
+)
+from .tables import ROW_NUMBER, EdgeTable, NodeTable, Tables, label_columns, split_columns
+from .task import TaskInfo
+
+Int64Array = NDArray[np.int64]
+DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
+Columns = dict[str, Any]
+"""Names to pyarrow ``ChunkedArray``s of one length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesGraph:
+    """A graph that was read from tables.
+
+    Args:
+        graph: With the features, labels and splits that `graphshard.data.tables` describes.
+        ids: Node type to the ids of its nodes, by number: a pyarrow array.
+        task: What there is to train for.
+        report: What was read.
+    """
+
+    graph: Graph
+    ids: dict[str, Any]
+    task: TaskInfo
+    report: TableReport
+
+
+def read_tables(
+    tables: Tables, *, name: str = "graph", encodings_from: TaskInfo | None = None
+) -> TablesGraph:
+    """Read tables into memory.
+
+    Args:
+        name: Of the graph, for the task.
+        encodings_from: A task whose schema has the encodings, and the classes of labels, to use;
+            None: they are made from these tables.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A column is missing, a file is damaged, or cells cannot be what they must be.
+    """
+    return _Reading(tables, name, encodings_from).read()
+
+
+class _Reading:
+    """What is known while tables are read."""
+
+    def __init__(self, tables: Tables, name: str, encodings_from: TaskInfo | None) -> None:
+        self.tables, self.name = tables, name
+        self.given_task = encodings_from
+        self.given = None if encodings_from is None else encodings_from.schema
+        if encodings_from is not None and self.given is None:
+            raise ValueError(
+                f"the partition of {encodings_from.name} has no encodings, as it was not made from "
+                "tables; take one that was"
+            )
+        self.report = TableReport()
+        self.ids: dict[str, RowIds] = {}
+        self.columns: dict[Any, Columns] = {}
+        self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
+        self.pairs: tuple[Int64Array, Int64Array]  # of the relation that has a split
+
+    def read(self) -> TablesGraph:
+        tables = self.tables
+        for ntype, table in tables.nodes.items():
+            self.read_nodes(ntype, table)
+        for etype in tables.edges:
+            for ntype in (etype[0], etype[2]):
+                if ntype not in self.ids:
+                    self.ids[ntype] = RowIds(ntype)
+                    self.report.nodes[ntype] = NodeReport(id_column=None)
+        for etype, edge_table in tables.edges.items():
+            self.read_edges(etype, edge_table)
+        counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
+        graph = heterograph(
+            {
+                etype: (torch.from_numpy(src), torch.from_numpy(dst))
+                for etype, (src, dst) in self.ends.items()
+            },
+            num_nodes_dict=counts,
+            idtype=torch.int64,
+        )
+        target = next(
+            (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
+        )
+        if target is not None:
+            self.pairs = self.ends[target]
+        self.ends.clear()
+        for ntype in tables.nodes:
+            self.fill(ntype, counts[ntype])
+        task, is_training = self.label(graph)
+        schema: dict[str, Any] = {"nodes": {}, "edges": {}, "label": None}
+        if task.schema is not None:
+            schema["label"] = task.schema["label"]
+        arrow_ids = {ntype: ids.arrow() for ntype, ids in self.ids.items()}
+        for ntype in graph.ntypes:
+            node_report, node_table = self.report.nodes[ntype], tables.nodes.get(ntype)
+            node_report.num_nodes = counts[ntype]
+            encodings: list[Encoding] = []
+            if node_table is not None:
+                rows = is_training if task.target == ntype else None
+                given = self._given("nodes", ntype)
+                of_nodes = graph.nodes[ntype].data
+                encodings = self.encode(ntype, node_table, given, rows, of_nodes, node_report)
+            id_type = str(arrow_ids[ntype].type)
+            schema["nodes"][ntype] = {
+                "id": {"column": node_report.id_column, "type": id_type},
+                "features": [encoding.as_json() for encoding in encodings],
+            }
+        for etype, edge_table in tables.edges.items():
+            edge_report = self.report.edges[etype]
+            rows = is_training if task.target == etype else None
+            given = self._given("edges", etype_key(etype))
+            fields = graph.edges[etype].data
+            encodings = self.encode(etype, edge_table, given, rows, fields, edge_report)
+            self.add_weight_and_time(etype, edge_table, fields)
+            schema["edges"][etype_key(etype)] = {
+                "source": edge_table.source,
+                "target": edge_table.target,
+                "features": [encoding.as_json() for encoding in encodings],
+                "weight": edge_table.weight,
+                "time": edge_table.time,
+            }
+        task = replace(task, schema=schema)
+        return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
+
+    def _given(self, owner: str, name: str) -> list[Encoding] | None:
+        """The encodings of a type in another partition."""
+        if self.given is None:
+            return None
+        of_type = self.given[owner].get(name)
+        if of_type is None:
+            return []
+        return [Encoding.of_json(content) for content in of_type["features"]]
+
+    # ------------------------------------------------------------------ nodes
+
+    def read_nodes(self, ntype: str, table: NodeTable) -> None:
+        reader = self._reader(table)
+        is_numbered = table.id == ROW_NUMBER
+        key = None if is_numbered else reader.column(table.id)
+        needed = self._needed(ntype, table, reader, () if key is None else (key,))
+        report = NodeReport(id_column=key)
+        self.report.nodes[ntype] = report
+        report.unused = dict.fromkeys(_unused(reader, needed, key), "not asked for")
+        ids = self.ids[ntype] = RowIds(ntype)
+        chunks: dict[str, list[Any]] = {column: [] for column in needed}
+        doubles = _Doubles(reader, needed)
+        asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
+        if not asked:  # the rows must be counted
+            asked = list(reader.schema.names[:1])
+        for batch in reader.batches(asked):
+            report.num_rows += len(batch.columns)
+            kept = batch.columns
+            if key is None:
+                first = len(ids)
+                numbers = np.arange(first, first + len(kept), dtype=np.int64)
+                rows = ids.add(_arrow(numbers), IdColumn(batch.file, False))
+            else:
+                column = IdColumn(f"{batch.file}, column {key!r}", reader.is_untyped)
+                values = kept.column(key)
+                places: Int64Array | None = None
+                if values.null_count:
+                    places = self._refuse_nulls(batch, {key: values}, report.refused, "a node id")
+                    kept = kept.take(_arrow(places))
+                    values = kept.column(key)
+                before = len(ids)
+                rows = ids.add(values, column)
+                is_first = _first_of_each(rows, before)
+                if not is_first.all():
+                    doubled = np.flatnonzero(~is_first)
+                    report.num_duplicates += len(doubled)
+                    doubles.add(batch, kept, rows, doubled, places)
+                    kept = kept.filter(_arrow(is_first))
+            for name in needed:
+                chunks[name].append(kept.column(name))
+        self._note_malformed(reader, report.refused)
+        self.columns[ntype] = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        doubles.compare(self.columns[ntype], ids, report, self.report)
+
+    def fill(self, ntype: str, count: int) -> None:
+        """Missing values for the nodes that edges have added to a table."""
+        import pyarrow
+
+        for name, values in self.columns[ntype].items():
+            more = count - len(values)
+            if more:
+                nulls = pyarrow.nulls(more, values.type)
+                self.columns[ntype][name] = pyarrow.chunked_array([*values.chunks, nulls])
+
+    # ------------------------------------------------------------------ edges
+
+    def read_edges(self, etype: CanonicalEType, table: EdgeTable) -> None:
+        reader = self._reader(table)
+        names = reader.column(table.source), reader.column(table.target)
+        needed = self._needed(etype, table, reader, names)
+        report = EdgeReport(source_column=names[0], target_column=names[1])
+        self.report.edges[etype] = report
+        report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
+        chunks: dict[str, list[Any]] = {column: [] for column in needed}
+        ends: tuple[list[Int64Array], list[Int64Array]] = [], []
+        with ThreadPoolExecutor(1) as pool:
+            for batch in reader.batches(list(dict.fromkeys([*names, *needed]))):
+                report.num_rows += len(batch.columns)
+                kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
+                ends[0].append(src)
+                ends[1].append(dst)
+                for name in needed:
+                    chunks[name].append(kept.column(name))
+        self._note_malformed(reader, report.refused)
+        empty = np.zeros(0, np.int64)
+        src, dst = (np.concatenate(end) if end else empty for end in ends)
+        columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        report.num_parallel, is_first = _parallel(
+            src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
+        )
+        if is_first is not None and not is_first.all():
+            src, dst = src[is_first], dst[is_first]
+            columns = {name: values.filter(_arrow(is_first)) for name, values in columns.items()}
+        report.is_parallel_dropped = is_first is not None
+        if etype[0] == etype[2]:
+            report.num_self_loops = int(np.count_nonzero(src == dst))
+        report.num_edges = len(src)
+        self.ends[etype] = src, dst
+        self.columns[etype] = columns
+
+    def _edges_of(
+        self,
+        etype: CanonicalEType,
+        batch: Batch,
+        names: tuple[str, str],
+        reader: TableReader,
+        report: EdgeReport,
+        pool: ThreadPoolExecutor,
+    ) -> tuple[Any, Int64Array, Int64Array]:
+        """The rows of a batch that are edges, and the numbers of their two ends."""
+        kept = batch.columns
+        places: Int64Array | None = None
+        values = [kept.column(name) for name in names]
+        if any(column.null_count for column in values):
+            both = dict(zip(names, values, strict=True))
+            places = self._refuse_nulls(batch, both, report.refused, "an end of an edge")
+            kept = kept.take(_arrow(places))
+            values = [kept.column(name) for name in names]
+        ends = [self.ids[etype[0]], self.ids[etype[2]]]
+        columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
+        other = pool.submit(ends[0].find, values[0], columns[0]) if ends[0] is not ends[1] else None
+        second = ends[1].find(values[1], columns[1])
+        first = ends[0].find(values[0], columns[0]) if other is None else other.result()
+        found = [first, second]
+        if all((rows >= 0).all() for rows in found):
+            return kept, *found
+        self._add_new(etype, values, columns, found, report)
+        is_edge = np.ones(len(kept), bool)
+        bad: list[tuple[int, int]] = []
+        for side, rows in enumerate(found):
+            missing = np.flatnonzero(rows < 0)
+            if len(missing):
+                is_edge[missing] = False
+                report.dangling[names[side]] = report.dangling.get(names[side], 0) + len(missing)
+                few = missing[: self.report.num_wanted()].tolist()
+                bad += [(index, side) for index in few]
+        for index, side in sorted(bad):
+            place = index if places is None else int(places[index])
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(place),
+                    column=names[side],
+                    value=shown_id(values[side][index]),
+                    problem=f"no node of type {etype[2 * side]} has this id",
+                    cure="add the node, or pass dangling = add",
+                )
+            )
+        if self.tables.dangling == "error" and not is_edge.all():
+            bad = self.report.first[-1] if self.report.first else None
+            where = "" if bad is None else f" (got {bad.value} in {bad.where})"
+            raise ValueError(
+                f"the ends of the edges {etype} must be nodes of their tables, as dangling = error "
+                f"asks{where}; add the nodes, or drop the edges with dangling = drop"
+            )
+        picked = _arrow(is_edge)
+        return kept.filter(picked), found[0][is_edge], found[1][is_edge]
+
+    def _add_new(
+        self,
+        etype: CanonicalEType,
+        values: Sequence[Any],
+        columns: Sequence[IdColumn],
+        found: list[Int64Array],
+        report: EdgeReport,
+    ) -> None:
+        """Make nodes of the ends that are none, row by row, the source before the target."""
+        import pyarrow
+
+        grows = [
+            ntype not in self.tables.nodes or self.tables.dangling == "add"
+            for ntype in (etype[0], etype[2])
+        ]
+        none = np.zeros(0, np.int64)
+        places = [
+            np.flatnonzero(rows < 0) if is_growing else none
+            for rows, is_growing in zip(found, grows, strict=True)
+        ]
+        before = [len(self.ids[etype[0]]), len(self.ids[etype[2]])]
+        if etype[0] != etype[2]:
+            for side, of_side in enumerate(places):
+                if len(of_side):
+                    new = values[side].take(_arrow(of_side))
+                    found[side][of_side] = self.ids[etype[2 * side]].add(new, columns[side])
+        elif grows[0]:
+            order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
+            both = [_plain(column) for column in values]
+            new = pyarrow.concat_arrays(
+                [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
+            )
+            rows = np.empty(len(order), np.int64)
+            rows[order] = self.ids[etype[0]].add(new.take(_arrow(order)), columns[0])
+            found[0][places[0]] = rows[: len(places[0])]
+            found[1][places[1]] = rows[len(places[0]) :]
+        for side, ntype in enumerate((etype[0], etype[2])):
+            if side == 0 or etype[0] != etype[2]:
+                self.report.nodes[ntype].num_from_edges += len(self.ids[ntype]) - before[side]
+
+    # ------------------------------------------------------------------ what was wrong
+
+    def _refuse_nulls(
+        self, batch: Batch, columns: Columns, refused: dict[str, int], what: str
+    ) -> Int64Array:
+        """Rows of a batch in which none of the columns is empty."""
+        is_whole = np.ones(len(batch.columns), bool)
+        bad: list[tuple[int, str]] = []
+        for name, values in columns.items():
+            if not values.null_count:
+                continue
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
+            is_whole &= ~is_null
+            key = f"empty {name}"
+            refused[key] = refused.get(key, 0) + int(is_null.sum())
+            few = np.flatnonzero(is_null)[: self.report.num_wanted()]
+            bad += [(index, name) for index in few.tolist()]
+        for index, name in sorted(bad):
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(index),
+                    column=name,
+                    value="",
+                    problem=f"{what} is empty",
+                    cure="fill it, or drop the row",
+                )
+            )
+        return np.flatnonzero(is_whole)
+
+    def _note_malformed(self, reader: TableReader, refused: dict[str, int]) -> None:
+        if not reader.num_malformed:
+            return
+        refused["wrong number of cells"] = reader.num_malformed
+        for row in reader.malformed:
+            self.report.note(
+                BadRow(
+                    file=row.file,
+                    row=row.row,
+                    column="",
+                    value=row.text[:80],
+                    problem=f"{row.num_cells} cells in place of {row.num_columns}",
+                    cure="quote cells that hold the delimiter",
+                )
+            )
+
+    # ------------------------------------------------------------------ columns
+
+    def _reader(self, table: NodeTable | EdgeTable) -> TableReader:
+        named = [
+            getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")
+        ]
+        named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
+        return TableReader(
+            table.files,
+            table.options,
+            base=self.tables.base,
+            named=[name for name in named if name is not None],
+        )
+
+    def _needed(
+        self, owner: Any, table: NodeTable | EdgeTable, reader: TableReader, ids: Sequence[str]
+    ) -> list[str]:
+        """The columns that are kept until they are encoded."""
+        roles = [*label_columns(table.label), *split_columns(table.split)]
+        roles += [c for c in (getattr(table, "weight", None), getattr(table, "time", None)) if c]
+        roles = [reader.column(column) for column in roles]
+        for column in table.ignore:
+            reader.column(column)
+        is_node = isinstance(table, NodeTable)
+        given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
+        if given is not None:
+            features = [encoding.column for encoding in given]
+        elif table.features is not None:
+            features = list(table.features)
+        else:
+            left_out = {*ids, *roles, *table.ignore}
+            features = [column for column in reader.schema.names if column not in left_out]
+        return list(dict.fromkeys([*(reader.column(column) for column in features), *roles]))
+
+    # ------------------------------------------------------------------ labels and splits
+
+    def label(self, graph: Graph) -> tuple[TaskInfo, NDArray[np.bool_] | None]:
+        """Give the target its labels and splits; the task, and which rows are for training."""
+        targets: dict[Any, NodeTable | EdgeTable] = {**self.tables.nodes, **self.tables.edges}
+        asked = [owner for owner, table in targets.items() if table.label is not None]
+        asked = asked or [owner for owner, table in targets.items() if table.split is not None]
+        if not asked:
+            return self._task_of_others(graph), None
+        target, table = asked[0], targets[asked[0]]
+        is_node = isinstance(target, str)
+        fields = graph.nodes[target].data if is_node else graph.edges[target].data
+        if is_node and table.label is None:
+            raise ValueError(
+                f"the table of {target} has a split and no label; say label, too, or put the split "
+                "of link prediction into the table of edges"
+            )
+        num_rows = graph.num_nodes(target) if is_node else graph.num_edges(target)
+        columns = self.columns[target]
+        task = TaskInfo(name=self.name)
+        label: NDArray[Any] | None = None
+        report = LabelReport(
+            target=self._spoken(target), task="link prediction", columns=label_columns(table.label)
+        )
+        if table.label is not None:
+            labels = self._labels(target, table, columns)
+            counts = EncodedCounts()
+            parts = [columns[column] for column in label_columns(table.label)]
+            try:
+                label = labels.encode(parts, counts=counts)
+            except ValueError as error:
+                raise ValueError(f"{self._name(target)}: {error}") from None
+            report.num_unlabelled, report.num_unknown = counts.missing, counts.unknown
+            task = self._task(target, labels)
+            report.task = task.kind
+            fields["label"] = torch.from_numpy(label)
+            names = [name or "(empty)" for name in labels.class_names]
+            if labels.is_multilabel:
+                numbers = (label > 0).sum(axis=0).tolist()
+            elif labels.num_classes is not None:
+                numbers = np.bincount(label[label >= 0], minlength=len(names)).tolist()
+            if labels.num_classes is not None:
+                report.classes = dict(zip(names, numbers, strict=True))
+        else:
+            task = TaskInfo(name=self.name, kind="link prediction", target=target)
+        masks = self._masks(target, table, columns, label, task, num_rows)
+        is_labelled = np.ones(num_rows, bool) if label is None else _is_labelled(label)
+        for split, mask in masks.items():
+            fields[f"{split}_mask"] = torch.from_numpy(mask)
+            report.splits[split] = int(np.count_nonzero(mask & is_labelled))
+        self.report.label = report
+        if not masks["train"].any() or self.given is not None:
+            return task, None
+        return task, masks["train"]
+
+    def _task_of_others(self, graph: Graph) -> TaskInfo:
+        """The task where these tables have no labels: that of the encodings, or none."""
+        if self.given_task is None or self.given_task.target is None:
+            return TaskInfo(name=self.name)
+        task = replace(self.given_task, name=self.name, options=None)
+        target: Any = task.target
+        is_there = target in (graph.canonical_etypes if task.is_on_edges else graph.ntypes)
+        if not is_there:
+            raise ValueError(
+                f"the tables must have the target of the encodings, {target} (got "
+                f"{', '.join(graph.ntypes)}); name types as they were named there"
+            )
+        of_nodes = isinstance(target, str)
+        fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
+        num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
+        if self.given is not None and self.given.get("label") is not None:
+            labels = Labels.of_json(self.given["label"])
+            shape = (num_rows,)
+            if labels.is_multilabel or (labels.kind == "reals" and labels.width > 1):
+                shape = (num_rows, labels.num_classes or labels.width)  # type: ignore[assignment]
+            is_real = labels.kind == "reals"
+            label = np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
+            fields["label"] = torch.from_numpy(label)
+        for split in SPLITS:
+            fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
+        return task
+
+    def _labels(self, target: Any, table: NodeTable | EdgeTable, columns: Columns) -> Labels:
+        """The classes of the target, found or given."""
+        import pyarrow
+
+        if self.given is not None and self.given.get("label") is not None:
+            return Labels.of_json(self.given["label"])
+        said = {} if isinstance(table.label, str) else dict(table.label or {})
+        names = label_columns(table.label)
+        options = {key: said[key] for key in ("task", "max_classes") if key in said}
+        try:
+            fields = [pyarrow.field(name, columns[name].type) for name in names]
+            fit = LabelFit(fields, **options)
+            fit.update([columns[name] for name in names])
+            return fit.finish()
+        except ValueError as error:
+            raise ValueError(f"{self._name(target)}: {error}") from None
+
+    def _task(self, target: Any, labels: Labels) -> TaskInfo:
+        of = "node" if isinstance(target, str) else "edge"
+        what = "regression" if labels.num_classes is None else "classification"
+        return TaskInfo(
+            name=self.name,
+            kind=f"{of} {what}",
+            target=target,
+            num_classes=labels.num_classes,
+            class_names=tuple(name or "(empty)" for name in labels.class_names),
+            is_multilabel=labels.is_multilabel,
+            schema={"label": labels.as_json()},
+        )
+
+    def _masks(
+        self,
+        target: Any,
+        table: NodeTable | EdgeTable,
+        columns: Columns,
+        label: NDArray[Any] | None,
+        task: TaskInfo,
+        num_rows: int,
+    ) -> Masks:
+        split = table.split
+        if self.given is not None and split is None:
+            return {name: np.zeros(num_rows, bool) for name in SPLITS}
+        if split is None:
+            split = DEFAULT_FRACTIONS
+            shares = ", ".join(map(str, split))
+            self.report.notes.append(
+                f"no split was asked for, so rows with a label were drawn by seed "
+                f"{self.tables.seed} for train, val and test: {shares}"
+            )
+        said: Mapping[str, Any]
+        if isinstance(split, str):
+            said = {"column": split}
+        else:
+            said = split if isinstance(split, Mapping) else {"fractions": list(split)}
+        takes_part = None if label is None else _is_labelled(label)
+        classes = None
+        if label is not None and task.kind.endswith("classification") and label.ndim == 1:
+            classes = label
+        try:
+            if "column" in said:
+                return split_by_names(columns[said["column"]], said["column"])
+            if "masks" in said:
+                return split_by_masks({n: (c, columns[c]) for n, c in said["masks"].items()})
+            if "files" in said:
+                return split_by_rows(num_rows, self._rows_of_files(target, said["files"]))
+            fractions = said["fractions"]
+            if "time" in said:
+                column = said["time"]
+                return split_by_time(columns[column], fractions, takes_part=takes_part, name=column)
+            if not said.get("stratify", True):
+                classes = None
+            if label is None:
+                return self._masks_of_pairs(target, fractions)
+            return split_by_fractions(
+                num_rows, fractions, seed=self.tables.seed, takes_part=takes_part, classes=classes
+            )
+        except ValueError as error:
+            raise ValueError(f"{self._name(target)}: {error}") from None
+
+    def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
+        """A random split of edges in which those between the same two nodes stay together."""
+        src, dst = self.pairs
+        if etype[0] == etype[2]:
+            src, dst = np.minimum(src, dst), np.maximum(src, dst)
+        keys = src * max(int(dst.max(initial=0)) + 1, 1) + dst
+        _, first, pair = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(order))
+        masks = split_by_fractions(len(order), fractions, seed=self.tables.seed)
+        return {name: mask[number[pair.reshape(-1)]] for name, mask in masks.items()}
+
+    def _rows_of_files(self, target: Any, files: Mapping[str, Any]) -> dict[str, Int64Array]:
+        """Numbers of the nodes that files of ids name."""
+        if not isinstance(target, str):
+            raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
+        rows = {}
+        for split, file in files.items():
+            reader = TableReader(file, FileOptions(header=False), base=self.tables.base)
+            name = reader.schema.names[0]
+            found = [np.zeros(0, np.int64)]
+            for batch in reader.batches([name]):
+                ids = batch.columns.column(name).drop_null()
+                column = IdColumn(f"{batch.file}, column {name!r}", reader.is_untyped)
+                numbers = self.ids[target].find(ids, column)
+                missing = np.flatnonzero(numbers < 0)
+                if len(missing) and batch.first_row == 1 and missing[0] == 0:
+                    header = str(ids[0]).strip()  # of a file that names its column
+                    if header in (self.report.nodes[target].id_column, "id", "node"):
+                        numbers, missing = numbers[1:], missing[1:]
+                if len(missing):
+                    raise ValueError(
+                        f"{batch.file}: the {split} split must name nodes of type {target} (got "
+                        f"{shown_id(ids[int(missing[0])])!r}, and {len(missing)} such ids); drop "
+                        "them"
+                    )
+                found.append(numbers)
+            rows[split] = np.concatenate(found)
+        return rows
+
+    def _spoken(self, owner: Any) -> str:
+        return owner if isinstance(owner, str) else etype_key(owner)
+
+    def encode(
+        self,
+        owner: Any,
+        table: NodeTable | EdgeTable,
+        given: list[Encoding] | None,
+        is_training: NDArray[np.bool_] | None,
+        fields: Any,
+        report: NodeReport | EdgeReport,
+    ) -> list[Encoding]:
+        """Make the fields ``feat`` and ``categories`` of the columns of a type."""
+        columns = self.columns[owner]
+        roles: set[Any] = {*label_columns(table.label), *split_columns(table.split)}
+        roles |= {getattr(table, "weight", None), getattr(table, "time", None)}
+        if given is not None:
+            encodings = given
+        else:
+            encodings = []
+            asked = table.features if isinstance(table.features, Mapping) else {}
+            is_asked = table.features is not None
+            for name in list(columns):
+                if name in roles and not (is_asked and name in (table.features or ())):
+                    continue
+                fit = self._fit(name, columns[name], asked.get(name), is_training, is_asked)
+                if isinstance(fit, str):
+                    report.unused[name] = fit
+                    del columns[name]
+                else:
+                    encodings.append(fit)
+        num_rows = report.num_rows_of_fields
+        wide = sum(encoding.width for encoding in encodings)
+        embedded = [encoding for encoding in encodings if encoding.kind == "embedding"]
+        feat = np.empty((num_rows, wide), np.float32)
+        categories = np.empty((num_rows, len(embedded)), np.int64)
+        start = 0
+        for encoding in encodings:
+            counts = EncodedCounts()
+            try:
+                values = columns[encoding.column]
+                encoded = encoding.encode(values, counts=counts)
+            except ValueError as error:
+                raise ValueError(f"{self._name(owner)}: {error}") from None
+            if encoding.kind == "embedding":
+                categories[:, embedded.index(encoding)] = encoded
+            else:
+                feat[:, start : start + encoding.width] = encoded
+                start += encoding.width
+            del encoded
+            if encoding.column not in roles:
+                del columns[encoding.column]
+            report.features.append(
+                FeatureReport(
+                    column=encoding.column,
+                    encoding=encoding.kind,
+                    type=encoding.type,
+                    width=encoding.width,
+                    num_missing=counts.missing,
+                    num_unknown=counts.unknown,
+                    num_rows=num_rows,
+                )
+            )
+        if wide:
+            fields["feat"] = torch.from_numpy(feat)
+        if embedded:
+            fields["categories"] = torch.from_numpy(categories)
+        return encodings
+
+    def _fit(
+        self,
+        name: str,
+        values: Any,
+        asked: str | Mapping[str, Any] | None,
+        is_training: NDArray[np.bool_] | None,
+        is_asked: bool,
+    ) -> Encoding | str:
+        """The encoding of a column; or why a column that nobody asked for is left out."""
+        import pyarrow
+
+        options = {"encoding": asked} if isinstance(asked, str) else asked
+        if not is_asked and (len(values) == 0 or values.null_count == len(values)):
+            return "all of it is empty"
+        try:
+            fit = EncodingFit(pyarrow.field(name, values.type), options)
+            fit.update(values, is_training)
+            return fit.finish()
+        except ValueError as error:
+            if is_asked:
+                raise
+            return str(error)
+
+    def _name(self, owner: Any) -> str:
+        return f"the table of {self._spoken(owner)}"
+
+    def add_weight_and_time(self, etype: CanonicalEType, table: EdgeTable, fields: Any) -> None:
+        import pyarrow
+        from pyarrow import compute
+
+        report, columns = self.report.edges[etype], self.columns[etype]
+        if table.weight is not None:
+            values = columns.pop(table.weight)
+            try:
+                numbers = values.cast(pyarrow.float64())
+            except pyarrow.ArrowException:
+                raise ValueError(
+                    f"weight of {etype_key(etype)} must be a column of numbers (got "
+                    f"{table.weight!r} of {values.type}); leave it out"
+                ) from None
+            weight = numbers.to_numpy().astype(np.float32)
+            is_missing = np.isnan(weight)
+            report.num_without_weight = int(is_missing.sum())
+            weight[is_missing] = 1.0
+            if not np.isfinite(weight).all():
+                raise ValueError(f"weight of {etype_key(etype)} must be finite in float32")
+            fields["weight"] = torch.from_numpy(weight)
+        if table.time is not None:
+            values = columns.pop(table.time)
+            types, kind = pyarrow.types, values.type
+            if types.is_date(kind) or types.is_timestamp(kind):
+                values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+            elif types.is_floating(kind):
+                values = compute.round(values).cast(pyarrow.int64())
+            elif not types.is_integer(kind):
+                raise ValueError(
+                    f"time of {etype_key(etype)} must be a column of times or numbers (got "
+                    f"{table.time!r} of {kind})"
+                )
+            report.num_without_time = values.null_count
+            if values.null_count:
+                earliest = compute.min(values)
+                values = compute.fill_null(values, earliest if earliest.is_valid else 0)
+            fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
+
+
+class _Doubles:
+    """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
+
+    def __init__(self, reader: TableReader, columns: Sequence[str]) -> None:
+        self._reader, self._columns = reader, list(columns)
+        self._rows: list[Int64Array] = []
+        self._where: list[tuple[str, Int64Array]] = []
+        self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
+
+    def add(
+        self, batch: Batch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
+    ) -> None:
+        """Keep rows of a batch.
+
+        Args:
+            kept: The rows of the batch that have an id.
+            rows: Their numbers.
+            doubled: Which of them are no first.
+            places: Where in the batch they are; None: all are.
+        """
+        self._rows.append(rows[doubled])
+        at = doubled if places is None else places[doubled]
+        skipped = np.array(sorted(batch.skipped), np.int64)
+        numbers = batch.first_row + at
+        for number in skipped:
+            numbers = numbers + (numbers >= number)
+        self._where.append((batch.file, numbers))
+        for name in self._columns:
+            self._chunks[name].append(kept.column(name).take(_arrow(doubled)))
+
+    def compare(self, columns: Columns, ids: RowIds, of_type: NodeReport, report: Any) -> None:
+        """Count the rows that say something else than the first of their id, and name some."""
+        if not self._rows:
+            return
+        import pyarrow
+        from pyarrow import compute
+
+        rows = np.concatenate(self._rows)
+        differs = np.full(len(rows), -1, np.int64)
+        for number, name in enumerate(self._columns):
+            values = _column(self._reader, name, self._chunks[name])
+            first = columns[name].take(_arrow(rows))
+            if values.type != first.type:
+                values, first = _text(values), _text(first)
+            try:
+                is_equal = compute.equal(values, first)
+            except pyarrow.ArrowNotImplementedError:  # of lists
+                pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
+                is_equal = _arrow(np.array([a == b for a, b in pairs]))
+            equal = compute.fill_null(is_equal, False).to_numpy()
+            both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
+            differs[(differs < 0) & ~equal & ~both_null] = number
+        conflicting = np.flatnonzero(differs >= 0)
+        of_type.num_conflicting = len(conflicting)
+        if not len(conflicting):
+            return
+        all_ids = ids.arrow()
+        files = np.repeat(np.arange(len(self._where)), [len(at) for _, at in self._where])
+        numbers = np.concatenate([at for _, at in self._where])
+        for index in conflicting[: report.num_wanted()].tolist():
+            column = self._columns[differs[index]]
+            report.note(
+                BadRow(
+                    file=self._where[files[index]][0],
+                    row=int(numbers[index]),
+                    column=column,
+                    value=shown_id(all_ids[int(rows[index])]),
+                    problem="this id came before with another value in the column",
+                    cure="the first row counts; drop the wrong one",
+                )
+            )
+
+
+# ---------------------------------------------------------------------- small things
+
+
+def _arrow(values: NDArray[Any]) -> Any:
+    import pyarrow
+
+    return pyarrow.array(values)
+
+
+def _plain(values: Any) -> Any:
+    """Without a dictionary, so that columns can be joined."""
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary(values.type)
+    return values.dictionary_decode() if is_dictionary else values
+
+
+def _text(values: Any) -> Any:
+    import pyarrow
+
+    try:
+        return values.cast(pyarrow.string())
+    except pyarrow.ArrowException:
+        return pyarrow.chunked_array([pyarrow.array([str(v) for v in values.to_pylist()])])
+
+
+def shown_id(value: Any) -> str:
+    """An id as a message has it."""
+    content = value.as_py()
+    if isinstance(content, bytes):
+        return content.hex()
+    return str(content)[:80]
+
+
+def _column(reader: TableReader, name: str, chunks: Sequence[Any]) -> Any:
+    """A column of all batches, with a type."""
+    kind = reader.schema.field(name).type
+    values = joined_column(chunks, kind)
+    return typed_column(values) if reader.is_untyped else values
+
+
+def _unused(reader: TableReader, needed: Sequence[str], *roles: str | None) -> list[str]:
+    return [name for name in reader.schema.names if name not in needed and name not in roles]
+
+
+def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:
+    if label.dtype.kind == "f":
+        is_unknown = np.isnan(label)
+    else:
+        is_unknown = label < 0
+    return ~(is_unknown if label.ndim == 1 else is_unknown.any(axis=1))
+
+
+def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
+    """Which rows are the first with their number, where numbers below ``before`` came earlier.
+
+    New numbers ascend in the order of their first rows.
+    """
+    highest = np.maximum.accumulate(rows)
+    is_first = np.empty(len(rows), bool)
+    if len(rows):
+        is_first[0] = rows[0] >= before
+        is_first[1:] = (rows[1:] > highest[:-1]) & (rows[1:] >= before)
+    return is_first
+
+
+def _parallel(
+    src: Int64Array, dst: Int64Array, num_dst: int, is_dropping: bool
+) -> tuple[int, NDArray[np.bool_] | None]:
+    """How many edges have the ends of an earlier one; and which are first, if that is asked."""
+    if not len(src):
+        return 0, np.zeros(0, bool) if is_dropping else None
+    keys = src * num_dst + dst
+    if not is_dropping:
+        keys.sort()
+        return int(np.count_nonzero(keys[1:] == keys[:-1])), None
+    order = np.argsort(keys, kind="stable")
+    is_repeated = np.zeros(len(keys), bool)
+    in_order = keys[order]
+    is_repeated[order[1:][in_order[1:] == in_order[:-1]]] = True
+    return int(np.count_nonzero(is_repeated)), ~is_repeated

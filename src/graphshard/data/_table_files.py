@@ -1,0 +1,838 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of tables, read batch by batch: CSV, Parquet, Arrow and JSON lines; and tables in memory.
+
+A table is one file or many: a path, a list, a glob, a folder, on this machine or where `pyarrow.fs`
+finds it. Files come in the order of their paths, rows in the order of each file, whatever reads
+them. `pyarrow.dataset` reads Parquet and Arrow; CSV is read by `pyarrow.csv`, on which the former
+stands, because each file may begin with other comments, and because rows that are none are counted.
+
+[Note: cells of CSV are text first]
+A type that is guessed from the first megabyte is wrong for a column whose first fraction, or first
+name, comes later, and then what is read depends on where files were cut. So every cell is read as
+text, and a column is given a type when all of it is there (`typed_column`). That costs a fifth more
+than guessing. Ids stay text for longer: 007 and 7 are two ids (see `_row_ids.py`).
+"""
+
+from __future__ import annotations
+
+import csv as python_csv
+import fnmatch
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from .._base.files import check_text
+
+TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
+
+NULL_VALUES = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "\\N"),
+)
+"""Cells of CSV that are missing: those of pandas, and what databases write."""
+
+_FORMATS: dict[str, TableFormat] = {
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data"), "csv"),
+    **dict.fromkeys((".edges", ".edgelist", ".psv", ".mtx"), "csv"),
+    **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
+    **dict.fromkeys((".arrow", ".feather", ".ipc", ".arrows"), "arrow"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".br": "brotli"}
+_DELIMITERS = (",", "\t", ";", "|", "::", " ")
+_COMMENTS = ("#", "%")
+_LOOKED_AT = 1 << 16
+_LINES_LOOKED_AT = 50
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
+_UNIT_SEPARATOR = b"\x1f"
+_BLOCK = 1 << 20
+
+
+class Batch(NamedTuple):
+    """Some rows of one file.
+
+    Args:
+        file: Where they are from, for messages.
+        first_row: Number of the first of them in the file, from 1, header and comments left out.
+        columns: A pyarrow ``RecordBatch``.
+        skipped: Numbers of rows of the file that are none and left out here, ascending.
+    """
+
+    file: str
+    first_row: int
+    columns: Any
+    skipped: Sequence[int] = ()
+
+    def row_number(self, index: int) -> int:
+        """The number in the file of a row of the batch."""
+        number = self.first_row + index
+        for skipped in self.skipped:
+            if skipped <= number:
+                number += 1
+        return number
+
+
+class MalformedRow(NamedTuple):
+    """A line of CSV with more or fewer cells than the file has columns."""
+
+    file: str
+    row: int
+    num_cells: int
+    num_columns: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """How files are read; None: as they look.
+
+    Args:
+        format: "csv", "parquet", "arrow" or "json" (one object a line); None: by the ending.
+        delimiter: What separates cells of CSV.
+        header: Whether the first line of CSV names the columns.
+        columns: Names of the columns of CSV, instead of those of a header.
+        skip_rows: Lines of CSV to skip, besides comments at the top.
+        comment: What begins a line of CSV that is no row; None: ``#`` or ``%``.
+        quote: What quotes cells of CSV; "" for nothing.
+        encoding: Of CSV; None is UTF-8.
+        null_values: Cells of CSV that are missing; None: those that pandas takes for missing.
+    """
+
+    format: TableFormat | None = None
+    delimiter: str | None = None
+    header: bool | None = None
+    columns: tuple[str, ...] = ()
+    skip_rows: int = 0
+    comment: str | None = None
+    quote: str = '"'
+    encoding: str | None = None
+    null_values: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, "csv", "parquet", "arrow", "json"):
+            raise ValueError(
+                f"format must be csv, parquet, arrow or json (got {self.format!r}); leave it out "
+                "to go by the ending of the file"
+            )
+        if self.delimiter is not None and self.delimiter != "::" and len(self.delimiter) != 1:
+            raise ValueError(
+                f"delimiter must be one character, or :: (got {self.delimiter!r}); a tab is '\\t'"
+            )
+        if self.header and self.columns:
+            raise ValueError("columns names the columns of files without a header; drop one of two")
+
+
+AS_IT_LOOKS = FileOptions()
+
+
+class TableReader:
+    """One table, to be read several times if need be.
+
+    Args:
+        source: A path, URI, glob or folder, a list of those, or a table in memory: of pyarrow,
+            pandas, Polars or whatever has ``__arrow_c_stream__``.
+        base: Folder that relative paths are seen from; None: the current one.
+        named: Names of columns that will be asked for; they tell which line is the header, and by
+            what cells are separated.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The files are of no known kind, or not of one kind.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        options: FileOptions = AS_IT_LOOKS,
+        *,
+        base: Path | None = None,
+        named: Sequence[str] = (),
+    ) -> None:
+        self.options = options
+        self.malformed: list[MalformedRow] = []
+        self.num_malformed = 0
+        self._named = tuple(named)
+        self._table: Any = None
+        self._dialects: dict[str, _Dialect] = {}
+        self._dataset: Any = None
+        self.files: list[str] = []
+        if is_in_memory(source):
+            self.format: str = "memory"
+            self._table = _table_of(source)
+            self.files = ["the table"]
+            self.schema = self._table.schema
+        else:
+            self._filesystem, self.files, self._root = find_files(source, base)
+            self.format = options.format or _format_of(self.files)
+            self.schema = self._read_schema()
+        names = list(self.schema.names)
+        for name in names:
+            check_text(name, "the name of a column")
+        if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"{self.name}: column {repeated[0]!r} is there twice; rename one")
+
+    @property
+    def name(self) -> str:
+        """The table in messages."""
+        return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
+
+    @property
+    def is_untyped(self) -> bool:
+        """Whether columns come as text that only looks like something."""
+        return self.format == "csv"
+
+    def column(self, name: str) -> str:
+        """The name of a column; a whole number is the place of one that has no name.
+
+        Raises:
+            ValueError: There is none.
+        """
+        names = self.schema.names
+        if name in names:
+            return name
+        is_headless = self.format == "csv" and not next(iter(self._dialects.values())).has_header
+        if is_headless and name.isdecimal() and int(name) < len(names):
+            return str(names[int(name)])
+        close = next((known for known in names if known.casefold() == name.casefold()), None)
+        cure = f"; did you mean {close!r}?" if close else ""
+        if is_headless:
+            cure = "; the file has no header: name columns by their place, from 0"
+        raise ValueError(
+            f"{self.name}: column {name!r} is missing; there are {', '.join(map(repr, names))}"
+            f"{cure}"
+        )
+
+    def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[Batch]:
+        """Rows of all files in order, with these columns alone.
+
+        Args:
+            least_rows: Smaller batches of one file are put together to have so many.
+        """
+        import pyarrow
+
+        waiting: list[Batch] = []
+        for batch in self._batches(list(columns)):
+            is_same = not waiting or waiting[-1].file == batch.file
+            if is_same and sum(len(b.columns) for b in waiting) < least_rows:
+                waiting.append(batch)
+                continue
+            yield _joined(waiting, pyarrow)
+            waiting = [batch]
+        if waiting:
+            yield _joined(waiting, pyarrow)
+
+    # ------------------------------------------------------------------ schema
+
+    def _read_schema(self) -> Any:
+        import pyarrow
+
+        try:
+            if self.format == "csv":
+                return self._csv_schema()
+            if self.format == "json":
+                tables = [self._json(file).schema for file in self.files]
+                return pyarrow.unify_schemas(tables, promote_options="permissive")
+            if self.format == "arrow":
+                schemas = [self._arrow_reader(file).schema for file in self.files]
+                return pyarrow.unify_schemas(schemas, promote_options="permissive")
+            return self._parquet_schema()
+        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise _unreadable(self.name, self.format, error) from error
+
+    def _csv_schema(self) -> Any:
+        import pyarrow
+
+        names: list[str] | None = None
+        for file in self.files:
+            dialect = self._dialect(file, names)
+            if dialect is None:  # nothing in it
+                continue
+            self._dialects[file] = dialect
+            if names is None:
+                names = dialect.names
+            elif sorted(dialect.names) != sorted(names):
+                raise ValueError(
+                    f"{file}: the columns must be those of {next(iter(self._dialects))}, {names} "
+                    f"(got {dialect.names}); give one kind of files to a table"
+                )
+        if names is None:
+            raise ValueError(f"{self.name} is empty; give a file with at least a header")
+        return pyarrow.schema([(name, pyarrow.string()) for name in names])
+
+    def _parquet_schema(self) -> Any:
+        import pyarrow
+        from pyarrow import dataset
+
+        keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
+        partitioning = None
+        if any("=" in key for key in keys):
+            partitioning = dataset.HivePartitioning.discover()
+        made = dataset.dataset(
+            self.files,
+            filesystem=self._filesystem,
+            format="parquet",
+            partitioning=partitioning,
+            partition_base_dir=self._root,
+        )
+        schemas = [made.schema]
+        for fragment in made.get_fragments():
+            schema = fragment.physical_schema
+            for name in schemas[0].names:
+                if name not in schema.names and name in schemas[-1].names and len(schemas) > 1:
+                    raise ValueError(
+                        f"{fragment.path}: column {name!r} is missing, which is in {self.files[0]}"
+                    )
+            schemas.append(schema)
+        unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
+        self._dataset = made.replace_schema(unified)
+        return unified
+
+    # ------------------------------------------------------------------ rows
+
+    def _batches(self, columns: list[str]) -> Iterator[Batch]:
+        import pyarrow
+
+        self.malformed, self.num_malformed = [], 0
+        try:
+            if self._table is not None:
+                yield from self._numbered("the table", self._table.select(columns).to_batches())
+            elif self.format == "csv":
+                for file in self._dialects:
+                    yield from self._csv_batches(file, columns)
+            elif self.format == "parquet":
+                yield from self._parquet_batches(columns)
+            else:
+                for file in self.files:
+                    if self.format == "json":
+                        reader = self._json(file)
+                        _check_there(file, columns, reader.schema.names)
+                        yield from self._numbered(file, reader.select(columns).to_batches())
+                    else:
+                        yield from self._arrow_batches(file, columns)
+        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+            raise _unreadable(self.name, self.format, error) from error
+
+    def _numbered(self, file: str, batches: Any) -> Iterator[Batch]:
+        row = 1
+        for batch in batches:
+            yield Batch(file, row, batch)
+            row += len(batch)
+
+    def _parquet_batches(self, columns: list[str]) -> Iterator[Batch]:
+        path, row = "", 1
+        for tagged in self._dataset.scanner(columns=columns).scan_batches():
+            if tagged.fragment.path != path:
+                path, row = tagged.fragment.path, 1
+            yield Batch(path, row, tagged.record_batch)
+            row += len(tagged.record_batch)
+
+    def _arrow_reader(self, file: str) -> Any:
+        """What reads the record batches of an Arrow file, or of a stream in a file."""
+        import pyarrow
+        from pyarrow import ipc
+
+        try:
+            return ipc.open_file(self._filesystem.open_input_file(file))
+        except pyarrow.ArrowInvalid:
+            return ipc.open_stream(self._filesystem.open_input_stream(file))
+
+    def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+        reader = self._arrow_reader(file)
+        _check_there(file, columns, reader.schema.names)
+        if hasattr(reader, "num_record_batches"):
+            read = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            read = iter(reader)
+        yield from self._numbered(file, (batch.select(columns) for batch in read))
+
+    def _json(self, file: str) -> Any:
+        from pyarrow import json
+
+        return json.read_json(self._stream(file))
+
+    def _stream(self, file: str) -> Any:
+        compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
+        return self._filesystem.open_input_stream(file, compression=compression)
+
+    # ------------------------------------------------------------------ CSV
+
+    def _dialect(self, file: str, names: list[str] | None) -> _Dialect | None:
+        with self._stream(file) as stream:
+            top = b""
+            while len(top) < _LOOKED_AT and (more := stream.read(_LOOKED_AT - len(top))):
+                top += more
+        is_whole = len(top) < _LOOKED_AT
+        return _look_at(file, top, is_whole, self.options, self._named, names)
+
+    def _csv_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+        import pyarrow
+        from pyarrow import csv
+
+        dialect = self._dialects[file]
+        skipped: list[int] = []
+
+        def on_malformed(row: Any) -> str:
+            text = row.text or ""
+            is_comment = text.lstrip().startswith(dialect.comments)
+            number = (row.number or 0) - dialect.lines_before_numbers
+            skipped.append(number)
+            if not is_comment:
+                self.num_malformed += 1
+                if len(self.malformed) < _MOST_SHOWN:
+                    cells = (row.actual_columns, row.expected_columns)
+                    self.malformed.append(MalformedRow(file, number, *cells, text))
+            return "skip"
+
+        text = pyarrow.string()
+        nulls = NULL_VALUES if self.options.null_values is None else self.options.null_values
+        reader = csv.open_csv(
+            dialect.transformed(self._stream(file)),
+            read_options=csv.ReadOptions(
+                column_names=dialect.names,
+                skip_rows=dialect.skip_lines,
+                encoding=self.options.encoding or "utf8",
+                block_size=_BLOCK,
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=dialect.delimiter,
+                quote_char=self.options.quote or False,
+                newlines_in_values=dialect.has_quotes,
+                invalid_row_handler=on_malformed,
+            ),
+            convert_options=csv.ConvertOptions(
+                include_columns=columns,
+                column_types=dict.fromkeys(dialect.names, text),
+                null_values=list(nulls),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+        row = 1
+        for batch in reader:
+            yield Batch(file, row, batch, skipped)
+            row += len(batch)
+
+
+_MOST_SHOWN = 10
+
+
+def _joined(batches: list[Batch], pyarrow: Any) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    table = pyarrow.Table.from_batches([batch.columns for batch in batches])
+    (columns,) = table.combine_chunks().to_batches(max_chunksize=None) or [first.columns]
+    return first._replace(columns=columns)
+
+
+# ---------------------------------------------------------------------- where files are
+
+
+def is_in_memory(source: Any) -> bool:
+    """Whether a source is a table, and no path."""
+    return hasattr(source, "__arrow_c_stream__") or hasattr(source, "columns")
+
+
+def _table_of(source: Any) -> Any:
+    """A pyarrow table of whatever knows how to become one."""
+    import pyarrow
+
+    try:
+        if isinstance(source, pyarrow.Table):
+            return source
+        if type(source).__module__.split(".")[0] == "pandas":
+            return pyarrow.Table.from_pandas(source, preserve_index=False)
+        return pyarrow.table(source)
+    except (pyarrow.ArrowException, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
+            "values of one kind"
+        ) from error
+
+
+def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], str]:
+    """The files that a path, list, glob or folder means, sorted within each.
+
+    Returns:
+        ``(filesystem, paths, root)``: the `pyarrow.fs` file system they are on, their paths there,
+        and the folder that they are all in.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: They are on several file systems.
+    """
+    items = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not items:
+        raise ValueError("files must name at least one file (got an empty list)")
+    filesystem: Any = None
+    found: list[str] = []
+    for item in items:
+        text = check_text(os.fspath(item), "the path of a table")
+        system, path = _filesystem_of(text, base)
+        if filesystem is not None and not system.equals(filesystem):
+            raise ValueError(f"the files of one table must be on one file system (got {text!r})")
+        filesystem = system
+        found += _expanded(system, path, text)
+    roots = {os.path.dirname(path) for path in found}
+    root = roots.pop() if len(roots) == 1 else os.path.commonpath([*roots, next(iter(roots))])
+    if len(items) == 1:
+        path = _filesystem_of(os.fspath(items[0]), base)[1]
+        if not any(mark in path for mark in "*?[") and path not in found:
+            root = path  # the folder itself: names such as day=1 are below it
+    return filesystem, found, root
+
+
+def _filesystem_of(text: str, base: Path | None) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    if "://" in text:
+        import pyarrow
+
+        try:
+            system, path = fs.FileSystem.from_uri(text)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{text} cannot be opened: {reason}") from error
+        return system, path
+    path = os.path.expanduser(text)
+    return fs.LocalFileSystem(), os.path.join(base or "", path)
+
+
+def _expanded(filesystem: Any, path: str, text: str) -> list[str]:
+    from pyarrow import fs
+
+    if any(mark in path for mark in "*?[") and (
+        filesystem.get_file_info(path).type == fs.FileType.NotFound
+    ):
+        parts = path.split("/")
+        first = next(i for i, part in enumerate(parts) if set(part) & set("*?["))
+        folder = "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
+        is_deep = "**" in path
+        selector = fs.FileSelector(folder, recursive=first < len(parts) - 1, allow_not_found=True)
+        prefix = "" if folder == "." and not path.startswith("./") else None
+        names = []
+        for info in filesystem.get_file_info(selector):
+            name = info.path if prefix is None else info.path.removeprefix("./")
+            is_match = fnmatch.fnmatchcase(name, path)
+            if is_match and (is_deep or name.count("/") == path.count("/")):
+                names.append((name, info.type))
+        files = sorted(name for name, kind in names if kind == fs.FileType.File)
+        for name, kind in sorted(names):
+            if kind == fs.FileType.Directory and not is_deep:
+                files += _expanded(filesystem, name, name)
+        if not files:
+            raise FileNotFoundError(f"no file fits {text}; check the path")
+        return files
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.NotFound:
+        raise FileNotFoundError(f"there is no file or folder {text}")
+    if info.type == fs.FileType.File:
+        return [path]
+    if info.type != fs.FileType.Directory:
+        raise ValueError(f"{text} must be a regular file or a folder of them")
+    inside = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    files = []
+    for entry in inside:
+        names_inside = os.path.relpath(entry.path, path).split("/")
+        # Names that begin so are notes of a writer: _SUCCESS, .part-0.crc.
+        if entry.type == fs.FileType.File and not any(n[0] in "_." for n in names_inside):
+            files.append(entry.path)
+    if not files:
+        raise FileNotFoundError(f"{text} holds no file; give a file, or a folder of files")
+    return sorted(files)
+
+
+def _format_of(files: Sequence[str]) -> TableFormat:
+    formats: dict[TableFormat, str] = {}
+    for file in files:
+        stem, ending = os.path.splitext(file.lower())
+        if ending in _COMPRESSIONS:
+            ending = os.path.splitext(stem)[1]
+        known = _FORMATS.get(ending)
+        if known is None:
+            raise ValueError(
+                f"{file}: the ending {ending!r} does not tell of what format it is; say "
+                "format = csv, parquet, arrow or json"
+            )
+        formats.setdefault(known, file)
+    if len(formats) > 1:
+        raise ValueError(
+            f"the files of a table must be of one format (got {' and '.join(formats.values())})"
+        )
+    return next(iter(formats))
+
+
+def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
+    for name in columns:
+        if name not in names:
+            raise ValueError(f"{file}: column {name!r} is missing; it has {list(names)}")
+
+
+def _unreadable(name: str, kind: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())
+    cure = "write it again"
+    if isinstance(error, UnicodeDecodeError) or "UTF8" in reason:
+        cure = "name its encoding, such as encoding = latin-1"
+    return ValueError(f"{name} cannot be read as {kind}: {reason}; {cure}")
+
+
+# ---------------------------------------------------------------------- what a CSV file looks like
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dialect:
+    """How one CSV file is written.
+
+    Args:
+        skip_lines: Lines before the first row.
+        lines_before_numbers: What to subtract from the number that pyarrow gives a bad line.
+        spaces: Whether cells are separated by runs of spaces.
+    """
+
+    names: list[str]
+    delimiter: str
+    has_header: bool
+    skip_lines: int
+    lines_before_numbers: int
+    has_quotes: bool
+    comments: tuple[str, ...]
+    marks: str
+    spaces: bool
+
+    def transformed(self, stream: Any) -> Any:
+        """The stream with cells separated by one character."""
+        if self.marks == "::":
+            return _Replaced(stream, lambda data: data.replace(b"::", _UNIT_SEPARATOR), b":")
+        if self.spaces:
+            return _Replaced(stream, _spaces_joined, b" \t")
+        return stream
+
+
+def _spaces_joined(data: bytes) -> bytes:
+    data = re.sub(rb"[ \t]+", b" ", data)
+    data = re.sub(rb" ?(\r?\n) ?", rb"\1", data)
+    return data
+
+
+class _Replaced(io.RawIOBase):
+    """A stream of bytes in which something is replaced; no match spans two reads.
+
+    Args:
+        open_ends: Bytes that a match may begin or end with.
+    """
+
+    def __init__(self, stream: Any, replace: Any, open_ends: bytes) -> None:
+        self._stream, self._replace, self._open_ends = stream, replace, open_ends
+        self._ready, self._rest, self._is_first = b"", b"", True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._stream.read(_BLOCK)
+            if not data and not self._rest:
+                return 0
+            whole = self._rest + data
+            # Up to the last end of line: nothing that is replaced goes beyond.
+            end = whole.rfind(b"\n") + 1 if data else len(whole)
+            self._rest = whole[end:]
+            self._ready = self._replace(whole[:end])
+            if self._is_first and self._ready:
+                self._ready, self._is_first = self._ready.lstrip(b" "), False
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+def _look_at(
+    file: str,
+    top: bytes,
+    is_whole: bool,
+    options: FileOptions,
+    named: Sequence[str],
+    names_before: list[str] | None,
+) -> _Dialect | None:
+    """What the first lines of a file tell; None if there is no line at all."""
+    try:
+        text = top.decode(options.encoding or "utf-8-sig", "strict" if is_whole else "ignore")
+        if not is_whole:
+            top[: top.rfind(b"\n") + 1].decode(options.encoding or "utf-8")
+    except (UnicodeDecodeError, LookupError) as error:
+        raise _unreadable(file, "CSV", error) from None
+    text = text.removeprefix("\ufeff")
+    said = _COMMENTS if options.comment is None else (options.comment,)
+    comments = tuple(mark for mark in said if mark)
+    lines = text.splitlines(keepends=True)
+    if not is_whole and len(lines) > 1:
+        lines.pop()  # cut off
+    first = options.skip_rows
+    while first < len(lines) and (
+        not lines[first].strip() or (comments and lines[first].startswith(comments))
+    ):
+        first += 1
+    if first >= len(lines):
+        return None
+    sample = [line for line in lines[first:] if line.strip()][:_LINES_LOOKED_AT]
+    marks = options.delimiter or _delimiter_of(sample, options.quote, named)
+    cells = _cells(sample[0], marks, options.quote)
+    width = len(cells)
+    has_header = options.header
+    if has_header is None:
+        has_header = not options.columns and (
+            bool(set(named) & {cell.strip() for cell in cells})
+            or not any(_NUMBER.fullmatch(cell) for cell in cells)
+        )
+        if names_before is not None and not options.columns and not named:
+            has_header = cells == names_before
+    names = [f"column_{i}" for i in range(width)]
+    if options.columns:
+        names = list(options.columns)
+        if len(names) != width:
+            raise ValueError(
+                f"{file} has {width} columns, and columns names {len(names)}: {names}; name each, "
+                "or say by what cells are separated"
+            )
+    elif has_header:
+        names = _distinct([cell.strip() for cell in cells])
+    elif names_before is not None and len(names_before) == width:
+        names = names_before
+    elif first > 0:  # SNAP: the last comment has the names
+        note = lines[first - 1].lstrip("".join(comments)).strip()
+        cells_said = _cells(note, marks, options.quote) if note else []
+        if len(cells_said) == width and all(cell.strip() for cell in cells_said):
+            names = _distinct([cell.strip() for cell in cells_said])
+    header_lines = 0
+    if has_header:
+        quote = options.quote or None
+        delimiter = _UNIT_SEPARATOR.decode() if marks == "::" else marks
+        rows = python_csv.reader(
+            lines[first:], delimiter=delimiter, quotechar=quote, quoting=_quoting(options.quote)
+        )
+        next(rows)
+        header_lines = rows.line_num
+    is_spaced = marks == " " and any(re.search(r"^ |  |\t| \r?\n?$", line) for line in sample)
+    return _Dialect(
+        names=names,
+        delimiter=_UNIT_SEPARATOR.decode() if marks == "::" else marks,
+        has_header=has_header,
+        skip_lines=first + header_lines,
+        lines_before_numbers=first + header_lines,
+        has_quotes=bool(options.quote) and options.quote in text,
+        comments=comments,
+        marks=marks,
+        spaces=is_spaced,
+    )
+
+
+def _delimiter_of(sample: Sequence[str], quote: str, named: Sequence[str]) -> str:
+    """What separates cells: what makes the most columns of which all lines have as many."""
+    best, best_score = ",", (False, 0.0, 0)
+    for marks in _DELIMITERS:
+        widths = [len(_cells(line, marks, quote)) for line in sample]
+        if widths[0] < 2:
+            continue
+        has_named = bool(set(named) & {c.strip() for c in _cells(sample[0], marks, quote)})
+        agreeing = sum(width == widths[0] for width in widths) / len(widths)
+        score = (has_named, agreeing if agreeing > 0.5 else 0.0, 0 if marks == " " else 1)
+        if score > best_score and (agreeing > 0.5 or has_named):
+            best, best_score = marks, score
+    return best
+
+
+def _cells(line: str, marks: str, quote: str) -> list[str]:
+    line = line.rstrip("\r\n")
+    if marks == "::":
+        return line.split("::")
+    if marks == " ":
+        line = re.sub(r"[ \t]+", " ", line.strip())
+    try:
+        rows = python_csv.reader(
+            [line], delimiter=marks, quotechar=quote or None, quoting=_quoting(quote)
+        )
+        return next(iter(rows), [""])
+    except python_csv.Error:
+        return line.split(marks)
+
+
+def _quoting(quote: str) -> Any:
+    return python_csv.QUOTE_MINIMAL if quote else python_csv.QUOTE_NONE
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names told apart as pandas does: a, a.1; and ``column_2`` for one that is empty."""
+    made: list[str] = []
+    for place, name in enumerate(names):
+        name = name or f"column_{place}"
+        candidate, number = name, 1
+        while candidate in made:
+            candidate, number = f"{name}.{number}", number + 1
+        made.append(candidate)
+    return made
+
+
+# ---------------------------------------------------------------------- types
+
+
+_TRUTH = {"true", "false"}
+
+
+def typed_column(values: Any) -> Any:
+    """A column of text with the type that all of its cells have.
+
+    Whole numbers, then reals, true and false, dates and times, and text where none of these fits.
+
+    Args:
+        values: A pyarrow ``ChunkedArray`` of strings.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    if values.null_count == len(values):
+        return pyarrow.chunked_array([pyarrow.nulls(len(values))])
+    sample = values.slice(0, 1000).drop_null()
+    for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
+        for trim in (False, True):
+            try:
+                if trim:
+                    compute.utf8_trim_whitespace(sample).cast(kind)
+                    return compute.utf8_trim_whitespace(values).cast(kind)
+                sample.cast(kind)
+                return values.cast(kind)
+            except pyarrow.ArrowInvalid:
+                continue
+    words = compute.unique(compute.utf8_lower(sample)).to_pylist()
+    if words and set(words) <= _TRUTH:
+        everything = compute.unique(compute.utf8_lower(values.drop_null())).to_pylist()
+        if set(everything) <= _TRUTH:
+            return values.cast(pyarrow.bool_())
+    for kind in (pyarrow.date32(), pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC")):
+        try:
+            sample.cast(kind)
+            return values.cast(kind)
+        except pyarrow.ArrowInvalid:
+            continue
+    return values
+
+
+def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
+    """Chunks of one column, of several files, as a pyarrow ``ChunkedArray`` of one type."""
+    import pyarrow
+
+    return pyarrow.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+
+
+def options_of(values: Mapping[str, Any]) -> FileOptions:
+    """Options from TOML, in which lists stand for tuples."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        made[key] = tuple(value) if isinstance(value, list) else value
+    return FileOptions(**made)

@@ -1,0 +1,588 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: which files and columns a graph is made of; the same in Python as in TOML.
+
+::
+
+    # graph.toml                             # relative paths are seen from this file
+    dangling = "drop"                        # ends of edges that no table of nodes has
+    parallel = "keep"                        # edges with the same two ends
+
+    [nodes.user]
+    files = "users.csv"                      # a path, a list, a glob, a folder, a URI
+    id = "user_id"                           # "#": the number of the row, from 0
+    label = "segment"
+    split = [0.6, 0.2, 0.2]
+
+    [nodes.user.features]                    # left out: all other columns, by their types
+    age = "standardized"
+    country = {encoding = "category"}
+
+    [edges.follows]
+    files = ["follows-*.csv.gz"]
+    source = "follower"
+    target = "followee"
+    source_type = "user"                     # left out where there is one type of nodes
+    target_type = "user"
+    weight = "strength"
+    time = "date"
+
+`partition_tables` reads them and writes a partition to train on; ``graphshard partition --tables``
+is the same thing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from .._base.typing import CanonicalEType
+from ._id_files import user_ids as user_ids  # where users look for it
+from ._table_files import AS_IT_LOOKS, FileOptions, TableReader, is_in_memory, options_of
+from .splits import checked_fractions
+
+ROW_NUMBER = "#"
+"""In place of the name of an id column: nodes are named by the number of their row, from 0."""
+
+Dangling: TypeAlias = Literal["drop", "add", "error"]
+Parallel: TypeAlias = Literal["keep", "drop"]
+Features: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
+"""Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
+
+_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head")
+_TARGETS = ("target", "dst", "to", "destination", "target_id", "dst_id", "dest", "v", "tail")
+_IDS = ("id", "node_id", "node", "key", "uuid")
+_READING = tuple(option.name for option in fields(FileOptions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTable:
+    """The table of one type of nodes: a row a node.
+
+    Args:
+        files: A path, URI, glob or folder, a list of those; or a table of pandas, Polars or
+            pyarrow.
+        id: The column by which edges name the nodes; "#" is the number of the row, from 0.
+        features: Columns to use; or a mapping of them to encodings, see
+            `graphshard.data.encodings`. None: all that have no other role.
+        ignore: Columns that are not used, where ``features`` does not say which are.
+        label: The column of labels; or a mapping with ``column`` and more, see
+            `graphshard.data.labels`.
+        split: Three fractions; a column of names; or a mapping: `graphshard.data.labels`.
+        options: How to read the files.
+    """
+
+    files: Any
+    id: str
+    features: Features = None
+    ignore: Sequence[str] = ()
+    label: str | Mapping[str, Any] | None = None
+    split: Any = None
+    options: FileOptions = AS_IT_LOOKS
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeTable:
+    """The table of one relation: a row an edge. What nodes have, too, is described there.
+
+    Args:
+        source: The column with the ids of the nodes where edges begin.
+        target: The column with the ids of the nodes where they end.
+        weight: A column of numbers, which becomes the edge feature ``weight``; 1 where missing.
+        time: A column of times or whole numbers, which becomes the edge feature ``time``.
+        split: Without a label it makes the task link prediction: edges are told from no edges.
+    """
+
+    files: Any
+    source: str
+    target: str
+    features: Features = None
+    ignore: Sequence[str] = ()
+    weight: str | None = None
+    time: str | None = None
+    label: str | Mapping[str, Any] | None = None
+    split: Any = None
+    options: FileOptions = AS_IT_LOOKS
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The tables that make a graph.
+
+    Types of nodes that have no table come from their edges.
+
+    Args:
+        nodes: Node type to its table.
+        edges: (source type, relation, target type) to its table.
+        dangling: What is done with an edge of which an end is in no row of the table of its type:
+            "drop" leaves the edge out and counts it; "add" makes a node without features; "error".
+        parallel: Whether edges with the same two ends are kept, or the first of them alone.
+        seed: Of splits by fractions.
+        base: Folder that relative paths are seen from; None: the current one.
+
+    Raises:
+        ValueError: A name or option cannot be.
+
+    Example:
+        >>> import pandas
+        >>> tables = Tables(
+        ...     nodes={"user": NodeTable(files=pandas.DataFrame({"id": ["a", "b"]}), id="id")},
+        ...     edges={
+        ...         ("user", "follows", "user"): EdgeTable(
+        ...             files=pandas.DataFrame({"from": ["a"], "to": ["b"]}),
+        ...             source="from",
+        ...             target="to",
+        ...         )
+        ...     },
+        ... )
+    """
+
+    nodes: Mapping[str, NodeTable] = field(default_factory=dict)
+    edges: Mapping[CanonicalEType, EdgeTable]
+    dangling: Dangling = "drop"
+    parallel: Parallel = "keep"
+    seed: int = 0
+    base: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, kind in (
+            ("dangling", self.dangling, Dangling),
+            ("parallel", self.parallel, Parallel),
+        ):
+            if value not in get_args(kind):
+                raise ValueError(f"{name} must be one of {get_args(kind)} (got {value!r})")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number from 0 (got {self.seed!r})")
+        if not self.edges:
+            raise ValueError("there must be a table of edges at least; name one")
+        for etype in self.edges:
+            if not (isinstance(etype, tuple) and len(etype) == 3):
+                raise ValueError(
+                    "a table of edges must be under (source type, relation, target type) (got "
+                    f"{etype!r})"
+                )
+        for name in {*self.nodes, *(name for etype in self.edges for name in etype)}:
+            if not isinstance(name, str) or not name or set(name) & set("/:~"):
+                raise ValueError(
+                    f"the name of a type must be text without / : ~, and not empty (got {name!r}); "
+                    "rename it"
+                )
+        told = [t for t, table in self.nodes.items() if table.label is not None]
+        told += [str(e) for e, edge in self.edges.items() if edge.label is not None]
+        if len(told) > 1:
+            raise ValueError(
+                f"one table may have labels, as a graph has one task (got {' and '.join(told)}); "
+                "leave one label out"
+            )
+
+    # ------------------------------------------------------------------ TOML
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Tables:
+        """Read a description in TOML.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is not TOML, or says something that cannot be.
+        """
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+
+        file = Path(path)
+        try:
+            content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} is not TOML: {error}") from None
+        try:
+            return cls._of_content(content, file.parent)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file}: {error}") from None
+
+    @classmethod
+    def _of_content(cls, content: Mapping[str, Any], base: Path) -> Tables:
+        content = dict(content)
+        nodes_content = _mapping(content.pop("nodes", {}), "nodes")
+        edges_content = _mapping(content.pop("edges", {}), "edges")
+        nodes = {}
+        for ntype, said in nodes_content.items():
+            nodes[ntype] = _table_of(NodeTable, said, f"nodes.{ntype}")
+        edges: dict[CanonicalEType, EdgeTable] = {}
+        only = next(iter(nodes)) if len(nodes) == 1 else None
+        for name, said in edges_content.items():
+            where = f"edges.{name}"
+            said = dict(_mapping(said, where))
+            ends = [said.pop("source_type", only), said.pop("target_type", only)]
+            if None in ends:
+                raise ValueError(
+                    f"[{where}] must say source_type and target_type, as there is not one type of "
+                    "nodes alone"
+                )
+            etype = (ends[0], said.pop("relation", name), ends[1])
+            if etype in edges:
+                raise ValueError(f"[{where}]: there is another table of {etype}; list its files")
+            edges[etype] = _table_of(EdgeTable, said, where)
+        allowed = {"dangling", "parallel", "seed"}
+        if unknown := sorted(set(content) - allowed):
+            raise ValueError(
+                f"unknown key {unknown[0]!r}; there are {', '.join(sorted(allowed))}, "
+                "[nodes.NAME] and [edges.NAME]"
+            )
+        return cls(nodes=nodes, edges=edges, base=base, **content)
+
+    def to_toml(self) -> str:
+        """The description in TOML.
+
+        Raises:
+            TypeError: A table is in memory, and no file.
+        """
+        lines = [f"dangling = {_toml(self.dangling)}", f"parallel = {_toml(self.parallel)}"]
+        if self.seed:
+            lines.append(f"seed = {self.seed}")
+        for ntype, table in self.nodes.items():
+            lines += ["", f"[nodes.{_toml_key(ntype)}]", *_toml_of_table(table, {})]
+            lines += _toml_of_features(table.features, f"nodes.{_toml_key(ntype)}")
+        names = [name for _, name, _ in self.edges]
+        for (source_type, name, target_type), edge in self.edges.items():
+            key = name if names.count(name) == 1 else f"{source_type} {name} {target_type}"
+            more = {"source_type": source_type, "target_type": target_type}
+            if key != name:
+                more["relation"] = name
+            lines += ["", f"[edges.{_toml_key(key)}]", *_toml_of_table(edge, more)]
+            lines += _toml_of_features(edge.features, f"edges.{_toml_key(key)}")
+        return "\n".join(lines) + "\n"
+
+    # ------------------------------------------------------------------ a first one from files
+
+    @classmethod
+    def from_files(
+        cls,
+        nodes: Sequence[Any] = (),
+        edges: Sequence[Any] = (),
+        *,
+        node_id: str | None = None,
+        source: str | None = None,
+        target: str | None = None,
+        label: str | None = None,
+        split: Any = None,
+        weight: str | None = None,
+        time: str | None = None,
+        ignore: Sequence[str] = (),
+        options: FileOptions = AS_IT_LOOKS,
+        base: Path | None = None,
+        **settings: Any,
+    ) -> Tables:
+        """The description that files suggest by their names and columns.
+
+        A file may be written ``NAME=PATH``, which names its type or relation; otherwise the name is
+        that of the file. What is not given goes by usual names of columns: an id is called ``id``,
+        ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
+        ``source`` and ``target``, ``src`` and ``dst`` or the like, or stand first and second. The
+        type of an end is the one that the name of its column begins with, or the only one.
+
+        Args:
+            label: A column of nodes or, if no nodes have it, of edges.
+            **settings: More for `Tables`.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: A column is missing.
+        """
+        made_nodes: dict[str, NodeTable] = {}
+        columns: dict[str, list[str]] = {}
+        said = [name for name in (node_id, label) if name is not None]
+        for item in nodes:
+            name, files = _named(item)
+            reader = TableReader(files, options, base=base, named=said)
+            name = _unused_name(name, made_nodes)
+            columns[name] = list(reader.schema.names)
+            key = node_id
+            if key is None or (len(nodes) > 1 and key not in columns[name]):
+                key = _id_column(name, columns[name])
+            made_nodes[name] = NodeTable(files=files, id=reader.column(key), options=options)
+        made_edges: dict[CanonicalEType, EdgeTable] = {}
+        said = [name for name in (source, target, label, weight, time) if name is not None]
+        of_edges: dict[CanonicalEType, list[str]] = {}
+        for item in edges:
+            name, files = _named(item)
+            reader = TableReader(files, options, base=base, named=said)
+            names = list(reader.schema.names)
+            if len(names) < 2:
+                raise ValueError(
+                    f"{reader.name} must have a column for each end of an edge (got {names}); say "
+                    "by what cells are separated, if they are"
+                )
+            first = _column_of(reader, source, _SOURCES, names[0])
+            rest = [column for column in names if column != first]
+            second = _column_of(reader, target, _TARGETS, rest[0])
+            ends = [_type_of_end(column, made_nodes) for column in (first, second)]
+            etype = (ends[0], name, ends[1])
+            while etype in made_edges:
+                etype = (ends[0], etype[1] + "_", ends[1])
+            of_edges[etype] = names
+            made_edges[etype] = EdgeTable(
+                files=files,
+                source=first,
+                target=second,
+                weight=weight if weight in names else None,
+                time=time if time in names else None,
+                options=options,
+            )
+        for name, value in (("weight", weight), ("time", time)):
+            if value is not None and all(value not in names for names in of_edges.values()):
+                raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
+        made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
+        return made._with_columns(columns, of_edges, label, split, ignore)
+
+    def _with_columns(
+        self,
+        columns: Mapping[str, Sequence[str]],
+        of_edges: Mapping[CanonicalEType, Sequence[str]],
+        label: str | None,
+        split: Any,
+        ignore: Sequence[str],
+    ) -> Tables:
+        """The same with a label and split where they belong, and columns left out."""
+        nodes, edges = dict(self.nodes), dict(self.edges)
+        for column in ignore:
+            if not any(column in names for names in (*columns.values(), *of_edges.values())):
+                raise ValueError(f"ignore must name columns of the tables (got {column!r})")
+        for ntype, names in columns.items():
+            nodes[ntype] = replace(nodes[ntype], ignore=[c for c in ignore if c in names])
+        for etype, names in of_edges.items():
+            edges[etype] = replace(edges[etype], ignore=[c for c in ignore if c in names])
+        if label is None and split is None:
+            return replace(self, nodes=nodes, edges=edges)
+        with_label: list[Any] = []
+        if label is not None:
+            with_label = [t for t, names in columns.items() if label in names]
+            with_label = with_label or [e for e, names in of_edges.items() if label in names]
+            if len(with_label) != 1:
+                raise ValueError(
+                    f"label must be a column of one table (got {label!r}, in {len(with_label)})"
+                )
+        elif len(edges) == 1:
+            with_label = list(edges)
+        else:
+            raise ValueError("split without a label is for one table of edges; write a TOML file")
+        (target,) = with_label
+        tables: dict[Any, Any] = nodes if target in nodes else edges
+        tables[target] = replace(tables[target], label=label, split=split)
+        return replace(self, nodes=nodes, edges=edges)
+
+
+def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
+    """The columns of a label."""
+    if label is None or isinstance(label, str):
+        return [] if label is None else [label]
+    said = label["columns"] if "columns" in label else [label["column"]]
+    return list(said)
+
+
+def split_columns(split: Any) -> list[str]:
+    """The columns of a split."""
+    if isinstance(split, str):
+        return [split]
+    if not isinstance(split, Mapping):
+        return []
+    columns = [split[key] for key in ("column", "time") if key in split]
+    return [*columns, *split.get("masks", {}).values()]
+
+
+# ---------------------------------------------------------------------- checks, TOML
+
+
+def _check_columns(table: NodeTable | EdgeTable) -> None:
+    """Raise unless every column of a table has one role."""
+    roles: dict[str, str] = {}
+    named = {"id": getattr(table, "id", None)}
+    for role in ("source", "target", "weight", "time"):
+        named[role] = getattr(table, role, None)
+    for role, column in named.items():
+        if column is None:
+            continue
+        if not isinstance(column, str) or not column:
+            raise ValueError(f"{role} must name a column (got {column!r})")
+        if column in roles and {role, roles[column]} != {"source", "target"}:
+            raise ValueError(f"column {column!r} is {roles[column]} and {role}; it can be one")
+        roles[column] = role
+    if isinstance(table.features, str) or isinstance(table.ignore, str):
+        raise ValueError("features and ignore must be lists of columns; write [...]")
+    for column in table.features or ():
+        if column in roles:
+            raise ValueError(f"column {column!r} is {roles[column]} and cannot be a feature")
+    if table.label is not None and not isinstance(table.label, str):
+        said = dict(table.label)
+        if ("column" in said) + ("columns" in said) != 1:
+            raise ValueError(f"label must say its column, or its columns (got {said})")
+        if unknown := sorted(set(said) - {"column", "columns", "task", "max_classes"}):
+            raise ValueError(
+                f"a label has column or columns, task and max_classes (got {unknown[0]!r})"
+            )
+    split = table.split
+    if isinstance(split, Mapping):
+        ways = [key for key in ("column", "masks", "files", "fractions") if key in split]
+        unknown = sorted(set(split) - {*ways, "time", "stratify"})
+        if len(ways) != 1 or unknown or ("time" in split and "fractions" not in split):
+            raise ValueError(
+                "split must have one of column (of names), masks (columns of true and false by "
+                "train, val and test), files (of ids), and fractions, which may go by a time (got "
+                f"{dict(split)})"
+            )
+    elif split is not None and not isinstance(split, str):
+        checked_fractions(list(split))
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"[{where}] must be a table of keys (got {value!r})")
+    return value
+
+
+def _table_of(kind: Any, said: Any, where: str) -> Any:
+    said = dict(_mapping(said, where))
+    reading = {key: said.pop(key) for key in _READING if key in said}
+    names = [option.name for option in fields(kind) if option.name != "options"]
+    if unknown := sorted(set(said) - set(names)):
+        allowed = [*names, *_READING]
+        if kind is EdgeTable:
+            allowed += ["source_type", "target_type", "relation"]
+        raise ValueError(
+            f"[{where}]: unknown key {unknown[0]!r}; there are {', '.join(sorted(allowed))}"
+        )
+    needed = ["files", "id"] if kind is NodeTable else ["files", "source", "target"]
+    for key in needed:
+        if key not in said:
+            raise ValueError(f"[{where}] must say {key}")
+    try:
+        return kind(**said, options=options_of(reading))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"[{where}]: {error}") from None
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", escaped)
+        return f'"{escaped}"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Iterable):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    raise TypeError(f"a {type(value).__name__} cannot be written in TOML")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> list[str]:
+    if is_in_memory(table.files):
+        raise TypeError("a table in memory has no file to name; write it to Parquet first")
+    lines = []
+    for option in fields(table):
+        value = getattr(table, option.name)
+        if option.name == "target":
+            lines.append(f"target = {_toml(value)}")
+            lines += [f"{key} = {_toml(said)}" for key, said in more.items()]
+        elif option.name == "options":
+            for reading in fields(FileOptions):
+                said = getattr(value, reading.name)
+                if said != getattr(FileOptions(), reading.name):
+                    lines.append(f"{reading.name} = {_toml(said)}")
+        elif value is None or (option.name == "ignore" and not value):
+            continue
+        elif option.name != "features" or not isinstance(value, Mapping):
+            lines.append(f"{option.name} = {_toml(value)}")
+    return lines
+
+
+def _toml_of_features(features: Features, where: str) -> list[str]:
+    if not isinstance(features, Mapping):
+        return []
+    lines = ["", f"[{where}.features]"]
+    return lines + [f"{_toml_key(column)} = {_toml(said)}" for column, said in features.items()]
+
+
+# ---------------------------------------------------------------------- what files suggest
+
+
+def _named(item: Any) -> tuple[str, Any]:
+    """The name of a type, and its files, of ``NAME=PATH`` or a path."""
+    if is_in_memory(item):
+        raise ValueError("from_files takes paths; pass tables in memory to NodeTable and EdgeTable")
+    text = os.fspath(item)
+    name, equals, path = text.partition("=")
+    if equals and re.fullmatch(r"[\w .-]+", name) and not os.path.exists(text):
+        return name, path
+    stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
+    stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
+    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", text
+
+
+def _unused_name(name: str, names: Iterable[str]) -> str:
+    taken, candidate, number = set(names), name, 2
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
+
+
+def _stems(ntype: str) -> list[str]:
+    """What a column that speaks of a type may begin with."""
+    name = ntype.casefold()
+    return [name, name.removesuffix("s"), re.sub(r"ies$", "y", name)]
+
+
+def _id_column(ntype: str, columns: Sequence[str]) -> str:
+    usual = [*_IDS[:1], *(f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))]
+    for name in (*usual, *_IDS[1:]):
+        for column in columns:
+            if column.casefold() == name:
+                return column
+    return columns[0]
+
+
+def _column_of(reader: TableReader, asked: str | None, usual: Sequence[str], first: str) -> str:
+    if asked is not None:
+        return reader.column(asked)
+    for name in usual:
+        for column in reader.schema.names:
+            if column.casefold() == name:
+                return str(column)
+    return first
+
+
+def _type_of_end(column: str, nodes: Mapping[str, NodeTable]) -> str:
+    """The node type that a column of edges speaks of."""
+    if len(nodes) == 1:
+        return next(iter(nodes))
+    name = column.casefold()
+    for ntype, table in nodes.items():
+        if table.id.casefold() == name and sum(t.id == table.id for t in nodes.values()) == 1:
+            return ntype
+    for ntype in nodes:
+        if any(stem and name.startswith(stem) for stem in _stems(ntype)):
+            return ntype
+    if not nodes:
+        return "node"
+    raise ValueError(
+        f"column {column!r} must say of which type its nodes are, {' or '.join(nodes)}; write a "
+        "TOML file with source_type and target_type"
+    )

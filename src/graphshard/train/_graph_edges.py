@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges that a network needs and a graph lacks: self loops, and the other direction.
+
+They are added to each rank's part when it has been read, which changes no file. What a rank adds
+depends on the graph alone, not on how it was cut: a node gets a self loop from its owner, and the
+reverse of an edge is sent to the owner of its source. Added edges come after those that were
+there. A reverse has the features of its edge, a self loop has ``weight`` 1 and the mean of the
+``feat`` of the edges into its node; fields that say what an edge is for (labels, masks) are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .._base.typing import CanonicalEType
+from ..comm import is_initialized, ragged_all_to_all, rank
+from ..comm.collectives import gather_int, reduce_ints
+from ..fullbatch import PartitionData, RelationEdges
+from ..partition import RangePartitionBook
+from ..partition.format import etype_key
+
+_PURPOSES = ("label", "train_mask", "val_mask", "test_mask")
+"""Fields that are of one edge, not of its reverse."""
+
+
+def with_self_loops(data: PartitionData) -> tuple[PartitionData, int]:
+    """A plain graph in which every node has a self loop; collective.
+
+    Returns:
+        The part, and how many edges were added on all ranks.
+    """
+    (etype,) = data.canonical_etypes
+    edges, num_nodes = data.edges[etype], data.num_owned()
+    is_loop = (edges.src_part == data.rank) & (edges.src == edges.dst)
+    lacks = torch.ones(num_nodes, dtype=torch.bool)
+    lacks[edges.dst[is_loop].long()] = False
+    nodes = lacks.nonzero().view(-1)
+    (count,) = reduce_ints([nodes.numel()])
+    if not count:
+        return data, 0
+    here = torch.full_like(nodes, data.rank)
+    fields = {}
+    for name, rows in _fields(data, etype).items():
+        shape = (nodes.numel(), *rows.shape[1:])
+        if name == "orig_id":  # new ones, that do not depend on the parts
+            fields[name] = _first_free(rows) + data.node_features[_own_ids(data)][nodes]
+        elif name == "weight" and rows.is_floating_point():
+            fields[name] = rows.new_ones(shape)
+        elif name == "feat" and rows.is_floating_point():
+            sums = torch.zeros(num_nodes, *rows.shape[1:], dtype=torch.float64)
+            sums.index_add_(0, edges.dst.long(), rows.double())
+            degree = torch.bincount(edges.dst.long(), minlength=num_nodes).clamp(min=1)
+            means = sums / degree.view(-1, *[1] * (rows.dim() - 1))
+            fields[name] = means[nodes].to(rows.dtype)
+        else:
+            fields[name] = _nothing(name, rows, shape)
+    return _with_edges(data, {etype: (here, nodes, nodes, fields)}), count
+
+
+def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[CanonicalEType, int]]:
+    """A graph in which messages go both ways; collective.
+
+    In a graph of one node type and one relation, each edge gets its reverse, if there is none. In
+    others, each relation without an answer gets one, a relation ``rev_...``: where a relation goes
+    from one type to another, that is any relation back; where it stays in a type, the one that is
+    called so, or itself if it has the reverse of each of its edges.
+
+    Returns:
+        The part, and the relations that got edges, with their number on all ranks.
+    """
+    is_plain = len(data.node_type_names) == 1 and len(data.canonical_etypes) == 1
+    added, counts = {}, {}
+    for etype in data.canonical_etypes:
+        source, name, target = etype
+        if not is_plain and _is_answered(etype, data.canonical_etypes):
+            continue
+        src_part, src, dst, fields = _reversed_edges(data, etype, is_plain)
+        if source == target:
+            is_new = ~torch.isin(_codes(data, etype, src_part, src, dst), _own_codes(data, etype))
+        else:
+            is_new = torch.ones_like(dst, dtype=torch.bool)
+        (count,) = reduce_ints([int(is_new.sum())])
+        if not count:
+            continue
+        counts[etype] = count
+        if is_plain:
+            kept = {key: rows[is_new] for key, rows in fields.items()}
+            added[etype] = src_part[is_new], src[is_new], dst[is_new], kept
+        else:
+            added[target, f"rev_{name}", source] = src_part, src, dst, fields
+    return (_with_edges(data, added) if added else data), counts
+
+
+def _is_answered(etype: CanonicalEType, etypes: tuple[CanonicalEType, ...]) -> bool:
+    source, name, target = etype
+    if source != target:
+        return any((s, t) == (target, source) for s, _, t in etypes)
+    others = {n for s, n, t in etypes if (s, t) == (source, target)}
+    words = ("rev", "inv", "reverse", "inverse")
+    answers = {f"{w}_{name}" for w in words} | {f"{name}_{w}" for w in words}
+    answers |= {name.removeprefix(f"{w}_") for w in words} | {
+        name.removesuffix(f"_{w}") for w in words
+    }
+    return bool((answers - {name}) & others)
+
+
+def _fields(data: PartitionData, etype: CanonicalEType) -> dict[str, Tensor]:
+    """The features of a relation's edges, by name."""
+    prefix = f"{etype_key(etype)}/"
+    return {
+        key.removeprefix(prefix): rows
+        for key, rows in data.edge_features.items()
+        if key.startswith(prefix)
+    }
+
+
+def _nothing(name: str, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows of a field of edges that were not there."""
+    if name == "label" and rows.dtype != torch.bool:
+        unknown = float("nan") if rows.is_floating_point() else -1
+        return torch.full(shape, unknown).to(rows.dtype)
+    return rows.new_zeros(shape)
+
+
+def _first_free(ids: Tensor) -> int:
+    """An id above those of all ranks; collective."""
+    return reduce_ints([int(ids.max()) + 1 if ids.numel() else 0], "max")[0]
+
+
+def _own_ids(data: PartitionData) -> str:
+    return f"{data.node_type_names[0]}/orig_id"
+
+
+def _reversed_edges(
+    data: PartitionData, etype: CanonicalEType, is_same: bool
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """The reverse of all edges, at the owners of their sources; collective.
+
+    Args:
+        is_same: Whether they are to be of the relation ``etype``, too.
+    """
+    edges = data.edges[etype]
+    chosen = torch.argsort(edges.src_part, stable=True)
+    send = torch.bincount(edges.src_part[chosen].long(), minlength=data.num_parts).tolist()
+    recv = _counts_from_others(send)
+
+    def exchanged(rows: Tensor) -> Tensor:
+        return ragged_all_to_all(rows, send, recv) if is_initialized() else rows
+
+    # What is a source becomes a destination, and the other way round.
+    dst = exchanged(edges.src[chosen].long())
+    src = exchanged(edges.dst[chosen].long())
+    src_part = torch.repeat_interleave(torch.arange(data.num_parts), torch.tensor(recv))
+    fields = _fields(data, etype)
+    # Ids of new edges, those that dropout goes by, must be of no other edge of the relation.
+    first_id = _first_free(fields["orig_id"]) if is_same and "orig_id" in fields else 0
+    for name, rows in fields.items():
+        if name == "orig_id":
+            fields[name] = exchanged(rows[chosen]) + first_id
+        elif name in _PURPOSES:
+            fields[name] = _nothing(name, rows, (src.numel(), *rows.shape[1:]))
+        elif rows.dtype == torch.bool:
+            fields[name] = exchanged(rows[chosen].to(torch.uint8)).bool()
+        else:
+            fields[name] = exchanged(rows[chosen].contiguous())
+    return src_part, src, dst, fields
+
+
+def _counts_from_others(send: list[int]) -> list[int]:
+    if not is_initialized():
+        return send
+    size = len(send)
+    matrix = [0] * size * size
+    matrix[rank() * size : (rank() + 1) * size] = send
+    return reduce_ints(matrix)[rank() :: size]
+
+
+def _codes(
+    data: PartitionData, etype: CanonicalEType, src_part: Tensor, src: Tensor, dst: Tensor
+) -> Tensor:
+    """A number for each pair of ends, the destination being of this rank."""
+    starts = torch.tensor(data.node_map(etype[0]).starts[:-1], dtype=torch.int64)
+    source = starts[src_part.long()] + src
+    return source * max(1, data.num_owned(etype[2])) + dst
+
+
+def _own_codes(data: PartitionData, etype: CanonicalEType) -> Tensor:
+    edges = data.edges[etype]
+    return _codes(data, etype, edges.src_part, edges.src.long(), edges.dst.long())
+
+
+def _with_edges(
+    data: PartitionData,
+    added: Mapping[CanonicalEType, tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]],
+) -> PartitionData:
+    """The part with further edges, of relations that it has or of new ones; collective."""
+    etypes = (*data.canonical_etypes, *(e for e in added if e not in data.canonical_etypes))
+    edges, features = dict(data.edges), dict(data.edge_features)
+    for etype, (src_part, src, dst, fields) in added.items():
+        before = edges.get(etype)
+        if before is None:
+            order = torch.argsort(dst, stable=True)
+            edges[etype] = RelationEdges(
+                src_part[order].to(torch.int32), _narrow(src[order]), _narrow(dst[order])
+            )
+            rows = {name: column[order] for name, column in fields.items()}
+        else:
+            edges[etype] = RelationEdges(
+                torch.cat([before.src_part, src_part.to(before.src_part.dtype)]),
+                torch.cat([before.src, src.to(before.src.dtype)]),
+                torch.cat([before.dst, dst.to(before.dst.dtype)]),
+            )
+            old = _fields(data, etype)
+            rows = {name: torch.cat([old[name], column]) for name, column in fields.items()}
+        features |= {f"{etype_key(etype)}/{name}": column for name, column in rows.items()}
+    edge_counts = [gather_int(edges[etype].num_edges) for etype in etypes]
+    node_counts = [
+        [data.node_map(ntype).size(part) for ntype in data.node_type_names]
+        for part in range(data.num_parts)
+    ]
+    sizes = [[counts[part] for counts in edge_counts] for part in range(data.num_parts)]
+    book = RangePartitionBook.of_sizes(data.rank, data.node_type_names, etypes, node_counts, sizes)
+    return replace(
+        data,
+        partition_book=book,
+        canonical_etypes=etypes,
+        edge_features=features,
+        edges=edges,
+    )
+
+
+def _narrow(rows: Tensor) -> Tensor:
+    """Row numbers as int32, where they fit."""
+    is_small = not rows.numel() or int(rows.max()) < 2**31
+    return rows.to(torch.int32) if is_small else rows

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Link prediction: edges held out of the structure, negatives, and filtered ranks.
+
+An edge ``(u, r, v)`` has the score ``sum(h_u * w_r * h_v)``, without ``w_r`` where there is one
+relation. In training it is told from pairs ``(u, r, v')`` whose ends ``v'`` are drawn, the same
+for all edges of a step; in an evaluation, from those with all nodes ``v'`` of the type that are
+not known to be right, in any split. Where edges carry relation numbers, ``(u', r, v)`` too.
+
+[Note: ranks]
+    The ranks of an evaluation are exact. A rank of the process group sends its queries, ``h_u *
+    w_r`` and the score of the right answer, to all others, a block at a time; each counts how many
+    of its own nodes have a higher score, a block of nodes at a time, and the counts are summed. So
+    memory does not grow with the graph. What is known of a query is looked up by the rank that owns
+    the candidates: the edges into its nodes are its own, those out of them are sent to it once.
+    Of nodes with the score of the right answer, up to rounding, half are ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .._base.ranges import RangeMap
+from .._base.typing import CanonicalEType
+from ..comm import all_reduce, anchor, is_initialized, ragged_all_to_all, rank, world_size
+from ..comm.collectives import all_gather, gather_int, reduce_ints
+from ..comm.group import group_state
+from ..fullbatch import PartitionData, RelationEdges
+from ..ops.counter_random import key_state, states, unit, word
+from ..partition import RangePartitionBook
+from ..partition.format import etype_key
+from ._edges import NodeRows, TargetEdges
+from ._tasks import HITS, Links, widened
+
+_QUERIES, _CANDIDATES = 1024, 8192  # of all ranks, and of this one, that are scored at once
+_SCORES = 2**24  # of a block of edges with negatives, whose gradient is computed at once
+_DOMAIN = 0x9D39247E33776D41
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Edges of the target relation, of all splits and of none, from the view of one of their ends.
+
+    Args:
+        code: int64 ``[n]``, ascending: the other end's id times the number of relations, plus the
+            relation.
+        row: int64 ``[n]``, the end's row on this rank.
+    """
+
+    code: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, other: Tensor, relation: Tensor, num_relations: int, row: Tensor) -> Facts:
+        code = other * num_relations + relation
+        order = torch.argsort(code, stable=True)
+        return cls(code[order], row[order])
+
+    def to(self, device: torch.device) -> Facts:
+        return Facts(self.code.to(device), self.row.to(device))
+
+    def of_queries(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of the query, and row, of each answer that is known."""
+        first = torch.searchsorted(self.code, codes)
+        count = torch.searchsorted(self.code, codes, right=True) - first
+        query = torch.repeat_interleave(torch.arange(len(codes), device=codes.device), count)
+        within = torch.arange(len(query), device=codes.device)
+        within -= (count.cumsum(0) - count)[query]
+        return query, self.row[first[query] + within]
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """What is known of links; for ranks into the destinations, and into the sources.
+
+    Args:
+        tails: By source, whose rows are destinations.
+        heads: By destination, whose rows are sources; None where sources are not ranked.
+    """
+
+    tails: Facts
+    heads: Facts | None
+    num_relations: int
+
+    def to(self, device: torch.device) -> LinkFacts:
+        heads = None if self.heads is None else self.heads.to(device)
+        return replace(self, tails=self.tails.to(device), heads=heads)
+
+
+class LinkPredictor(nn.Module):
+    """Scores pairs by their rows: a dot product, or with a factor for each column and relation.
+
+    With factors it is DistMult, of Yang et al., `Embedding Entities and Relations for Learning and
+    Inference in Knowledge Bases <https://arxiv.org/abs/1412.6575>`_.
+    """
+
+    def __init__(self, width: int, num_relations: int | None) -> None:
+        super().__init__()
+        if num_relations is not None:
+            self.relations = nn.Parameter(torch.empty(num_relations, width))
+            nn.init.normal_(self.relations, 1.0, 0.1)
+        self.has_relations = num_relations is not None
+
+    def queries(self, rows: Tensor, relation: Tensor) -> Tensor:
+        """``[n, width]``, whose products with the rows of other ends are the scores."""
+        return rows * self.relations.index_select(0, relation) if self.has_relations else rows
+
+
+# ----------------------------------------------------------------------------- structure
+
+
+def held_out(
+    data: PartitionData,
+    relation: CanonicalEType,
+    etype: Tensor | None,
+    is_evaluated: Tensor,
+    reverse_of: CanonicalEType | None,
+    num_relations: int,
+) -> tuple[PartitionData, dict[CanonicalEType, Tensor]]:
+    """The part without the edges that are evaluated, and their reverses; collective.
+
+    Args:
+        etype: Relation numbers of the edges, or None.
+        is_evaluated: ``[num_edges]`` bool.
+        reverse_of: The relation of the reverses; where it is the same, and edges have relation
+            numbers, that of a reverse is further by half of their number.
+
+    Returns:
+        The part, and for each relation that lost edges, which of them are left.
+    """
+    edges = data.edges[relation]
+    kept = {relation: ~is_evaluated}
+    if reverse_of is not None:
+        lost = is_evaluated.nonzero().view(-1)
+        number = None if etype is None else (etype[lost] + num_relations // 2) % num_relations
+        pairs = sent_to_sources(data, relation, lost, number)
+        of_reverse = data.edges[reverse_of]
+        codes = _pair_codes(data, of_reverse, reverse_of)
+        wanted = pairs[:, 0] * max(1, data.num_owned(reverse_of[2])) + pairs[:, 1]
+        if etype is not None and reverse_of == relation:
+            codes = codes * num_relations + etype
+            wanted = wanted * num_relations + pairs[:, 2]
+        is_left = ~torch.isin(codes, wanted)
+        kept[reverse_of] = kept.get(reverse_of, torch.ones_like(is_left)) & is_left
+    assert edges.num_edges == is_evaluated.numel()
+    return _with_edges(data, kept), kept
+
+
+def sent_to_sources(
+    data: PartitionData, relation: CanonicalEType, chosen: Tensor, number: Tensor | None
+) -> Tensor:
+    """``[n, 3]``: global id of the destination, row of the source, and number, of chosen edges.
+
+    Each is sent to the rank that owns the source; collective.
+    """
+    edges = data.edges[relation]
+    owner = edges.src_part[chosen].long()
+    order = torch.argsort(owner, stable=True)
+    first = data.node_map(relation[2]).starts[data.rank]
+    number = torch.zeros_like(chosen) if number is None else number
+    columns = (edges.dst[chosen].long() + first, edges.src[chosen].long(), number)
+    rows = torch.stack(columns, dim=1)[order]
+    if world_size() == 1:
+        return rows
+    size = world_size()
+    sent = torch.zeros(size, size, dtype=torch.int64)
+    sent[rank()] = torch.bincount(owner, minlength=size)
+    matrix = torch.tensor(reduce_ints(sent.flatten().tolist())).view(size, size)
+    return ragged_all_to_all(rows, matrix[rank()].tolist(), matrix[:, rank()].tolist())
+
+
+def _pair_codes(data: PartitionData, edges: RelationEdges, relation: CanonicalEType) -> Tensor:
+    """A number for the ends of each edge: source's global id, then destination's row."""
+    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
+    source = starts[edges.src_part.long()] + edges.src
+    return source * max(1, data.num_owned(relation[2])) + edges.dst
+
+
+def _with_edges(data: PartitionData, kept: Mapping[CanonicalEType, Tensor]) -> PartitionData:
+    """The part with some of the edges of some relations; collective."""
+    edges, features = dict(data.edges), dict(data.edge_features)
+    for etype, is_kept in kept.items():
+        of_type = edges[etype]
+        edges[etype] = RelationEdges(
+            of_type.src_part[is_kept], of_type.src[is_kept], of_type.dst[is_kept]
+        )
+        prefix = f"{etype_key(etype)}/"
+        features |= {k: v[is_kept] for k, v in features.items() if k.startswith(prefix)}
+    counts = [gather_int(edges[etype].num_edges) for etype in data.canonical_etypes]
+    parts = range(data.num_parts)
+    node_sizes = [[data.node_map(t).size(part) for t in data.node_type_names] for part in parts]
+    edge_sizes = [[of_type[part] for of_type in counts] for part in parts]
+    names = data.node_type_names, data.canonical_etypes
+    book = RangePartitionBook.of_sizes(data.rank, *names, node_sizes, edge_sizes)
+    return replace(data, partition_book=book, edges=edges, edge_features=features)
+
+
+def link_facts(
+    data: PartitionData, relation: CanonicalEType, etype: Tensor | None, num_relations: int
+) -> LinkFacts:
+    """What is known, of a part that has all edges; collective."""
+    edges = data.edges[relation]
+    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
+    source = starts[edges.src_part.long()] + edges.src
+    number = torch.zeros_like(source) if etype is None else etype
+    tails = Facts.of(source, number, num_relations, edges.dst.long())
+    heads = None
+    if etype is not None:
+        rows = sent_to_sources(data, relation, torch.arange(edges.num_edges), number)
+        heads = Facts.of(rows[:, 0], rows[:, 2], num_relations, rows[:, 1])
+    return LinkFacts(tails, heads, num_relations)
+
+
+# ----------------------------------------------------------------------------- negatives
+
+
+class Negatives:
+    """Nodes that are drawn as wrong ends: by seed, epoch, step, type and original id alone.
+
+    Args:
+        ids: This rank's original ids of the nodes of the type, by row.
+        ranges: Global ids that each rank owns.
+    """
+
+    def __init__(self, ids: Tensor, ranges: RangeMap, count: int, seed: int, side: int) -> None:
+        self._sorted, self._rows = ids.cpu().long().sort()
+        self._ranges, self._count = ranges, count
+        self._key = key_state(seed * 2 + side, _DOMAIN)
+
+    def drawn(self, epoch: int, num_steps: int = 1) -> Tensor:
+        """int64 ``[num_steps, count]``, global ids, the same on all ranks; collective."""
+        number = torch.arange(num_steps * self._count)
+        state = states(self._key, torch.full_like(number, epoch))
+        share = unit(word(state, number))
+        total = self._ranges.num_ids
+        original = (share * total).long().clamp(max=total - 1)
+        place = torch.searchsorted(self._sorted, original).clamp(max=max(0, len(self._sorted) - 1))
+        ids = torch.zeros_like(original)
+        if len(self._sorted):
+            is_own = self._sorted[place] == original
+            ids[is_own] = self._rows[place[is_own]] + self._ranges.starts[rank()]
+        if is_initialized():
+            ids = all_reduce(ids, "sum")
+        return ids.view(num_steps, self._count)
+
+    def rows(self, ids: Tensor, own: Tensor) -> Tensor:
+        """Rows of some ids, ``[count, width]``, on every rank, from each rank's own; collective."""
+        if world_size() == 1:
+            return own.index_select(0, ids)
+        local = ids - self._ranges.starts[rank()]
+        is_own = (local >= 0) & (local < own.shape[0])
+        places = is_own.nonzero().view(-1)
+        mine = own.new_zeros((len(ids), own.shape[1]))
+        mine = mine.index_copy(0, places, own.index_select(0, local[places]))
+        return all_reduce(mine, "sum")
+
+
+def link_loss(
+    kind: str, queries: Tensor, right: Tensor, answers: Tensor, wrong: Tensor, ids: Tensor
+) -> Tensor:
+    """Of edges against drawn ends, summed over the edges.
+
+    ``"softmax"`` is the cross entropy of the right end among it and the drawn ones; ``"bce"`` the
+    binary cross entropy of the right end, plus the mean of that of the drawn ones. A drawn end that
+    is the right one does not count.
+
+    Args:
+        queries: ``[n, width]``.
+        right: ``[n, width]``, the rows of the right ends.
+        answers: ``[n]``, their ids.
+        wrong: ``[count, width]``, the rows of drawn ends.
+        ids: ``[count]``, their ids.
+    """
+    size = max(1, _SCORES // max(1, len(ids)))
+    total = widened(queries[:0]).sum() + widened(wrong[:0]).sum() + widened(right[:0]).sum()
+    for start in range(0, len(queries), size):
+        part = slice(start, start + size)
+        block = queries[part], right[part], answers[part], wrong, ids
+        if len(queries) <= size or not torch.is_grad_enabled():
+            total = total + _block_loss(kind, *block)
+        else:
+            total = total + checkpoint(_block_loss, kind, *block, use_reentrant=False)
+    return total
+
+
+def _block_loss(
+    kind: str, queries: Tensor, right: Tensor, answers: Tensor, wrong: Tensor, ids: Tensor
+) -> Tensor:
+    positive = (widened(queries) * widened(right)).sum(1)
+    negative = widened(queries @ wrong.T)
+    is_right = answers.unsqueeze(1) == ids
+    if kind == "softmax":
+        negative = negative.masked_fill(is_right, float("-inf"))
+        both = torch.cat([positive.unsqueeze(1), negative], dim=1)
+        return (both.logsumexp(1) - positive).sum()
+    counted = (~is_right).to(negative.dtype)
+    of_wrong = (F.softplus(negative) * counted).sum(1) / counted.sum(1).clamp(min=1)
+    return (F.softplus(-positive) + of_wrong).sum()
+
+
+# ----------------------------------------------------------------------------- ranks
+
+
+@torch.no_grad()
+def ranks_of(
+    queries: Tensor, scores: Tensor, codes: Tensor, candidates: Tensor, facts: Facts
+) -> Tensor:
+    """float64 ``[n]``, the filtered ranks of the right answers, from 1; collective.
+
+    See [Note: ranks].
+
+    Args:
+        queries: ``[n, width]``, of this rank.
+        scores: ``[n]``, of the right answers.
+        codes: ``[n]``, of the queries, as in `Facts`.
+        candidates: ``[num_owned, width]``, rows of this rank's nodes.
+        facts: What is known of this rank's nodes.
+    """
+    size = max(1, _QUERIES // world_size())
+    counts = gather_int(len(queries))
+    ranks = []
+    for start in range(0, max(counts), size):
+        part = slice(start, start + size)
+        of_all, scores_of_all, codes_of_all = (
+            _of_all(rows[part], size) for rows in (queries, scores, codes)
+        )
+        ahead = _num_ahead(of_all, scores_of_all, codes_of_all, candidates, facts)
+        if is_initialized():
+            ahead = all_reduce(ahead, "sum")
+        mine = ahead[rank() * size : rank() * size + len(queries[part])]
+        ranks.append(1 + mine[:, 0] + mine[:, 1] / 2)
+    return torch.cat(ranks) if ranks else queries.new_zeros(0, dtype=torch.float64)
+
+
+def _of_all(rows: Tensor, size: int) -> Tensor:
+    """``[world_size * size, ...]``, the rows of all ranks, with zeros after each rank's."""
+    padded = rows.new_zeros((size, *rows.shape[1:]))
+    padded[: len(rows)] = rows
+    return torch.cat(all_gather(group_state(), padded, "ranks")) if is_initialized() else padded
+
+
+def _num_ahead(
+    queries: Tensor, scores: Tensor, codes: Tensor, candidates: Tensor, facts: Facts
+) -> Tensor:
+    """float64 ``[n, 2]``: this rank's nodes with a higher score, and those with the same."""
+    query, row = facts.of_queries(codes)
+    near = 1e-9 if scores.dtype == torch.float64 else 1e-5
+    margin = near * scores.abs().clamp(min=1).unsqueeze(1)
+    low, high = scores.unsqueeze(1) - margin, scores.unsqueeze(1) + margin
+    counts = torch.zeros(len(queries), 2, dtype=torch.float64, device=queries.device)
+    for start in range(0, len(candidates), _CANDIDATES):
+        block = candidates[start : start + _CANDIDATES]
+        found = queries @ block.T
+        is_here = (row >= start) & (row < start + len(block))
+        found[query[is_here], row[is_here] - start] = float("-inf")
+        higher = (found > high).sum(1)
+        counts[:, 0] += higher
+        counts[:, 1] += (found >= low).sum(1) - higher
+    return counts
+
+
+def rank_sums(ranks: Tensor, relation: Tensor, num_relations: int) -> Tensor:
+    """float64 ``[num_relations, 2 + len(HITS)]``: number, sum of 1 / rank, number up to each."""
+    columns = [torch.ones_like(ranks), 1 / ranks, *((ranks <= k).double() for k in HITS)]
+    sums = torch.zeros(num_relations, len(columns), dtype=torch.float64, device=ranks.device)
+    return sums.index_add_(0, relation, torch.stack(columns, dim=1))
+
+
+class LinkScorer:
+    """Losses and ranks of a rank's links, from the rows that a network gives to its nodes.
+
+    Args:
+        rows: Split to the edges in it.
+        original_ids: Node type to this rank's original ids.
+    """
+
+    def __init__(
+        self,
+        task: Links,
+        predictor: LinkPredictor,
+        edges: TargetEdges,
+        rows: Mapping[str, Tensor],
+        facts: LinkFacts,
+        data: PartitionData,
+        original_ids: Mapping[str, Tensor],
+        num_negatives: int,
+        seed: int,
+    ) -> None:
+        self._task, self._predictor, self._facts = task, predictor, facts
+        self._edges, self._rows, self._data = edges, rows, data
+        self._sources: dict[str, NodeRows] = {}
+        source, _, target = edges.relation
+        sides = [target] if facts.heads is None else [target, source]
+        #: What is drawn in the place of destinations, and of sources where these are ranked.
+        self.negatives = [
+            Negatives(original_ids[t], data.node_map(t), num_negatives, seed, side)
+            for side, t in enumerate(sides)
+        ]
+        self.sides = sides
+
+    def wrong(self, epoch: int, num_steps: int) -> list[Tensor]:
+        """For each side ``[num_steps, count]`` ids; collective."""
+        return [negatives.drawn(epoch, num_steps) for negatives in self.negatives]
+
+    def loss(self, rows: Mapping[str, Tensor], split: str, epoch: int) -> Tensor:
+        """Summed over this rank's edges of a split; collective."""
+        sources, destinations, edges = self._ends(rows, split)
+        drawn = []
+        for negatives, side in zip(self.negatives, self.sides, strict=True):
+            ids = negatives.drawn(epoch)[0].to(sources.device)
+            drawn.append((negatives.rows(ids, rows[side]), ids))
+        total = self.loss_of(sources, destinations, edges, drawn)
+        return anchor(total, sources, *(wrong for wrong, _ in drawn))
+
+    def loss_of(
+        self,
+        sources: Tensor,
+        destinations: Tensor,
+        edges: TargetEdges,
+        drawn: Sequence[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Summed over edges, with rows and ids of what is drawn for each side."""
+        kind = self._task.kind
+        queries = self._predictor.queries(sources, edges.etype)
+        total = link_loss(kind, queries, destinations, edges.dst, *drawn[0])
+        if len(drawn) > 1:
+            queries = self._predictor.queries(destinations, edges.etype)
+            total = (total + link_loss(kind, queries, sources, edges.src, *drawn[1])) / 2
+        return total
+
+    @torch.no_grad()
+    def numbers(self, rows: Mapping[str, Tensor], split: str) -> list[float]:
+        """What the metrics of a split are summed from, by relation; collective."""
+        sources, destinations, edges = self._ends(rows, split)
+        num_relations, facts = self._facts.num_relations, self._facts
+        directions = [(sources, destinations, edges.src, facts.tails, self.sides[0])]
+        if facts.heads is not None:
+            directions.append((destinations, sources, edges.dst, facts.heads, self.sides[1]))
+        sums = torch.zeros(num_relations, 2 + len(HITS), dtype=torch.float64)
+        for given, right, ids, known, side in directions:
+            queries = widened(self._predictor.queries(given, edges.etype))
+            scores = (queries * widened(right)).sum(1)
+            codes = ids * num_relations + edges.etype
+            ranks = ranks_of(queries, scores, codes, widened(rows[side]), known)
+            sums += rank_sums(ranks, edges.etype, num_relations).cpu()
+        return sums.flatten().tolist()
+
+    def _ends(self, rows: Mapping[str, Tensor], split: str) -> tuple[Tensor, Tensor, TargetEdges]:
+        """Rows of sources and of destinations of a split's edges; collective."""
+        edges = self._edges.at(self._rows[split])
+        source, _, target = edges.relation
+        if split not in self._sources:
+            self._sources[split] = NodeRows(edges.src, self._data.node_map(source))
+        own = edges.dst - self._data.node_map(target).starts[rank()]
+        return self._sources[split](rows[source]), rows[target].index_select(0, own), edges

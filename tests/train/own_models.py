@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks as users write them, for ``--model own_models:Net``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphshard.nn import GraphConv, HeteroGraphConv, SAGEConv
+from graphshard.train import ModelSchema
+
+
+class Net(nn.Module):
+    """GraphSAGE, with graphs of one relation and of several."""
+
+    def __init__(
+        self,
+        schema: ModelSchema,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        out: int,
+        aggregator: str = "mean",
+    ) -> None:
+        super().__init__()
+        self.target = str(schema.target) if schema.is_typed else None
+        self.inputs = nn.ModuleDict(
+            {t: nn.Linear(w, hidden) for t, w in schema.node_widths.items()}
+        )
+        widths = [hidden] * layers + [out]
+        self.layers = nn.ModuleList(
+            self._layer(schema, widths[i], widths[i + 1], aggregator) for i in range(layers)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    @staticmethod
+    def _layer(schema: ModelSchema, width: int, out: int, aggregator: Any) -> nn.Module:
+        if not schema.is_typed:
+            return SAGEConv(width, out, aggregator)
+        return HeteroGraphConv(
+            {etype: SAGEConv(width, out, aggregator) for etype in schema.canonical_etypes}
+        )
+
+    def forward(self, graphs: Sequence[Any], features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        h: Any
+        if isinstance(features, Tensor):
+            h = next(iter(self.inputs.values()))(features)
+        else:
+            h = {t: self.inputs[t](rows) for t, rows in features.items()}
+        for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
+            h = layer(graph, h)
+            if index + 1 < len(self.layers):
+                if isinstance(h, Tensor):
+                    h = self.dropout(F.relu(h))
+                else:
+                    h = {t: self.dropout(F.relu(rows)) for t, rows in h.items()}
+        return h if self.target is None else h[self.target]
+
+
+class OwnGCN(nn.Module):
+    """What the network called gcn is, but for where weight decay falls."""
+
+    def __init__(
+        self, schema: ModelSchema, hidden: int, layers: int, dropout: float, out: int
+    ) -> None:
+        super().__init__()
+        widths = [schema.node_widths[str(schema.target)], *[hidden] * (layers - 1), out]
+        self.layers = nn.ModuleList(
+            GraphConv(a, b) for a, b in zip(widths, widths[1:], strict=False)
+        )
+
+    def forward(self, graphs: Sequence[Any], h: Tensor) -> Tensor:
+        for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
+            h = layer(graph, F.relu(h) if index else h)
+        return h
+
+
+class Stranger(nn.Module):
+    """It does not take what it is called with."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
+NOT_A_CLASS = 3

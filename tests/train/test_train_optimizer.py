@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers, schedules, clipping, class weights and autocast, beside plain torch. Up to 3 ranks.
+
+The oracle is a GCN of two matrix products on a dense matrix, with torch's own optimizers,
+schedulers and `clip_grad_norm_`, which starts from the run's first weights.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from train_cases import (
+    GRAPHS,
+    NUM_CLASSES,
+    as_values,
+    config_of,
+    sampled_config_of,
+    train_on_rank,
+    train_sampled_on_rank,
+    write_parts,
+)
+
+from graphshard.testing import run_ranks
+from graphshard.train import FullBatchConfig, FullBatchRun
+
+EPOCHS = 8
+WEIGHTS = {"0": 0.5, "1": 2.0, "2": 1.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "cosine": {"schedule": "cosine", "lr": 0.1},
+    "warmup": {"warmup": 3, "lr": 0.1},
+    "warmup_cosine": {"schedule": "cosine", "warmup": 3, "optimizer": "adamw"},
+    "clipped": {"clip_norm": 0.05},
+    "balanced": {"class_weights": "balanced"},
+    "weighted": {"class_weights": WEIGHTS, "clip_norm": 0.1, "schedule": "cosine"},
+}
+
+
+def run(folder: Path, kind: str, world_size: int, **more: Any) -> list[dict[str, Any]]:
+    data = write_parts(folder, kind, world_size)
+    values = {"model": "gcn", "dropout": 0.0, "epochs": EPOCHS, **more}
+    found: list[dict[str, Any]] = run_ranks(
+        train_on_rank, world_size, as_values(config_of(data, **values))
+    )
+    return found
+
+
+@cache
+def dense(kind: str) -> tuple[torch.Tensor, Any]:
+    """The normalised matrix of the graph, and its node features."""
+    graph = GRAPHS[kind]()
+    src, dst = graph.edges()
+    num_nodes = graph.num_nodes()
+    matrix = torch.zeros(num_nodes, num_nodes, dtype=torch.float64)
+    matrix.index_put_((dst, src), torch.ones(src.numel(), dtype=torch.float64), accumulate=True)
+    scale = (matrix.sum(1)[:, None] * matrix.sum(0)[None, :]).clamp(min=1).rsqrt()
+    return matrix * scale, graph.ndata
+
+
+def expected_losses(folder: Path, kind: str, **more: Any) -> list[float]:
+    """What torch makes of the same run, on one process."""
+    data = write_parts(folder, kind, 1)
+    values = {"model": "gcn", "dropout": 0.0, "epochs": EPOCHS, **more}
+    config = config_of(data, **values)
+    learner = FullBatchRun(config)._learner
+    matrix, ndata = dense(kind)
+    names = dict(learner.model.named_parameters())
+    w1, b1, w2, b2 = (
+        names[f"layers.{i}.{what}"].detach().clone().requires_grad_()
+        for i in range(2)
+        for what in ("weight", "bias")
+    )
+    tables = []
+    if kind == "knowledge":
+        order = torch.argsort(learner.embeddings.ids_0)
+        tables = [learner.embeddings.rows[0].detach()[order].clone().requires_grad_()]
+    x = tables[0] if tables else ndata["feat"]
+    decay = config.resolved().weight_decay
+    groups = [{"params": [w1, b1, *tables], "weight_decay": decay}, {"params": [w2, b2]}]
+    kind_of = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    optimizer = kind_of(groups, lr=config.resolved().lr, weight_decay=0.0)
+    steps: list[Any] = []
+    if config.warmup:
+        steps.append(LinearLR(optimizer, 1 / (config.warmup + 1), 1.0, config.warmup))
+    if config.schedule == "cosine":
+        steps.append(CosineAnnealingLR(optimizer, EPOCHS - config.warmup))
+    scheduler = steps[0] if len(steps) == 1 else None
+    if len(steps) == 2:
+        scheduler = SequentialLR(optimizer, steps, [config.warmup])
+    train = ndata["train_mask"] & (ndata["label"] >= 0)
+    labels = ndata["label"][train]
+    weights = None
+    if config.class_weights == "balanced":  # sklearn's compute_class_weight
+        counts = torch.bincount(labels, minlength=NUM_CLASSES).double()
+        weights = labels.numel() / (NUM_CLASSES * counts)
+    elif config.class_weights is not None:
+        weights = torch.tensor([WEIGHTS[str(c)] for c in range(NUM_CLASSES)]).double()
+    losses = []
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        scores = matrix @ torch.relu(matrix @ x @ w1 + b1) @ w2 + b2
+        loss = F.cross_entropy(scores[train], labels, weights)
+        loss.backward()
+        if config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([w1, b1, w2, b2, *tables], config.clip_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_a_run_makes_the_steps_of_torch(name: str, tmp_path: Path) -> None:
+    """With rows of embeddings, too, whose gradients lie on the ranks that own them."""
+    kind = "knowledge" if name in ("clipped", "weighted", "adamw") else "plain"
+    expected = expected_losses(tmp_path, kind, **SETTINGS[name])
+    three = run(tmp_path, kind, 3, **SETTINGS[name])
+    torch.testing.assert_close(three[2]["result"]["losses"], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_resumed_run_goes_on_with_its_schedule(is_sampled: bool, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    make = sampled_config_of if is_sampled else config_of
+    train = train_sampled_on_rank if is_sampled else train_on_rank
+    values = {"model": "gcn", **SETTINGS["warmup_cosine"], "clip_norm": 0.1, "epochs": 6}
+    if is_sampled:
+        values["batch_size"] = 2
+    whole = run_ranks(train, 2, as_values(make(data, **values)))
+    folder = str(tmp_path / "run")
+    killed = make(data, **values, run=folder, save_every=3)
+    run_ranks(train_until, 2, as_values(killed), is_sampled)
+    resumed = run_ranks(train, 2, as_values(make(data, **values, run=folder, resume=True)))
+    assert resumed[0]["result"]["resumed_from"] == 3
+    for one, other in zip(whole, resumed, strict=True):
+        assert one["result"]["losses"] == other["result"]["losses"]
+        for name, value in one["shared"].items():
+            assert torch.equal(value, other["shared"][name])
+    with pytest.raises(Exception, match="epochs was 6 and is 7"):
+        run_ranks(
+            train, 2, as_values(make(data, **{**values, "epochs": 7}, run=folder, resume=True))
+        )
+
+
+def train_until(rank: int, world_size: int, values: dict[str, Any], is_sampled: bool) -> None:
+    """Train, and stop at the first checkpoint."""
+    from graphshard.train import SampledConfig, SampledRun
+
+    run = (
+        SampledRun(SampledConfig(**values))
+        if is_sampled
+        else FullBatchRun(FullBatchConfig(**values))
+    )
+    save = run._save
+
+    def save_and_stop() -> None:
+        save()
+        if run._history.epoch == 3:
+            raise StopIteration
+
+    run._save = save_and_stop  # type: ignore[method-assign]
+    with pytest.raises(StopIteration):
+        run.train()
+
+
+def test_autocast_computes_in_bfloat16_and_trains_nearly_the_same(tmp_path: Path) -> None:
+    for model, kind in (("gcn", "plain"), ("gat", "plain"), ("rgcn", "typed"), ("hgt", "typed")):
+        values = {"model": model, "dtype": "float32", "lr": 0.01, "epochs": 3}
+        exact = run(tmp_path / model, kind, 2, **values)[0]
+        cast = run(tmp_path / model, kind, 2, **values, autocast=True)[0]
+        losses, wide = cast["result"]["losses"], exact["result"]["losses"]
+        assert losses != wide
+        torch.testing.assert_close(losses, wide, rtol=0.03, atol=0)
+        assert all(
+            value.dtype == torch.float32
+            for name, value in cast["shared"].items()
+            if name.startswith("model/")
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"class_weights": {"0": 1.0, "1": 1.0}}, "a weight for each class.*none for '2'"),
+        ({"class_weights": {**WEIGHTS, "x": 1.0}}, "got 'x', which is none"),
+        ({"class_weights": "even"}, "must be 'balanced', or a weight by class name"),
+        ({"class_weights": dict.fromkeys("012", 0.0)}, "must not be 0 for all"),
+        ({"clip_norm": 0.0}, "clip_norm must be a number above 0"),
+        ({"autocast": True, "dtype": "float64"}, "autocast is for weights in float32"),
+        ({"model": "gct"}, "did you mean"),
+        ({"model_args": {"a": 1}}, "model_args is for a model of your own"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    values: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        FullBatchRun(config_of(write_parts(tmp_path, "plain", 1), **values))
