@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph, heterograph
 from ..partition.format import etype_key
-from ._row_ids import IdColumn, RowIds
+from ._row_ids import IdColumn, RowIds, count_repeated
 from ._table_files import Batch, FileOptions, TableReader, joined_column, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
 from .encodings import EncodedCounts, Encoding, EncodingFit
@@ -308,8 +308,8 @@ class _Reading:
                 )
             )
         if self.tables.dangling == "error" and not is_edge.all():
-            bad = self.report.first[-1] if self.report.first else None
-            where = "" if bad is None else f" (got {bad.value} in {bad.where})"
+            named = self.report.first[-1] if self.report.first else None
+            where = "" if named is None else f" (got {named.value} in {named.where})"
             raise ValueError(
                 f"the ends of the edges {etype} must be nodes of their tables, as dangling = error "
                 f"asks{where}; add the nodes, or drop the edges with dangling = drop"
@@ -917,12 +917,9 @@ def _parallel(
     src: Int64Array, dst: Int64Array, num_dst: int, is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
-    if not len(src):
-        return 0, np.zeros(0, bool) if is_dropping else None
-    keys = src * num_dst + dst
     if not is_dropping:
-        keys.sort()
-        return int(np.count_nonzero(keys[1:] == keys[:-1])), None
+        return count_repeated(src, dst, num_dst), None
+    keys = src * num_dst + dst
     order = np.argsort(keys, kind="stable")
     is_repeated = np.zeros(len(keys), bool)
     in_order = keys[order]
