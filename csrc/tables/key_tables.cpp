@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <stdexcept>
 
 #include "runtime/parallel.h"
 #include "runtime/types.h"
@@ -24,8 +26,13 @@ int shift_for(int64_t num_slots) {
 }
 
 int64_t slots_for(int64_t num_keys) {
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(
-      2 * num_keys, 1024))));
+  return static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(2 * num_keys, 1024))));
+}
+
+// Up to seven tenths of the slots are taken.
+bool is_full(int64_t num_keys, size_t num_slots) {
+  return 10 * num_keys > 7 * static_cast<int64_t>(num_slots);
 }
 
 uint64_t mixed(uint64_t value) {
@@ -146,9 +153,7 @@ void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
   }
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
-    if (slots_for(size() + kBlock) > static_cast<int64_t>(slots_.size())) {
-      use_hash(2 * size() + kBlock);
-    }
+    if (is_full(size() + kBlock, slots_.size())) use_hash(size() + kBlock);
     const uint64_t mask = slots_.size() - 1;
     for (int64_t i = begin; i < end; ++i) GRAPHSHARD_PREFETCH_WRITE(&slots_[place_of(keys[i])]);
     for (int64_t i = begin; i < end; ++i) {
@@ -173,11 +178,11 @@ bool BytesTable::is_key(int64_t row, const uint8_t* text, int64_t length) const 
 
 int64_t BytesTable::row_of(uint64_t hash, const uint8_t* text, int64_t length) const {
   const uint64_t mask = slots_.size() - 1;
+  const uint32_t tag = static_cast<uint32_t>(hash);
   uint64_t place = hash >> shift_;
-  while (slots_[place].row >= 0) {
-    if (slots_[place].hash == hash && is_key(slots_[place].row, text, length)) {
-      return slots_[place].row;
-    }
+  while (slots_[place].next_row != 0) {
+    const int64_t row = static_cast<int64_t>(slots_[place].next_row) - 1;
+    if (slots_[place].tag == tag && is_key(row, text, length)) return row;
     place = (place + 1) & mask;
   }
   return -1;
@@ -198,14 +203,14 @@ void BytesTable::find(const int64_t* offsets, const uint8_t* data, int64_t count
       hashes[i] = hash_of(data + at, offsets[begin + i + 1] - at);
       GRAPHSHARD_PREFETCH(&slots_[hashes[i] >> shift_]);
     }
-    // What has the same hash is, but for one case in 2^64, the same text.
+    // What has the same tag is, but for one case in 2^32, the same text.
     for (int64_t i = 0; i < size; ++i) {
+      const uint32_t tag = static_cast<uint32_t>(hashes[i]);
       uint64_t place = hashes[i] >> shift_;
-      while (slots_[place].row >= 0 && slots_[place].hash != hashes[i]) place = (place + 1) & mask;
-      rows[begin + i] = slots_[place].row;
-      if (slots_[place].row >= 0) {
-        GRAPHSHARD_PREFETCH(&offsets_[static_cast<size_t>(slots_[place].row)]);
-      }
+      while (slots_[place].next_row != 0 && slots_[place].tag != tag) place = (place + 1) & mask;
+      const int64_t row = static_cast<int64_t>(slots_[place].next_row) - 1;
+      rows[begin + i] = row;
+      if (row >= 0) GRAPHSHARD_PREFETCH(&offsets_[static_cast<size_t>(row)]);
     }
     for (int64_t i = 0; i < size; ++i) {
       const int64_t row = rows[begin + i];
@@ -222,19 +227,30 @@ void BytesTable::find(const int64_t* offsets, const uint8_t* data, int64_t count
   }
 }
 
+// Room for so many keys.
 void BytesTable::reserve(int64_t num_keys) {
-  if (slots_for(num_keys) <= static_cast<int64_t>(slots_.size())) return;
-  const int64_t num_slots = slots_for(2 * num_keys);
-  std::vector<Slot> slots(static_cast<size_t>(num_slots), Slot{0, -1});
+  if (num_keys >= std::numeric_limits<uint32_t>::max()) {
+    throw std::invalid_argument("a table holds fewer than 2^32 texts");
+  }
+  if (!is_full(num_keys, slots_.size())) return;
+  const int64_t num_slots = slots_for(num_keys);
+  slots_.assign(static_cast<size_t>(num_slots), Slot{0, 0});
   shift_ = shift_for(num_slots);
   const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
-  for (const Slot& slot : slots_) {
-    if (slot.row < 0) continue;
-    uint64_t place = slot.hash >> shift_;
-    while (slots[place].row >= 0) place = (place + 1) & mask;
-    slots[place] = slot;
+  uint64_t hashes[kBlock];
+  for (int64_t begin = 0; begin < size(); begin += kBlock) {
+    const int64_t number = std::min(kBlock, size() - begin);
+    for (int64_t i = 0; i < number; ++i) {
+      const int64_t at = offsets_[static_cast<size_t>(begin + i)];
+      hashes[i] = hash_of(data_.data() + at, offsets_[static_cast<size_t>(begin + i) + 1] - at);
+      GRAPHSHARD_PREFETCH_WRITE(&slots_[hashes[i] >> shift_]);
+    }
+    for (int64_t i = 0; i < number; ++i) {
+      uint64_t place = hashes[i] >> shift_;
+      while (slots_[place].next_row != 0) place = (place + 1) & mask;
+      slots_[place] = {static_cast<uint32_t>(hashes[i]), static_cast<uint32_t>(begin + i + 1)};
+    }
   }
-  slots_ = std::move(slots);
 }
 
 void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t count,
@@ -252,17 +268,19 @@ void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t cou
     for (int64_t i = 0; i < number; ++i) {
       const uint8_t* text = data + offsets[begin + i];
       const int64_t length = offsets[begin + i + 1] - offsets[begin + i];
+      const uint32_t tag = static_cast<uint32_t>(hashes[i]);
       uint64_t place = hashes[i] >> shift_;
-      while (slots_[place].row >= 0 &&
-             !(slots_[place].hash == hashes[i] && is_key(slots_[place].row, text, length))) {
+      while (slots_[place].next_row != 0 &&
+             !(slots_[place].tag == tag &&
+               is_key(static_cast<int64_t>(slots_[place].next_row) - 1, text, length))) {
         place = (place + 1) & mask;
       }
-      if (slots_[place].row < 0) {
-        slots_[place] = {hashes[i], size()};
+      if (slots_[place].next_row == 0) {
+        slots_[place] = {tag, static_cast<uint32_t>(size() + 1)};
         data_.insert(data_.end(), text, text + length);
         offsets_.push_back(static_cast<int64_t>(data_.size()));
       }
-      rows[begin + i] = slots_[place].row;
+      rows[begin + i] = static_cast<int64_t>(slots_[place].next_row) - 1;
     }
   }
 }
@@ -325,7 +343,8 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
     starts[static_cast<size_t>(part) + 1] += starts[static_cast<size_t>(part)];
   }
   std::vector<int64_t> next(starts.begin(), starts.end() - 1);
-  std::vector<uint64_t> codes(static_cast<size_t>(num_edges));
+  // Not a vector, which would write zeros first.
+  const std::unique_ptr<uint64_t[]> codes(new uint64_t[static_cast<size_t>(num_edges)]);
   for (int64_t i = 0; i < num_edges; ++i) {
     const uint64_t code = code_of(i);
     codes[static_cast<size_t>(next[part_of(code)]++)] = code;

@@ -41,7 +41,8 @@ class IntegerTable {
   int shift_ = 0;
 };
 
-// Numbers texts, or other strings of bytes, which are data[offsets[i], offsets[i + 1]).
+// Numbers texts, or other strings of bytes, which are data[offsets[i], offsets[i + 1]); below 2^32
+// of them.
 class BytesTable {
  public:
   BytesTable() : offsets_(1, 0) {}
@@ -53,9 +54,10 @@ class BytesTable {
   void insert(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows);
 
  private:
+  // Eight bytes, as looking into a slot is to miss the cache.
   struct Slot {
-    uint64_t hash;
-    int64_t row;
+    uint32_t tag;  // the lower half of the hash
+    uint32_t next_row;  // one above the number; 0: empty
   };
 
   void reserve(int64_t num_keys);

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph, heterograph
 from ..partition.format import etype_key
-from ._row_ids import IdColumn, RowIds, count_repeated
+from ._row_ids import IdColumn, RowIds, count_repeated, rows_at_once
 from ._table_files import Batch, FileOptions, TableReader, joined_column, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
 from .encodings import EncodedCounts, Encoding, EncodingFit
@@ -184,7 +184,7 @@ class _Reading:
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
-        for batch in reader.batches(asked):
+        for batch in reader.batches(asked, rows_at_once()):
             report.num_rows += len(batch.columns)
             kept = batch.columns
             if key is None:
@@ -233,18 +233,17 @@ class _Reading:
         self.report.edges[etype] = report
         report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        ends: tuple[list[Int64Array], list[Int64Array]] = [], []
+        ends = _Pairs(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
-            for batch in reader.batches(list(dict.fromkeys([*names, *needed]))):
+            asked = list(dict.fromkeys([*names, *needed]))
+            for batch in reader.batches(asked, rows_at_once()):
                 report.num_rows += len(batch.columns)
                 kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
-                ends[0].append(src)
-                ends[1].append(dst)
+                ends.append(src, dst)
                 for name in needed:
                     chunks[name].append(kept.column(name))
         self._note_malformed(reader, report.refused)
-        empty = np.zeros(0, np.int64)
-        src, dst = (np.concatenate(end) if end else empty for end in ends)
+        src, dst = ends.arrays()
         columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
@@ -279,10 +278,15 @@ class _Reading:
             values = [kept.column(name) for name in names]
         ends = [self.ids[etype[0]], self.ids[etype[2]]]
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
-        other = pool.submit(ends[0].find, values[0], columns[0]) if ends[0] is not ends[1] else None
-        second = ends[1].find(values[1], columns[1])
-        first = ends[0].find(values[0], columns[0]) if other is None else other.result()
-        found = [first, second]
+        # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
+        is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
+        other = pool.submit(ends[0].find, values[0], columns[0]) if is_free else None
+        found: list[Int64Array] = []
+        if other is None:
+            found.append(ends[0].find(values[0], columns[0]))
+        found.append(ends[1].find(values[1], columns[1]))
+        if other is not None:
+            found.insert(0, other.result())
         if all((rows >= 0).all() for rows in found):
             return kept, *found
         self._add_new(etype, values, columns, found, report)
@@ -772,6 +776,32 @@ class _Reading:
                 earliest = compute.min(values)
                 values = compute.fill_null(values, earliest if earliest.is_valid else 0)
             fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
+
+
+class _Pairs:
+    """Two columns of numbers that grow; memory of rows that never come is not touched.
+
+    Args:
+        num_rows: How many there will be; None: it is not known.
+    """
+
+    def __init__(self, num_rows: int | None) -> None:
+        self._count = 0
+        self._arrays = [np.empty(num_rows or (1 << 20), np.int64) for _ in range(2)]
+
+    def append(self, *columns: Int64Array) -> None:
+        count = self._count + len(columns[0])
+        for place, column in enumerate(columns):
+            if count > len(self._arrays[place]):
+                grown = np.empty(max(count, 2 * len(self._arrays[place])), np.int64)
+                grown[: self._count] = self._arrays[place][: self._count]
+                self._arrays[place] = grown
+            self._arrays[place][self._count : count] = column
+        self._count = count
+
+    def arrays(self) -> tuple[Int64Array, Int64Array]:
+        first, second = (array[: self._count] for array in self._arrays)
+        return first, second
 
 
 class _Doubles:

@@ -308,13 +308,16 @@ def _typed_keys(ids: Any, column: IdColumn) -> _Keys:
 
 
 def _as_binary(ids: Any) -> Any:
+    """An array that has offsets and bytes."""
     import pyarrow
 
     if pyarrow.types.is_fixed_size_binary(ids.type):
-        return ids.cast(pyarrow.binary()).cast(pyarrow.large_binary())
+        return ids.cast(pyarrow.binary())
     if pyarrow.types.is_string_view(ids.type):
-        ids = ids.cast(pyarrow.large_string())
-    return ids.cast(pyarrow.large_binary())
+        return ids.cast(pyarrow.large_string())
+    if pyarrow.types.is_binary_view(ids.type):
+        return ids.cast(pyarrow.large_binary())
+    return ids
 
 
 def _text_of_integers(keys: _Keys) -> Any:
@@ -323,7 +326,7 @@ def _text_of_integers(keys: _Keys) -> Any:
     if keys.kind != "integer":
         return keys.values
     values = keys.values.view(np.uint64) if keys.is_large else keys.values
-    return pyarrow.array(values).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+    return pyarrow.array(values).cast(pyarrow.large_string())
 
 
 def _integers_of_text(ids: Any) -> tuple[_Keys, NDArray[np.bool_] | None]:
@@ -394,7 +397,9 @@ def _example(keys: _Keys) -> str:
     if keys.kind == "integer":
         return f", such as {int(value)}"
     content = value.as_py()
-    return f", such as {content.decode(errors='replace')!r:.60}"
+    if isinstance(content, bytes):
+        content = content.hex()
+    return f", such as {content!r:.60}"
 
 
 # ---------------------------------------------------------------------- tables
@@ -481,6 +486,11 @@ def _strings_of(values: Any) -> tuple[Int64Array, NDArray[np.uint8]]:
     ends = np.frombuffer(offsets, np.int64 if is_large else np.int32)
     ends = ends[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
     return ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def rows_at_once() -> int:
+    """How many ids should be looked up in one call, at least, so that calls cost nothing."""
+    return 1 << 20 if _kernels() is None else 1 << 15
 
 
 def count_repeated(src: Int64Array, dst: Int64Array, num_dst: int) -> int:
@@ -579,8 +589,10 @@ class _ArrowBytes:
         return self._keys
 
     def find(self, keys: Any) -> Int64Array:
+        import pyarrow
         from pyarrow import compute
 
+        keys = keys.cast(pyarrow.large_binary())
         found = compute.fill_null(compute.index_in(keys, value_set=self._keys), -1)
         rows: Int64Array = found.to_numpy(zero_copy_only=False).astype(np.int64)
         return rows
@@ -588,6 +600,7 @@ class _ArrowBytes:
     def insert(self, keys: Any) -> Int64Array:
         import pyarrow
 
+        keys = keys.cast(pyarrow.large_binary())
         rows = self.find(keys)
         is_new = rows < 0
         if is_new.any():

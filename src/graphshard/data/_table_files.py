@@ -206,6 +206,12 @@ class TableReader:
             f"{cure}"
         )
 
+    def known_num_rows(self) -> int | None:
+        """How many rows there are, where that can be said without reading them."""
+        if self._table is not None:
+            return len(self._table)
+        return int(self._dataset.count_rows()) if self._dataset is not None else None
+
     def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[Batch]:
         """Rows of all files in order, with these columns alone.
 
