@@ -13,7 +13,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -85,7 +84,9 @@ def write(frame: pd.DataFrame, folder: Path, name: str, kind: str, draw: random.
             feather.write_feather(table, path)
         else:
             path.write_text(
-                "".join(piece.iloc[[i]].to_json(orient="records", lines=True) for i in range(len(piece)))
+                "".join(
+                    piece.iloc[[i]].to_json(orient="records", lines=True) for i in range(len(piece))
+                )
                 if len(piece)
                 else "",
                 encoding="utf-8",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph, heterograph
 from ..partition.format import etype_key
-from ._row_ids import IdColumn, RowIds, count_repeated, rows_at_once
-from ._table_files import Batch, FileOptions, TableReader, joined_column, typed_column
+from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
+from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .labels import LabelFit, Labels
@@ -37,7 +37,6 @@ from .splits import (
 from .tables import ROW_NUMBER, EdgeTable, NodeTable, Tables, label_columns, split_columns
 from .task import TaskInfo
 
-Int64Array = NDArray[np.int64]
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
@@ -233,7 +232,7 @@ class _Reading:
         self.report.edges[etype] = report
         report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        ends = _Pairs(reader.known_num_rows())
+        ends = _EdgeEnds(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
             asked = list(dict.fromkeys([*names, *needed]))
             for batch in reader.batches(asked, rows_at_once()):
@@ -261,9 +260,9 @@ class _Reading:
     def _edges_of(
         self,
         etype: CanonicalEType,
-        batch: Batch,
+        batch: TableBatch,
         names: tuple[str, str],
-        reader: TableReader,
+        reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
     ) -> tuple[Any, Int64Array, Int64Array]:
@@ -312,11 +311,13 @@ class _Reading:
                 )
             )
         if self.tables.dangling == "error" and not is_edge.all():
-            named = self.report.first[-1] if self.report.first else None
-            where = "" if named is None else f" (got {named.value} in {named.where})"
+            index = int(np.flatnonzero(~is_edge)[0])
+            side = 0 if found[0][index] < 0 else 1
+            place = index if places is None else int(places[index])
             raise ValueError(
-                f"the ends of the edges {etype} must be nodes of their tables, as dangling = error "
-                f"asks{where}; add the nodes, or drop the edges with dangling = drop"
+                f"{batch.file}, row {batch.row_number(place)}, column {names[side]!r}: the end of "
+                f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
+                f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
             )
         picked = _arrow(is_edge)
         return kept.filter(picked), found[0][is_edge], found[1][is_edge]
@@ -364,7 +365,7 @@ class _Reading:
     # ------------------------------------------------------------------ what was wrong
 
     def _refuse_nulls(
-        self, batch: Batch, columns: Columns, refused: dict[str, int], what: str
+        self, batch: TableBatch, columns: Columns, refused: dict[str, int], what: str
     ) -> Int64Array:
         """Rows of a batch in which none of the columns is empty."""
         is_whole = np.ones(len(batch.columns), bool)
@@ -391,7 +392,7 @@ class _Reading:
             )
         return np.flatnonzero(is_whole)
 
-    def _note_malformed(self, reader: TableReader, refused: dict[str, int]) -> None:
+    def _note_malformed(self, reader: TableSource, refused: dict[str, int]) -> None:
         if not reader.num_malformed:
             return
         refused["wrong number of cells"] = reader.num_malformed
@@ -409,12 +410,12 @@ class _Reading:
 
     # ------------------------------------------------------------------ columns
 
-    def _reader(self, table: NodeTable | EdgeTable) -> TableReader:
+    def _reader(self, table: NodeTable | EdgeTable) -> TableSource:
         named = [
             getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")
         ]
         named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
-        return TableReader(
+        return TableSource(
             table.files,
             table.options,
             base=self.tables.base,
@@ -422,7 +423,7 @@ class _Reading:
         )
 
     def _needed(
-        self, owner: Any, table: NodeTable | EdgeTable, reader: TableReader, ids: Sequence[str]
+        self, owner: Any, table: NodeTable | EdgeTable, reader: TableSource, ids: Sequence[str]
     ) -> list[str]:
         """The columns that are kept until they are encoded."""
         roles = [*label_columns(table.label), *split_columns(table.split)]
@@ -621,7 +622,7 @@ class _Reading:
             raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
         rows = {}
         for split, file in files.items():
-            reader = TableReader(file, FileOptions(header=False), base=self.tables.base)
+            reader = TableSource(file, FileOptions(header=False), base=self.tables.base)
             name = reader.schema.names[0]
             found = [np.zeros(0, np.int64)]
             for batch in reader.batches([name]):
@@ -778,7 +779,7 @@ class _Reading:
             fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
 
 
-class _Pairs:
+class _EdgeEnds:
     """Two columns of numbers that grow; memory of rows that never come is not touched.
 
     Args:
@@ -807,14 +808,14 @@ class _Pairs:
 class _Doubles:
     """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
 
-    def __init__(self, reader: TableReader, columns: Sequence[str]) -> None:
+    def __init__(self, reader: TableSource, columns: Sequence[str]) -> None:
         self._reader, self._columns = reader, list(columns)
         self._rows: list[Int64Array] = []
         self._where: list[tuple[str, Int64Array]] = []
         self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
 
     def add(
-        self, batch: Batch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
+        self, batch: TableBatch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
     ) -> None:
         """Keep rows of a batch.
 
@@ -911,14 +912,14 @@ def shown_id(value: Any) -> str:
     return str(content)[:80]
 
 
-def _column(reader: TableReader, name: str, chunks: Sequence[Any]) -> Any:
+def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
     """A column of all batches, with a type."""
     kind = reader.schema.field(name).type
     values = joined_column(chunks, kind)
     return typed_column(values) if reader.is_untyped else values
 
 
-def _unused(reader: TableReader, needed: Sequence[str], *roles: str | None) -> list[str]:
+def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> list[str]:
     return [name for name in reader.schema.names if name not in needed and name not in roles]
 
 

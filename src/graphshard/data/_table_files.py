@@ -52,7 +52,7 @@ _UNIT_SEPARATOR = b"\x1f"
 _BLOCK = 1 << 20
 
 
-class Batch(NamedTuple):
+class TableBatch(NamedTuple):
     """Some rows of one file.
 
     Args:
@@ -129,7 +129,7 @@ class FileOptions:
 AS_IT_LOOKS = FileOptions()
 
 
-class TableReader:
+class TableSource:
     """One table, to be read several times if need be.
 
     Args:
@@ -212,7 +212,7 @@ class TableReader:
             return len(self._table)
         return int(self._dataset.count_rows()) if self._dataset is not None else None
 
-    def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[TableBatch]:
         """Rows of all files in order, with these columns alone.
 
         Args:
@@ -220,7 +220,7 @@ class TableReader:
         """
         import pyarrow
 
-        waiting: list[Batch] = []
+        waiting: list[TableBatch] = []
         for batch in self._batches(list(columns)):
             is_same = not waiting or waiting[-1].file == batch.file
             if is_same and sum(len(b.columns) for b in waiting) < least_rows:
@@ -301,7 +301,7 @@ class TableReader:
 
     # ------------------------------------------------------------------ rows
 
-    def _batches(self, columns: list[str]) -> Iterator[Batch]:
+    def _batches(self, columns: list[str]) -> Iterator[TableBatch]:
         import pyarrow
 
         self.malformed, self.num_malformed = [], 0
@@ -324,18 +324,18 @@ class TableReader:
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise _unreadable(self.name, self.format, error) from error
 
-    def _numbered(self, file: str, batches: Any) -> Iterator[Batch]:
+    def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield Batch(file, row, batch)
+            yield TableBatch(file, row, batch)
             row += len(batch)
 
-    def _parquet_batches(self, columns: list[str]) -> Iterator[Batch]:
+    def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
         path, row = "", 1
         for tagged in self._dataset.scanner(columns=columns).scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield Batch(path, row, tagged.record_batch)
+            yield TableBatch(path, row, tagged.record_batch)
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -348,7 +348,7 @@ class TableReader:
         except pyarrow.ArrowInvalid:
             return ipc.open_stream(self._filesystem.open_input_stream(file))
 
-    def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+    def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
         reader = self._arrow_reader(file)
         _check_there(file, columns, reader.schema.names)
         if hasattr(reader, "num_record_batches"):
@@ -376,7 +376,7 @@ class TableReader:
         is_whole = len(top) < _LOOKED_AT
         return _look_at(file, top, is_whole, self.options, self._named, names)
 
-    def _csv_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+    def _csv_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
         import pyarrow
         from pyarrow import csv
 
@@ -421,14 +421,14 @@ class TableReader:
         )
         row = 1
         for batch in reader:
-            yield Batch(file, row, batch, skipped)
+            yield TableBatch(file, row, batch, skipped)
             row += len(batch)
 
 
 _MOST_SHOWN = 10
 
 
-def _joined(batches: list[Batch], pyarrow: Any) -> Batch:
+def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
