@@ -468,7 +468,8 @@ class EncodingFit:
         if left_over := [key for key in options if key not in allowed]:
             raise ValueError(
                 f"the encoding {self.kind} takes {', '.join(allowed)} (got "
-                f"{_columns.first_few(left_over)} for column '{self.column}'); remove it, or choose the encoding that it belongs to"
+                f"{_columns.first_few(left_over)} for column '{self.column}'); remove "
+                "it, or choose the encoding that it belongs to"
             )
         self._of_all_rows = options.get("statistics", "training") == "all"
         if options.get("statistics", "training") not in ("training", "all"):
