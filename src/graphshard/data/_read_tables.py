@@ -721,7 +721,7 @@ class _Reading:
         is_training: NDArray[np.bool_] | None,
         is_asked: bool,
     ) -> Encoding | str:
-        """The encoding of a column; or why a column that nobody asked for is left out."""
+        """The encoding of a column; or why a column that was not asked for is left out."""
         import pyarrow
 
         options = {"encoding": asked} if isinstance(asked, str) else asked
