@@ -34,9 +34,10 @@ def fit(columns: Any, task: str | None = None, cuts: tuple[int, ...] = (), **nam
 def round_trip(columns: Any, task: str | None = None) -> tuple[Labels, np.ndarray, list[Any]]:
     """Labels that came from JSON, the encoded rows, and what they are decoded to."""
     labels = Labels.of_json(json.loads(json.dumps(fit(columns, task).as_json())))
-    for cuts in [(0, 1), (2,)]:
-        assert fit(columns, task, cuts) == labels
     arrays = list(columns.values()) if isinstance(columns, dict) else columns
+    num_rows = len(arrays[0]) if isinstance(columns, dict) else len(arrays)
+    for cuts in [(0, 1), (num_rows - 1,)]:
+        assert fit(columns, task, cuts) == labels
     if not isinstance(columns, dict | pa.Array):
         arrays = pa.array(columns)
     found = labels.encode(arrays)
