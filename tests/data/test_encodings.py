@@ -412,6 +412,9 @@ def test_unknown_categories_are_counted() -> None:
     assert counts == EncodedCounts(rows=5, missing=1, unknown=3, examples=["c", "d"])
     encoding.encode(pa.array(["z"]), counts=counts)
     assert (counts.rows, counts.unknown, counts.examples) == (6, 4, ["c", "d", "z"])
+    numbers = EncodedCounts()
+    fit([1, 2], {"encoding": "category"}).encode(pa.array([2.5, 3.0]), counts=numbers)
+    assert numbers.examples == ["2.5", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -516,6 +519,10 @@ def test_physical_forms_of_one_column() -> None:
         plain.cast(pa.large_string()),
         plain.cast(pa.string_view()),
         plain.dictionary_encode(),
+        pa.DictionaryArray.from_arrays(
+            plain.dictionary_encode().indices, pa.array(["b", "a", "c"], pa.string_view())
+        ),
+        pa.array(["x", *values]).dictionary_encode()[1:],
         pa.array(["x", *values])[1:],
         pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4, 5], pa.int32()), plain),
         pa.chunked_array([plain[:2], plain[2:2], plain[2:].dictionary_encode().cast(pa.string())]),

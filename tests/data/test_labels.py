@@ -275,6 +275,8 @@ def test_lists_of_reals_are_several_targets() -> None:
         ([[True], [True, False]], None, "must be 0 or 1 for each class"),
         ([None, None], None, "must have a label in some row .got none in 2 rows"),
         ([float("nan")], None, "must have a label in some row .got none in 1 rows"),
+        (pa.nulls(3, pa.list_(pa.int8())), "regression", "must have a label in .* none in 3 rows"),
+        (pa.array([[], []], pa.list_(pa.int8())), "regression", "must have elements .got empty"),
         ([1.0, float("inf")], None, "must be finite .got inf in row 1"),
         ([1.0, float("inf")], "regression", "must be finite .got inf in row 1"),
         ([[1.0, float("inf")]], None, "must be finite .got inf in row 0"),
