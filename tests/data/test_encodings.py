@@ -18,6 +18,7 @@ import pytest
 
 from graphshard.data import _columns, encodings
 from graphshard.data.encodings import EncodedCounts, Encoding, EncodingFit, choose
+from graphshard.data.labels import TASKS, LabelFit
 
 pandas = pytest.importorskip("pandas", reason="pandas is an oracle, and is not installed")
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is an oracle, and is not installed")
@@ -765,3 +766,64 @@ def test_a_damaged_description_is_refused(change: dict[str, Any], message: str) 
         del content["column"]
     with pytest.raises(ValueError, match=message):
         Encoding.of_json(content)
+
+
+# -- every type with every encoding, then every other type -----------------------------------------
+
+SAMPLES: list[Any] = [
+    *(pa.array([1, None, 0], kind) for kind in (pa.int8(), pa.uint64(), pa.float32())),
+    pa.array([np.float16(1), None]),
+    pa.array([decimal.Decimal("1.5"), None]),
+    pa.array([True, None]),
+    *(pa.array(["a", None, ""], kind) for kind in (pa.string(), pa.large_string())),
+    pa.array(["a", None, ""]).cast(pa.string_view()),
+    pa.array(["a", None]).dictionary_encode(),
+    pa.array([3, None]).dictionary_encode(),
+    *(pa.array([86_400, None], pa.int32()).cast(kind) for kind in (pa.date32(), pa.time32("s"))),
+    pa.array([86_400_000, None], pa.date64()),
+    *(pa.array([1, None], kind) for kind in (pa.time64("ns"), pa.duration("us"))),
+    *(pa.array([1, None], pa.timestamp(*of)) for of in (("s",), ("ns", "Asia/Tokyo"))),
+    pa.nulls(3),
+    pa.array([[1, 2], None]),
+    pa.array([[True, False], None]),
+    pa.array([[1.5, 0], None, [None, 3]], pa.list_(pa.float16(), 2)),
+    pa.array([["a"], None, ["b", None]]),
+    pa.array([[], None], pa.large_list(pa.int8())),
+    pa.array([b"a", None]),
+    pa.array([{"a": 1}, None]),
+    pa.array([1, None], pa.float64())[:0],
+]
+
+
+@pytest.mark.parametrize("known", SAMPLES, ids=lambda array: str(array.type))
+def test_other_types_work_or_are_refused_in_words(known: Any) -> None:
+    """Nothing but a ValueError with a rule, a value and a cure; and no warning."""
+    for kind in (None, *encodings.KINDS):
+        try:
+            encoding = fit(known, {"encoding": kind} if kind else None)
+        except ValueError as error:
+            assert "(got" in str(error)
+            continue
+        for later in (known, *SAMPLES):
+            try:
+                found = encoding.encode(later)
+            except ValueError as error:
+                assert "(got" in str(error)
+                assert later is not known
+                continue
+            assert len(found) == len(later)
+            assert np.isfinite(found).all()
+    for task in (None, *TASKS):
+        try:
+            fitted = LabelFit(pa.field("y", known.type), task)
+            fitted.update(known)
+            labels = fitted.finish()
+        except ValueError as error:
+            assert "(got" in str(error)
+            continue
+        assert len(labels.decode(labels.encode(known))) == len(known)
+        for later in SAMPLES:
+            try:
+                assert len(labels.encode(later)) == len(later)
+            except ValueError as error:
+                assert "(got" in str(error)
