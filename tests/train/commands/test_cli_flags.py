@@ -46,13 +46,13 @@ FLAGS = {
     "verify": "--checksums --config --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
-        --checkpoint-dir --class-weights --clip-norm --config --data --device
-        --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
-        --layers --loss --lr --map-features --metrics --mode --model --model-args
-        --no-both-directions --no-map-features --no-rematerialize --no-self-loops --num-bases
-        --optimizer --patience --prefetch --quiet --rematerialize --replace --resume --run
-        --sampler --save-every --schedule --seed --self-loops --task --timeout --transport
-        --warmup --weight-decay --workers
+        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
+        --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden --layers --loss --lr
+        --map-features --metrics --mode --model --model-args --negatives --no-both-directions
+        --no-map-features --no-norm --no-rematerialize --no-residual --no-self-loops --norm
+        --num-bases --optimizer --patience --predictor --prefetch --quiet --rematerialize
+        --replace --residual --resume --run --sampler --save-every --schedule --seed --self-loops
+        --task --timeout --transport --warmup --weight-decay --workers
     """,
 }
 
