@@ -510,7 +510,7 @@ class MappedFeatureStore(LocalFeatureStore):
         is_far = [leader != hosts.leader[state.rank] for leader in hosts.leader]
         self._is_far = torch.tensor(is_far)
 
-    def holds(self, tables: Tables) -> bool:
+    def holds(self, tables: FeatureTables) -> bool:
         """Whether this rank's rows are, to the bit, what these tables have now."""
         for (kind, name), table in tables.items():
             own = self.tables[kind, name][self._ownership.first(kind) :][: len(table)]
