@@ -267,8 +267,23 @@ def test_statistics_are_of_training_rows() -> None:
     assert encoding.scale == (1.0,)
     assert encoding.num_rows == 2
     assert encoding.encode(array)[:, 0].tolist() == [-1, 1, 1e9, 0]
-    text = fit(["a", "b"], None, np.array([True, False]))
-    assert text.values == ("a",)
+    chosen = np.array([True, False, True, False])
+    whole = {"statistics": "all"}
+    for asked in (None, {"encoding": "embedding"}):
+        assert fit(["a", "b", None, "b"], asked, chosen).values == ("a",)
+        assert fit([None, "b", None, "b"], asked, chosen).values == ()
+        assert fit(["a", "b", None, "b"], {**(asked or {}), **whole}, chosen).values == ("a", "b")
+    assert fit([1.0, 2.0, None, 6.0], whole, chosen) == fit([1.0, 2.0, None, 6.0])
+    buckets = {"encoding": "bucketed", "buckets": 2}
+    assert fit([1.0, 50.0, 3.0, 60.0], buckets, chosen).edges == (2.0,)
+
+
+def test_training_rows_may_be_known_late() -> None:
+    fitted = EncodingFit(pa.field("x", pa.string()))
+    fitted.update(pa.array(["a"]))
+    fitted.update(pa.array(["b", "c"]), np.array([True, False]))
+    fitted.update(pa.array(["d"]))
+    assert fitted.finish().values == ("a", "b", "d")
 
 
 def test_without_training_rows_there_are_no_statistics() -> None:
@@ -308,12 +323,21 @@ def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample._num_new + len(sample._values) <= 20_000
 
 
+def test_a_logarithm_keeps_the_sign() -> None:
+    values = np.array([-100.0, -0.5, 0.0, 0.5, 1e6])
+    logs = np.array([-np.log(101), -np.log(1.5), 0, np.log(1.5), np.log(1e6 + 1)])
+    found = encode(values, {"encoding": "logarithm"})[:, 0]
+    np.testing.assert_allclose(found, (logs - logs.mean()) / logs.std(), 1e-6, 1e-6)
+
+
 def test_equal_quantiles_are_one_edge() -> None:
     asked = {"encoding": "bucketed", "buckets": 7}
     edges = fit([0.0] * 5 + [0.1] * 20 + [7.0] * 5, asked).edges
     assert len(edges) == 3
     assert edges[1] == 0.1  # among equal numbers, not beside them
     assert edges == pytest.approx((0.1 / 7, 0.1, 0.1 + 6.9 * 6 / 7))
+    for value in np.random.default_rng(5).random(50):  # sums of shares of it may differ from it
+        assert value in fit([0.0] * 5 + [value] * 20 + [7.0] * 5, asked).edges
     assert fit([3.0] * 9, asked).edges == ()
     assert encode([3.0, 3.0], asked).tolist() == [[1], [1]]
 
@@ -371,6 +395,10 @@ def test_an_element_that_is_missing_is_filled() -> None:
 def test_a_column_without_any_value() -> None:
     assert encode(pa.nulls(2)).tolist() == [[0, 1]] * 2
     assert encode(pa.nulls(2, pa.string())).tolist() == [[1]] * 2
+    assert encode(pa.nulls(2, pa.list_(pa.int8()))).tolist() == [[1]] * 2
+    assert encode(pa.nulls(2, pa.list_(pa.int8(), 2))).tolist() == [[0, 0, 1]] * 2
+    late = pa.array([None, None, [1, 3]])
+    assert encode(late, cuts=(1,)).tolist() == [[1, 3, 1], [1, 3, 1], [1, 3, 0]]
     later = fit(pa.nulls(2))
     assert later.encode(pa.array([5, 6])).tolist() == [[5, 0], [6, 0]]
 
@@ -391,6 +419,9 @@ def test_unknown_categories_are_counted() -> None:
         (pa.array([1, 2], pa.int8()), pa.array([2, 2**63, 1], pa.uint64()), [2, 0, 1]),
         (pa.array([1, 2**64 - 1], pa.uint64()), pa.array([-1, 1], pa.int64()), [0, 1]),
         (pa.array([1, 2]), pa.array([1.0, 1.5, None, 2.0, 1e30, -1e30]), [1, 0, 0, 2, 0, 0]),
+        (pa.array([-(2**63), 2]), pa.array([2.0**63, -(2.0**63)]), [0, 1]),
+        (pa.array([1, 2**64 - 1], pa.uint64()), pa.array([-1.0, 1.0]), [0, 1]),
+        (pa.array([1, 2**63 - 1]), pa.array([2**63 - 1, 2**63], pa.uint64()), [2, 0]),
         (pa.array([0.5, -0.0]), pa.array([0, 1, 2**62]), [1, 0, 0]),
         (pa.array([True, False]), pa.array([False, None, True]), [1, 0, 2]),
         (pa.array(["a"]), pa.array(["a"], pa.large_string()), [1]),
@@ -439,6 +470,10 @@ def test_text_is_refused_unless_asked_for() -> None:
     assert fit(texts, {"encoding": "embedding"}).num_embeddings == 41
     assert fit(texts * 2).kind == "embedding"  # half as many values as rows
     assert fit(texts[:32]).kind == "category"
+    few = np.arange(120) % 3 == 0  # of all rows, as few may be for training
+    assert fit(texts * 3, None, few).kind == "embedding"
+    with pytest.raises(ValueError, match="got 40 distinct values in 40 rows"):
+        fit(texts, None, np.arange(40) < 5)
     with pytest.raises(ValueError, match="at most 39 distinct values .*got more, of type string"):
         fit(texts, {"encoding": "embedding", "max_categories": 39})
 
@@ -545,7 +580,7 @@ def test_times_of_other_types() -> None:
         found = encode(dates.cast(kind), asked)[:, :-1]
         np.testing.assert_allclose(found, np.column_stack(expected), atol=1e-6)
         assert fit(dates.cast(kind)).mean[0] == (1709164800 + 1703980800) / 2
-    clock = pa.array([6 * 3600 * 10**6, 18 * 3600 * 10**6], pa.time64("us"))
+    clock = pa.array([6 * 3600 * 10**6 + 1800 * 10**6, 18 * 3600 * 10**6], pa.time64("us"))
     found = encode(clock, {"parts": ["seconds", "hour"]})
     np.testing.assert_allclose(found, [[-1, 1, 0], [1, -1, 0]], atol=1e-6)
     assert fit(pa.array([1500, 2500], pa.duration("ms"))).mean == (2.0,)
@@ -642,8 +677,12 @@ def test_other_values_than_where_statistics_were_taken(
     [
         (pa.int8(), {"encoding": "scaled"}, "must be one of standardized, number, .*got .scaled"),
         (pa.string(), {"encoding": "number"}, "encoded as category, embedding .got 'number' for"),
-        (pa.int8(), {"buckets": 3}, "encoding standardized takes no option .got 'buckets' for"),
-        (pa.int8(), {"encoding": "bucketed", "parts": 3}, "bucketed takes buckets, edges .got 'pa"),
+        (pa.int8(), {"buckets": 3}, "encoding standardized takes statistics .got 'buckets' for"),
+        (
+            pa.int8(),
+            {"encoding": "bucketed", "parts": 3},
+            "bucketed takes buckets, edges, .* .got 'pa",
+        ),
         (pa.int8(), {"encoding": "bucketed", "buckets": 0}, "whole number from 1 .got 0."),
         (pa.int8(), {"encoding": "bucketed", "buckets": True}, "whole number from 1 .got True."),
         (pa.int8(), {"encoding": "bucketed", "edges": [2, 1]}, "finite numbers, ascending"),
@@ -651,6 +690,7 @@ def test_other_values_than_where_statistics_were_taken(
         (pa.int8(), {"encoding": "bucketed", "edges": "12"}, "finite numbers, ascending"),
         (pa.int8(), {"encoding": "bucketed", "edges": [float("inf")]}, "finite numbers, ascending"),
         (pa.int8(), {"encoding": "bucketed", "edges": [1], "buckets": 2}, "buckets or edges"),
+        (pa.int8(), {"statistics": "test"}, "must be of .training. rows or of .all. .got 'test'"),
         (pa.string(), {"one_hot_limit": "many"}, "one_hot_limit of column 'x' must be a whole"),
         (pa.timestamp("s"), {"parts": ["minute"]}, "parts of column 'x' must be of seconds, hour"),
         (pa.timestamp("s"), {"parts": []}, "parts of column 'x' must be of seconds, hour"),

@@ -124,6 +124,7 @@ def test_unknown_classes_are_counted() -> None:
         ([1.0, 2.0, None], None, "classes"),
         ([1.0, 2.0], "regression", "reals"),
         ([1.0, 2.5], None, "reals"),
+        ([2.5, 1.0], None, "reals"),
         ([1.0, 2.5], "classification", "classes"),
         ([float(i) for i in range(100)], None, "classes"),
         ([float(i) for i in range(101)], None, "reals"),
@@ -176,12 +177,13 @@ def test_a_place_for_each_class(kind: Any, fixed: bool) -> None:
     assert (labels.kind, labels.classes) == ("one-hot", (0, 1, 2))
     assert found.tolist() == [1, -1, 0, 0]
     assert back == [1, None, 0, 0]
-    several = pa.array([[0, 1, 1], None, [0, 0, 0]], pa.list_(pa.int64())).cast(list_type)
+    several = pa.array([[0, 1, 1], None, [0, 0, 0], [1, 0, 0]], pa.list_(pa.int64()))
+    several = several.cast(list_type)
     labels, found, back = round_trip(several)
     assert (labels.kind, labels.is_multilabel) == ("multi-hot", True)
-    assert found.tolist() == [[0, 1, 1], [-1, -1, -1], [0, 0, 0]]
-    assert back == [[1, 2], None, []]
-    assert labels.is_labelled(found).tolist() == [True, False, True]
+    assert found.tolist() == [[0, 1, 1], [-1, -1, -1], [0, 0, 0], [1, 0, 0]]
+    assert back == [[1, 2], None, [], [0]]
+    assert labels.is_labelled(found).tolist() == [True, False, True, True]
     assert fit(one, "multi-label classification").kind == "multi-hot"
     if not pa.types.is_boolean(kind):
         assert fit(one, "regression").kind == "reals"

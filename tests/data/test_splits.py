@@ -117,6 +117,7 @@ def test_lists_of_rows() -> None:
         (10, (0.25, 0.25), [3, 2, 0]),  # 2.5, 2.5, and 5 that are left
         (1000, (0.333, 0.333, 0.334), [333, 333, 334]),
         (5, (0.3, 0.3), [2, 1, 0]),  # 1.5, 1.5, and 2 left
+        (5, (0.3, 0.1), [2, 0, 0]),  # 1.5 and 0.5, of which the first is less in binary
     ],
 )
 def test_counts_are_exact(num_rows: int, fractions: Any, counts: list[int]) -> None:
@@ -167,6 +168,11 @@ def test_three_sets_are_stratified() -> None:
     for split, share in zip(SPLITS, (0.6, 0.2, 0.2), strict=True):
         found = np.bincount(classes[masks[split]], minlength=3)
         assert np.abs(found - share * np.array([50, 30, 21])).max() <= 1
+
+
+def test_classes_of_one_row() -> None:
+    masks = split_by_fractions(30, (0.6, 0.2, 0.2), classes=np.arange(30))
+    assert counts_of(masks) == [18, 6, 6]
 
 
 def test_a_split_is_a_function_of_seed_and_rows() -> None:

@@ -13,12 +13,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.data import EdgeTable, NodeTable, Tables, _table_files
 from graphshard.data._read_tables import TablesGraph, read_tables
 
@@ -35,7 +35,7 @@ def ids_of(kind: str, count: int, draw: random.Random) -> list[Any]:
     elif kind == "uint64":
         made = [2**63 + i * 10**15 + draw.randrange(10**15) for i in range(count - 1)] + [7]
     elif kind == "negative":
-        made = draw.sample(range(-(2**40), 2**40), count - 1) + [-(2**63)]
+        made = [-(2**63), *draw.sample(range(-(2**40), 2**40), count - 1)]
     elif kind == "names":
         names = ("ü", "a b", "x,y", 'say "hi"', "tab;semi", " lead", "1.5", "0x10")
         made = [f"{draw.choice(names)}-{i}" for i in range(count)]
@@ -84,12 +84,10 @@ def write(frame: pd.DataFrame, folder: Path, name: str, kind: str, draw: random.
         elif kind == "feather":
             feather.write_feather(table, path)
         else:
-            path.write_text(
-                "".join(piece.iloc[[i]].to_json(orient="records", lines=True) for i in range(len(piece)))
-                if len(piece)
-                else "",
-                encoding="utf-8",
-            )
+            lines = [
+                piece.iloc[[i]].to_json(orient="records", lines=True) for i in range(len(piece))
+            ]
+            path.write_text("".join(lines), encoding="utf-8")
     if kind == "jsonl":
         for path in target.iterdir():
             if not path.stat().st_size:
@@ -218,4 +216,5 @@ def test_what_is_read_is_what_pandas_reads(
     nodes, edges = case.written(tmp_path)
     dangling, parallel = case.draw.choice(["drop", "add"]), case.draw.choice(["keep", "drop"])
     expected = case.expected(dangling, parallel)
-    check(read_tables(tables_of(nodes, edges, dangling, parallel)), expected)
+    with force_extension(extension_available() and seed % 3 != 0):
+        check(read_tables(tables_of(nodes, edges, dangling, parallel)), expected)

@@ -303,6 +303,12 @@ class DistinctValues:
         self.is_over = False
         self._values = pa.array([], arrow_value_type(value_type))
 
+    def copy(self) -> DistinctValues:
+        """Another one, with the values that there are now."""
+        other = DistinctValues(self.value_type, self.limit)
+        other._values, other.is_over = self._values, self.is_over
+        return other
+
     def __len__(self) -> int:
         return len(self._values)
 

@@ -17,8 +17,8 @@ from .._base.files import write_json
 from .._base.typing import CanonicalEType
 from ..graph import Graph, add_self_loop, heterograph, remove_self_loop, to_bidirected
 from ..partition.save import partition_graph
-from ._id_files import write_id_files
 from ._read_tables import TablesGraph, read_tables
+from .id_files import write_id_files
 from .prepare import Preparation
 from .tables import Tables
 from .task import TaskInfo, balance_classes, read_task, write_task

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..._base.files import writing
 from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
-from ...data._id_files import check_id_file, copy_id_files, id_files
+from ...data.id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
 from ...data.tables import Dangling, Parallel
 from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
