@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""predict: what the model of a run says of the nodes of a partition, by the user's ids.
+"""predict: what the model of a run says of the nodes or edges of a partition, by the user's ids.
 
 Every rank computes the rows that it owns, with the model on the whole graph, as an evaluation does;
 nothing is sampled, and no rank gathers the others' rows. Each writes its rows to a file of its own,
@@ -156,7 +156,9 @@ def predict(
     Of a regression ``prediction`` is the value, or there are ``prediction_0``, ... of several.
     With several labels per node, ``prediction`` is the list of classes of probability 0.5 or more.
     ``id`` is the user's, or the node's original number where no tables were partitioned. Rows are
-    in the order of those numbers: that of the node table.
+    in the order of those numbers: that of the node table. Of a task on edges there are ``source``
+    and ``target`` instead, in the order of the table of edges. Of link prediction there are these
+    and ``score``: of given pairs, or with ``rank`` of the best new links of each node.
 
     Args:
         data: The JSON of a partition: of the graph of training, cut into any number of parts, or
@@ -167,7 +169,10 @@ def predict(
         nodes: "all", "unlabelled", a split ("train", "val" or "test"), or a file of ids, one a
             line, or a table with a column ``id``, or only one column.
         embeddings: Add the column ``embedding``, the input of the model's last layer.
-        top: Show so many of the most probable classes instead of all.
+        top: Show so many of the most probable classes instead of all; of links, find so many for
+            each node, 10 by default.
+        pairs: Of link prediction, a table of pairs of ids with the columns ``source`` and
+            ``target``, which are to be scored.
         device: As in training.
         timeout: Seconds that a wait for another worker may take.
 
