@@ -103,6 +103,9 @@ def test_plain_graphs_get_loops_and_reverses(world_size: int, tmp_path: Path) ->
     ranks = run_ranks(added_on_rank, world_size, path, False, True)
     assert [rank["count"] for rank in ranks] == [len(reverses)] * world_size
     assert counted(found_rows(ranks, "_N:_E:_N")) == counted(before + reverses)
+    both = run_ranks(added_on_rank, world_size, path, True, True)
+    ids = torch.cat([rank["_N:_E:_N"]["orig_id"] for rank in both])
+    assert ids.unique().numel() == ids.numel()
 
     ranks = run_ranks(added_on_rank, world_size, path, True, False)
     lacking = [n for n in range(NUM_NODES) if (n, n) not in pairs]

@@ -2,9 +2,8 @@
 """FullBatchConfig and SampledConfig: all that a training run depends on, checked when it is made.
 
 A field's annotation has its type, its choices, its lowest value and what it is; the command line is
-made from these fields, and adds nothing to them. A field that is None takes the value of its model
-from `MODEL_DEFAULTS`: the settings with which the model's paper, or the usual replication of it,
-reaches its published accuracy.
+made from these fields, and adds nothing to them. A field that is None takes a value by the model
+and by what is known of the data: see `graphshard.train._defaults`.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import torch
 
 from .._base.device import check_device_name, choose_device
 from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
+from ._defaults import MODEL_DEFAULTS, PAPER, GraphFacts, defaults_of
 
 MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 """Names of the networks that come with the package."""
@@ -40,56 +40,6 @@ TaskName = Literal[
     "link prediction",
 ]
 
-
-@dataclass(frozen=True, kw_only=True)
-class GraphFacts:
-    """What the defaults of a model depend on; the same on all ranks.
-
-    Args:
-        num_train: Number of labelled training nodes.
-        width: Of the features of the target type, 0 without.
-        density: Share of them that is not 0.
-        mean_degree: Edges per node, as the partition has them.
-    """
-
-    num_train: int
-    num_classes: int
-    width: int
-    density: float
-    mean_degree: float
-    is_typed: bool
-
-
-_DEFAULTS: dict[str, Any] = {
-    "hidden": 16,
-    "layers": 2,
-    "heads": 1,
-    "dropout": 0.5,
-    "lr": 0.01,
-    "weight_decay": 5e-4,
-    "epochs": 200,
-    "patience": 0,
-    "num_bases": 0,
-    "residual": False,
-    "norm": False,
-}
-_GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
-
-MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    # Kipf and Welling, ICLR 2017: Cora and Citeseer.
-    "gcn": _DEFAULTS,
-    # Hamilton et al., NIPS 2017, mean aggregator; hidden width and L2 as for the other two.
-    "sage": _DEFAULTS,
-    # Velickovic et al., ICLR 2018: Cora and Citeseer.
-    "gat": {**_DEFAULTS, **_GAT},
-    # Brody et al., ICLR 2022, in the place of GAT.
-    "gatv2": {**_DEFAULTS, **_GAT},
-    # Schlichtkrull et al., ESWC 2018: AIFB and MUTAG (which differ in L2 and bases).
-    "rgcn": {**_DEFAULTS, "dropout": 0.0, "epochs": 50},
-    # Hu et al., WWW 2020; hidden width is that of all heads together.
-    "hgt": {**_DEFAULTS, "hidden": 64, "heads": 4, "lr": 0.005, "patience": 100},
-}
-
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
     "data device epochs patience timeout save_every checkpoint_dir resume".split()
@@ -97,6 +47,8 @@ FREE_FIELDS = frozenset(
     + "transport map_features cache_bytes prefetch".split()
     # what is written down
     + ["run"]
+    # what they come to is compared instead
+    + "self_loops both_directions".split()
 )
 
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
@@ -118,15 +70,10 @@ class Lowest:
     value: int
 
 
-def defaults_of(model: str, facts: GraphFacts | None) -> dict[str, Any]:
-    """The values of fields that were left open."""
-    return MODEL_DEFAULTS["sage" if ":" in model else model]
-
-
 def _of_model(name: str) -> Unset:
-    """What a field that is None stands for, from `MODEL_DEFAULTS`."""
-    other = {m: v[name] for m, v in MODEL_DEFAULTS.items() if v[name] != _DEFAULTS[name]}
-    return Unset("; ".join([str(_DEFAULTS[name]), *(f"{m}: {v}" for m, v in other.items())]))
+    """What a field that is None stands for with few labels; with more, see [Note: defaults]."""
+    other = {m: v[name] for m, v in MODEL_DEFAULTS.items() if v[name] != PAPER[name]}
+    return Unset("; ".join([str(PAPER[name]), *(f"{m}: {v}" for m, v in other.items())]))
 
 
 _FOR_EXCHANGES = OnlyWith("aggregation", ("sequential", "auto"))
@@ -274,7 +221,7 @@ class RunConfig:
     both_directions: Annotated[
         bool | None,
         "Add the reverse of each edge where it is missing; of typed graphs, as a relation.",
-        Unset("yes, unless edges carry relation numbers"),
+        Unset("yes, but for relation numbers of rgcn"),
     ] = None
     eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
@@ -315,7 +262,7 @@ class RunConfig:
             )
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2^63 (got {self.seed})")
-        own = {field.name: field.default for field in dataclasses.fields(self)} | _DEFAULTS
+        own = {field.name: field.default for field in dataclasses.fields(self)} | PAPER
         # Programs may leave set what is about speed alone.
         self.check_given(
             name
@@ -398,7 +345,7 @@ class RunConfig:
     def _filled(self, facts: GraphFacts | None) -> dict[str, Any]:
         """All fields, with the model's own values where they were None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        defaults = defaults_of(self.model, facts)
+        defaults, _ = defaults_of(self.model, facts)
         filled = {k: defaults[k] if v is None and k in defaults else v for k, v in values.items()}
         if self.model == "hgt" and self.heads is None:  # heads divide the width
             filled["heads"] = math.gcd(filled["heads"], filled["hidden"])
@@ -432,7 +379,7 @@ class ResolvedConfig(RunConfig):
             name: getattr(self, name)
             for name, default in fields.items()
             if name not in FREE_FIELDS
-            and not (name in _NEWER_FIELDS and getattr(self, name) == default)
+            and not (name in _NEWER_FIELDS and getattr(self, name) in (default, False))
         }
         if self.schedule != "constant":  # it depends on where it ends
             fixed["epochs"] = self.epochs
@@ -538,7 +485,7 @@ class SampledConfig(RunConfig):
                 f"all neighbours (-1) cannot be drawn with replacement (got fanouts={self.fanouts})"
             )
         if self.layers is None and len(self.fanouts) == 1:
-            num_layers = _DEFAULTS["layers"]
+            num_layers = PAPER["layers"]
             twice = ",".join([str(self.fanouts[0])] * num_layers)
             raise ValueError(
                 f"fanouts must hold one number per layer, and one number makes a network of one "

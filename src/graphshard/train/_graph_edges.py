@@ -5,8 +5,7 @@ They are added to each rank's part when it has been read, which changes no file.
 depends on the graph alone, not on how it was cut: a node gets a self loop from its owner, and the
 reverse of an edge is sent to the owner of its source. Added edges come after those that were
 there. A reverse has the features of its edge, a self loop has ``weight`` 1 and the mean of the
-``feat`` of the edges into its node; fields that say what an edge is for (labels, masks, ids) are
-empty.
+``feat`` of the edges into its node; fields that say what an edge is for (labels, masks) are empty.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..fullbatch import PartitionData, RelationEdges
 from ..partition import RangePartitionBook
 from ..partition.format import etype_key
 
-_PURPOSES = ("label", "train_mask", "val_mask", "test_mask", "orig_id")
+_PURPOSES = ("label", "train_mask", "val_mask", "test_mask")
 """Fields that are of one edge, not of its reverse."""
 
 
@@ -47,7 +46,9 @@ def with_self_loops(data: PartitionData) -> tuple[PartitionData, int]:
     fields = {}
     for name, rows in _fields(data, etype).items():
         shape = (nodes.numel(), *rows.shape[1:])
-        if name == "weight" and rows.is_floating_point():
+        if name == "orig_id":  # new ones, that do not depend on the parts
+            fields[name] = _first_free(rows) + data.node_features[_own_ids(data)][nodes]
+        elif name == "weight" and rows.is_floating_point():
             fields[name] = rows.new_ones(shape)
         elif name == "feat" and rows.is_floating_point():
             sums = torch.zeros(num_nodes, *rows.shape[1:], dtype=torch.float64)
@@ -77,7 +78,7 @@ def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[Canon
         source, name, target = etype
         if not is_plain and _is_answered(etype, data.canonical_etypes):
             continue
-        src_part, src, dst, fields = _reversed_edges(data, etype)
+        src_part, src, dst, fields = _reversed_edges(data, etype, is_plain)
         if source == target:
             is_new = ~torch.isin(_codes(data, etype, src_part, src, dst), _own_codes(data, etype))
         else:
@@ -119,16 +120,29 @@ def _fields(data: PartitionData, etype: CanonicalEType) -> dict[str, Tensor]:
 
 def _nothing(name: str, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Rows of a field of edges that were not there."""
-    if name in ("label", "orig_id") and rows.dtype != torch.bool:
+    if name == "label" and rows.dtype != torch.bool:
         unknown = float("nan") if rows.is_floating_point() else -1
         return torch.full(shape, unknown).to(rows.dtype)
     return rows.new_zeros(shape)
 
 
+def _first_free(ids: Tensor) -> int:
+    """An id above those of all ranks; collective."""
+    return reduce_ints([int(ids.max()) + 1 if ids.numel() else 0], "max")[0]
+
+
+def _own_ids(data: PartitionData) -> str:
+    return f"{data.node_type_names[0]}/orig_id"
+
+
 def _reversed_edges(
-    data: PartitionData, etype: CanonicalEType
+    data: PartitionData, etype: CanonicalEType, is_same: bool
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """The reverse of all edges, at the owners of their sources; collective."""
+    """The reverse of all edges, at the owners of their sources; collective.
+
+    Args:
+        is_same: Whether they are to be of the relation ``etype``, too.
+    """
     edges = data.edges[etype]
     chosen = torch.argsort(edges.src_part, stable=True)
     send = torch.bincount(edges.src_part[chosen].long(), minlength=data.num_parts).tolist()
@@ -141,9 +155,13 @@ def _reversed_edges(
     dst = exchanged(edges.src[chosen].long())
     src = exchanged(edges.dst[chosen].long())
     src_part = torch.repeat_interleave(torch.arange(data.num_parts), torch.tensor(recv))
-    fields = {}
-    for name, rows in _fields(data, etype).items():
-        if name in _PURPOSES:
+    fields = _fields(data, etype)
+    # Ids of new edges, those that dropout goes by, must be of no other edge of the relation.
+    first_id = _first_free(fields["orig_id"]) if is_same and "orig_id" in fields else 0
+    for name, rows in fields.items():
+        if name == "orig_id":
+            fields[name] = exchanged(rows[chosen]) + first_id
+        elif name in _PURPOSES:
             fields[name] = _nothing(name, rows, (src.numel(), *rows.shape[1:]))
         elif rows.dtype == torch.bool:
             fields[name] = exchanged(rows[chosen].to(torch.uint8)).bool()

@@ -10,7 +10,7 @@ type.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GATv2Conv, GraphConv, HeteroGraphConv, HGTConv, RelGraphConv, SAGEConv
+from ..nn.edge_attention import EdgeScoredGATConv, EdgeScoredGATv2Conv
 from ._embeddings import OneHotRelGraphConv
 
 ModelFeatures: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
@@ -210,9 +211,11 @@ class GAT(NodeClassifier):
     Args:
         hidden: Width of one head of the hidden layers.
         heads: Heads of the hidden layers.
+        edge_feats: Width of ``edata['feat']``, which the scores read, too; 0: they read none.
     """
 
     _kind: type[GATConv] | type[GATv2Conv] = GATConv
+    _kind_with_edges: type[EdgeScoredGATConv] | type[EdgeScoredGATv2Conv] = EdgeScoredGATConv
 
     def __init__(
         self,
@@ -222,19 +225,27 @@ class GAT(NodeClassifier):
         layers: int = 2,
         heads: int = 8,
         dropout: float = 0.6,
+        edge_feats: int = 0,
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden * heads] * (layers - 1)]
         drops = [0.0, *[dropout] * (layers - 1)]  # the input's is drawn here
         self.input_dropout = InputDropout(dropout)
-        self.layers = nn.ModuleList(
-            self._kind(widths[i], hidden, heads, drops[i], dropout) for i in range(layers - 1)
-        )
-        self.layers.append(self._kind(widths[-1], num_classes, 1, drops[-1], dropout))
+        self._reads_edges = edge_feats > 0
+
+        def layer_of(index: int, out_width: int, num_heads: int) -> nn.Module:
+            arguments = widths[index], out_width, num_heads, drops[index], dropout
+            if edge_feats:
+                return self._kind_with_edges(*arguments, edge_feats)
+            return self._kind(*arguments)
+
+        self.layers = nn.ModuleList(layer_of(i, hidden, heads) for i in range(layers - 1))
+        self.layers.append(layer_of(layers - 1, num_classes, 1))
         self._widths = [*widths, num_classes]
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
-        return layer(graph, h).flatten(1)
+        rows = layer(graph, h, graph.edata["feat"]) if self._reads_edges else layer(graph, h)
+        return rows.flatten(1)
 
     def _between(self, h: Any) -> Any:
         return F.elu(h)
@@ -256,6 +267,7 @@ class GATv2(GAT):
     """
 
     _kind = GATv2Conv
+    _kind_with_edges = EdgeScoredGATv2Conv
 
 
 class RGCN(NodeClassifier):
@@ -449,6 +461,7 @@ class TypedNetwork(TypedClassifier):
         kind: ``"gcn"``, ``"sage"``, ``"gat"`` or ``"gatv2"``.
         heads: Of hidden layers with attention; ``hidden`` is then the width of one.
         aggregator: Of SAGE.
+        edge_feats: Width of ``feat`` of the relations whose edges have it, for attention.
     """
 
     def __init__(
@@ -464,26 +477,35 @@ class TypedNetwork(TypedClassifier):
         heads: int = 1,
         dropout: float = 0.5,
         aggregator: Literal["mean", "gcn", "pool"] = "mean",
+        edge_feats: Mapping[CanonicalEType, int] | None = None,
     ) -> None:
         self._has_heads = kind in ("gat", "gatv2")
         width = hidden * heads if self._has_heads else hidden
         super().__init__(feature_widths, target, width)
         self._widths = [*[width] * layers, num_classes]
 
-        def layer_of(in_width: int, out_width: int, num_heads: int) -> nn.Module:
+        edge_feats = dict(edge_feats or {}) if self._has_heads else {}
+
+        def layer_of(
+            etype: CanonicalEType, in_width: int, out_width: int, num_heads: int
+        ) -> nn.Module:
             if kind == "gcn":
                 return GraphConv(in_width, out_width)
             if kind == "sage":
                 return SAGEConv(in_width, out_width, aggregator)
-            of_kind = GATConv if kind == "gat" else GATv2Conv
-            return of_kind(in_width, out_width // num_heads, num_heads, 0.0, dropout)
+            arguments = in_width, out_width // num_heads, num_heads, 0.0, dropout
+            if etype in edge_feats:
+                with_edges = EdgeScoredGATConv if kind == "gat" else EdgeScoredGATv2Conv
+                return with_edges(*arguments, edge_feats[etype])
+            return GATConv(*arguments) if kind == "gat" else GATv2Conv(*arguments)
 
         heads_of_layers = [heads] * (layers - 1) + [1]
         self.layers = nn.ModuleList(
             _SumOfRelations(
-                {etype: layer_of(*pair, num_heads) for etype in canonical_etypes},
+                {etype: layer_of(etype, *pair, num_heads) for etype in canonical_etypes},
                 {ntype: nn.Linear(*pair) for ntype in ntypes},
-                reads_weights=not self._has_heads,
+                "edge_feat" if self._has_heads else "edge_weight",
+                set(edge_feats) if self._has_heads else set(canonical_etypes),
             )
             for pair, num_heads in zip(pairwise(self._widths), heads_of_layers, strict=True)
         )
@@ -499,25 +521,33 @@ class TypedNetwork(TypedClassifier):
 
 
 class _SumOfRelations(nn.Module):
-    """One layer of `TypedNetwork`."""
+    """One layer of `TypedNetwork`.
+
+    Args:
+        argument: What layers of relations take of edges, ``"edge_weight"`` or ``"edge_feat"``.
+        readers: Relations whose layers take it, where their edges have it.
+    """
 
     def __init__(
         self,
         relations: Mapping[CanonicalEType, nn.Module],
         own: Mapping[str, nn.Module],
-        reads_weights: bool,
+        argument: str,
+        readers: Collection[CanonicalEType],
     ) -> None:
         super().__init__()
         self.relations = HeteroGraphConv(relations, "sum")
-        self._etypes, self._ntypes = tuple(relations), tuple(own)
+        self._ntypes = tuple(own)
         self.own = nn.ModuleList(own.values())
-        self._reads_weights = reads_weights
+        self._argument, self._readers = argument, tuple(readers)
 
     def forward(self, graph: MessagePassingGraph, h: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        arguments = {}
-        for etype in self._etypes if self._reads_weights else ():
-            if "weight" in graph.edges[etype].data:
-                arguments[etype] = {"edge_weight": graph.edges[etype].data["weight"]}
+        name = {"edge_weight": "weight", "edge_feat": "feat"}[self._argument]
+        arguments = {
+            etype: {self._argument: graph.edges[etype].data[name]}
+            for etype in self._readers
+            if name in graph.edges[etype].data
+        }
         gathered = self.relations(graph, h, mod_kwargs=arguments)
         out = {}
         for ntype, linear in zip(self._ntypes, self.own, strict=True):

@@ -36,7 +36,8 @@ class ModelSchema:
         target: Node type whose rows are wanted; for a task on edges between two types, both, and
             then ``forward`` gives them by type.
         node_widths: Node type to the width of its rows of features.
-        edge_fields: Relation to the names of the features that its edges have, such as ``weight``.
+        edge_widths: Relation to the width of what its edges have, by name: ``weight``, which is
+            ``[num_edges]``, and ``feat``; relations without are absent.
         num_relations: Number of values of the edge feature ``etype``, 0 without.
     """
 
@@ -44,7 +45,7 @@ class ModelSchema:
     canonical_etypes: tuple[CanonicalEType, ...]
     target: str | tuple[str, ...]
     node_widths: Mapping[str, int]
-    edge_fields: Mapping[CanonicalEType, tuple[str, ...]] = field(default_factory=dict)
+    edge_widths: Mapping[CanonicalEType, Mapping[str, int]] = field(default_factory=dict)
     num_relations: int = 0
 
     @property

@@ -64,15 +64,18 @@ from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import NID, Block, MessagePassingGraph
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
+from ._categories import CategoryTables
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
 from ._config import (
     NEED_IN_EDGES,
     FullBatchConfig,
     ResolvedConfig,
     ResolvedSampledConfig,
+    RunConfig,
     SampledConfig,
     generators_of,
 )
+from ._defaults import defaults_of
 from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._links import LinkPredictor, LinkScorer
@@ -104,9 +107,11 @@ GPU_RANDOM = "random on the GPU"
 
 
 _REPORT_SECONDS = 0.5
+_EPOCHS_TO_LEARN = 10  # after which a loss should have moved
+_LEARNT = 0.98  # of the loss without knowledge
 
-FEATURES, LABELS = "feat", "label"
-"""Names of features and labels on blocks."""
+FEATURES, LABELS, CATEGORIES = "feat", "label", "categories"
+"""Names of features, labels and categories on blocks."""
 
 NUM_NEGATIVES = 256
 
@@ -170,6 +175,7 @@ class TrainingRun:
         self._resumed_from: int | None = None
         for note in self._shard.notes:
             self._report(note=note)
+        self._tell_defaults(config)
         self._tell_of_rounding()
         if self._checkpoints is not None and config.resume:
             try:
@@ -177,6 +183,36 @@ class TrainingRun:
             except BaseException:
                 self._checkpoints.close()
                 raise
+
+    def _tell_defaults(self, given: RunConfig) -> None:
+        """One line of what was chosen for settings that were left open, and why."""
+        values, why = defaults_of(self.config.model, self._shard.facts)
+        shown = [
+            f"{name} {getattr(self.config, name)}"
+            for name in ("hidden", "layers", "dropout", "lr", "weight_decay", "epochs", "patience")
+            if name in values and getattr(given, name) is None
+        ]
+        if shown:
+            self._report(note=f"by default ({why}): {', '.join(shown)}")
+
+    def _tell_if_nothing_was_learnt(self) -> None:
+        """A loss that stays where it is without any knowledge of the features."""
+        facts, losses = self._shard.facts, self._history.losses
+        if facts is None or facts.entropy is None or len(losses) < _EPOCHS_TO_LEARN:
+            return
+        if self.config.class_weights is not None or losses[-1] < _LEARNT * facts.entropy:
+            return
+        cures = ["lr 0.001" if self.config.lr > 0.001 else "lr 0.01"]
+        if self.config.weight_decay:
+            cures.insert(0, "weight_decay 0")
+        if self.config.layers > 2:
+            cures.append("layers 2")
+        if self.config.model in ("gcn", "sage", "gat", "gatv2") and not self.config.norm:
+            cures.append("norm and residual")
+        self._report(
+            note=f"did not learn: the training loss is {losses[-1]:.4f}, and that of guessing by "
+            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}"
+        )
 
     def _tell_of_rounding(self) -> None:
         """Data sets keep the digits that they have; a run computes in its own dtype."""
@@ -221,6 +257,8 @@ class TrainingRun:
             "parts": self._shard.data.num_parts,
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
+        if self._shard.num_added_edges:
+            identity["added_edges"] = self._shard.num_added_edges
         rows = self._learner.embeddings
         ids = [getattr(rows, f"ids_{table}") for table in range(len(rows.names))]
         folder = CheckpointFolder(self.config.checkpoint_dir, identity, ids)
@@ -318,6 +356,7 @@ class TrainingRun:
             history.note_evaluation(evaluation, config.patience)
             last_loss = history.losses[-1] if history.losses else None
             self._write_history(last_loss, [], time.perf_counter() - start, 0)
+        self._tell_if_nothing_was_learnt()
         return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
@@ -419,7 +458,7 @@ def _settings_without_effect(
     """A line for each setting that was given and changes nothing on this graph."""
     if resolved.layers == 1 and config.heads is not None:
         yield f"heads={config.heads} has no effect: it is of hidden layers, and layers=1 has none"
-    needs_width = shard.is_typed or len(shard.features) < len(shard.data.node_type_names)
+    needs_width = shard.is_typed or len(shard.feature_widths) < len(shard.data.node_type_names)
     if resolved.layers == 1 and config.hidden is not None and not needs_width:
         yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
     if config.patience and not shard.num_nodes["val"]:
@@ -767,22 +806,30 @@ class SampledInputs:
             self.graph.nodes[ntype].data[FEATURES] = rows
         if shard.edges is None:
             self.graph.nodes[shard.target].data[LABELS] = shard.label
-        self._reads_degrees = model == "gcn"
+        self._reads_degrees = model == "gcn" and not shard.is_typed
         if self._reads_degrees:
             self.graph.ndata[IN_DEGREE] = self.graph.in_degrees().to(torch.int32)
             self.graph.ndata[OUT_DEGREE] = self.graph.out_degrees().to(torch.int32)
-        self.edge_features: tuple[str, ...] = ()
-        if model == "rgcn" and shard.relation is not None:
-            self.edge_features = ("etype",)
+        for ntype, numbers in shard.categories.items():
+            self.graph.nodes[ntype].data[CATEGORIES] = numbers
+        #: Relation to the names of what blocks shall have on edges.
+        self.edge_features: dict[Any, tuple[str, ...]] = {
+            etype: tuple(name for name in rows if name != "norm")
+            for etype, rows in shard.edge_rows(model).items()
+        }
+        self._reads_relations = model == "rgcn" and shard.relation is not None
         if learner.pairs is not None:
             self._pair_ranges = learner.pairs.node_map(PAIR)
             self.graph.edata[PAIR] = _pair_ids(learner.pairs)
-            self.edge_features += (PAIR,)
+            (etype,) = shard.data.canonical_etypes
+            self.edge_features[etype] = (*self.edge_features.get(etype, ()), PAIR)
 
     @property
     def node_features(self) -> dict[str, tuple[str, ...]]:
         """Node type to the features that the first block needs."""
         names: dict[str, tuple[str, ...]] = dict.fromkeys(self._shard.features, (FEATURES,))
+        for ntype in self._shard.categories:
+            names[ntype] = (*names.get(ntype, ()), CATEGORIES)
         if self._reads_degrees:
             target = self._shard.target
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
@@ -794,7 +841,7 @@ class SampledInputs:
         Every rank's loss must be made to depend on those.
         """
         graphs = list(blocks)
-        if self.edge_features:
+        if self._reads_relations:
             assert self._shard.relation is not None
             for block in graphs:
                 # Of the edges that were drawn, so that a sum is a mean over them.
@@ -804,11 +851,13 @@ class SampledInputs:
         if self._reads_degrees:
             self._set_weights(graphs)
         pairs = None
-        if PAIR in self.edge_features:
+        if self._learner.pairs is not None:
             pairs, graphs[0] = _block_of_pairs(graphs[0])
         rows, learnt = self._embeddings(graphs[0], pairs)
-        for ntype in self._shard.features:
-            rows[ntype] = blocks[0].srcnodes[ntype].data[FEATURES]
+        sources = blocks[0].srcnodes
+        features = {ntype: sources[ntype].data[FEATURES] for ntype in self._shard.features}
+        numbers = {ntype: sources[ntype].data[CATEGORIES] for ntype in self._shard.categories}
+        rows |= self._learner.input_rows(features, numbers)
         return graphs, model_features(self._shard, rows), learnt
 
     def _set_weights(self, graphs: list[Block]) -> None:
@@ -826,7 +875,10 @@ class SampledInputs:
             out_of = block.out_degrees().to(dtype) / degrees[OUT_DEGREE].clamp(min=1)
             src, dst = block.adjacency().coo()
             weight = (into.index_select(0, dst) * out_of.index_select(0, src)).sqrt()
-            block.edata["weight"] = weight.to(next(self._learner.model.parameters()).dtype)
+            weight = weight.to(next(self._learner.model.parameters()).dtype)
+            if "weight" in block.edata:
+                weight = weight * block.edata["weight"]
+            block.edata["weight"] = weight
 
     def _embeddings(
         self, first: Block, pairs: Tensor | None
@@ -937,6 +989,11 @@ class Learner:
         torch.manual_seed(config.seed)
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
+        if shard.category_counts:
+            self.network.category_tables = CategoryTables(shard.category_counts)
+        self._category_tables: CategoryTables | None = getattr(
+            self.network, "category_tables", None
+        )
         self.model: nn.Module = self.network
         if shard.edges is not None:
             self.model = edge_network(self.network, shard, config)
@@ -950,7 +1007,7 @@ class Learner:
         tables = {
             t: Table(shard.original_ids[t], shard.num_all[t], self.table_width)
             for t in shard.data.node_type_names
-            if t not in shard.features
+            if t not in shard.feature_widths
         }
         first = self.network.one_hot if isinstance(self.network, RGCN) else None
         #: The graph of the first layer, where its sources are pairs of a node and a relation.
@@ -1014,8 +1071,16 @@ class Learner:
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
-        rows = {**self._shard.features, **self.embeddings()}
+        rows = self.input_rows(self._shard.features, self._shard.categories)
+        rows |= self.embeddings()
         return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def input_rows(
+        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What a network is given of nodes that have features or categories, by node type."""
+        tables = self._category_tables
+        return dict(features) if tables is None else tables(features, categories)
 
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""
@@ -1087,6 +1152,11 @@ class Learner:
             self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
+        for parameter in self._named.values():
+            # Weight decay falls alike on what has no gradient, and on what has one of zeros because
+            # other ranks asked for rows.
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         self.descent.step()
         return value
 
@@ -1311,10 +1381,11 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     hidden, layers, heads = config.hidden, config.layers, config.heads
     classes, dropout, name = shard.out_width(config), config.dropout, config.model
     widths = shard.feature_widths
+    edge_feats = {etype: rows.shape[1] for etype, rows in shard.edge_features.items()}
     if ":" in name:
         arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
         return build_own_model(
-            name, model_schema(shard, hidden), arguments | dict(config.model_args or {})
+            name, model_schema(shard, name, hidden), arguments | dict(config.model_args or {})
         )
     types = shard.data.canonical_etypes, shard.data.node_type_names, shard.targets
     if name == "hgt":
@@ -1323,7 +1394,9 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     if shard.is_typed:
         how = config.aggregator
-        return TypedNetwork(name, widths, *types, hidden, classes, layers, heads, dropout, how)
+        return TypedNetwork(
+            name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
+        )
     in_feats = widths.get(shard.target)
     if name == "rgcn":
         relations = shard.num_relations
@@ -1332,7 +1405,8 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
-        model = kind(width, hidden, classes, layers, heads, dropout)
+        of_edges = next(iter(edge_feats.values()), 0)
+        model = kind(width, hidden, classes, layers, heads, dropout, of_edges)
     elif name == "gcn":
         model = GCN(width, hidden, classes, layers, dropout)
     else:
@@ -1341,7 +1415,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     return model
 
 
-def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
+def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
     """What a model of the user's own is told about a graph."""
     names = shard.data.node_type_names
     return ModelSchema(
@@ -1349,7 +1423,12 @@ def model_schema(shard: TrainingShard, hidden: int) -> ModelSchema:
         canonical_etypes=shard.data.canonical_etypes,
         target=shard.targets,
         node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
-        edge_fields=shard.edge_fields,
+        edge_widths={
+            etype: {
+                name: 1 if column.dim() == 1 else column.shape[1] for name, column in rows.items()
+            }
+            for etype, rows in shard.edge_rows(name).items()
+        },
         num_relations=shard.num_relations,
     )
 

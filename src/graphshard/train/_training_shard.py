@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,11 +27,14 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._config import NEED_IN_EDGES, GraphFacts, ResolvedConfig, RunConfig
+from ._categories import CategoryTables
+from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
+from ._defaults import GraphFacts
 from ._edges import TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
 from ._links import LinkFacts, held_out, link_facts
 from ._tasks import (
+    ACCURACY,
     EDGE_CLASSIFICATION,
     EDGE_REGRESSION,
     LINK_PREDICTION,
@@ -45,6 +48,7 @@ from ._tasks import (
     chosen_metrics,
 )
 
+_UNEVEN = 2 / 3  # share of the larger of two classes from which on accuracy says little
 _MOST_NAMED = 3  # relations in a line
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -95,8 +99,10 @@ class TrainingShard:
     num_relations: int
     device: torch.device
     class_names: tuple[str, ...] = ()
+    category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     facts: GraphFacts | None = None
     notes: tuple[str, ...] = ()
+    num_added_edges: int = 0
 
     def on_device(self) -> TrainingShard:
         """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
@@ -122,13 +128,23 @@ class TrainingShard:
 
     @property
     def feature_widths(self) -> dict[str, int]:
-        """Node type to the width of its features; types without are absent."""
-        return {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+        """Node type to the columns that a network is given; types without are absent."""
+        widths = {ntype: rows.shape[1] for ntype, rows in self.features.items()}
+        for ntype, width in CategoryTables.widths(self.category_counts).items():
+            widths[ntype] = widths.get(ntype, 0) + width
+        return {t: widths[t] for t in self.data.node_type_names if t in widths}
 
-    @property
-    def edge_fields(self) -> dict[CanonicalEType, tuple[str, ...]]:
-        """Relation to the names of what a model finds on its edges."""
-        return {}
+    def edge_rows(self, model: str) -> dict[CanonicalEType, dict[str, Tensor]]:
+        """Relation to what the model reads of its edges, by name; relations without are absent."""
+        columns = {"weight": self.edge_weights, "feat": self.edge_features}
+        rows: dict[CanonicalEType, dict[str, Tensor]] = {}
+        for name in edge_columns(model):
+            for etype, column in columns[name].items():
+                rows.setdefault(etype, {})[name] = column
+        if model == "rgcn" and self.relation is not None:
+            (etype,) = self.data.canonical_etypes
+            rows[etype] = dict(zip(("etype", "norm"), self.relation, strict=True))
+        return rows
 
     @property
     def is_typed(self) -> bool:
@@ -160,10 +176,14 @@ class TrainingShard:
         """The whole graph, or one with its edges in the same order; collective."""
         data = self.data if data is None else data
         graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
-        for rows in (*self.features.values(), *(self.relation or ())):
+        for rows in self.features.values():
             graph.mark_constant(rows)
-        if self.relation is not None and config.model == "rgcn":
-            graph.edata["etype"], graph.edata["norm"] = self.relation
+        for etype, columns in self.edge_rows(config.model).items():
+            for name, rows in columns.items():
+                graph.mark_constant(rows)
+                # One of pairs has another relation, and the edges in the same order.
+                where = etype if data is self.data else graph.canonical_etypes[0]
+                graph.edges[where].data[name] = rows
         return graph
 
 
@@ -568,11 +588,12 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"occurs; partition the graph again"
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
+    shard = replace(shard, category_counts=_category_counts(shard.categories))
     if not is_multilabel:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
         shard,
-        facts=_facts(shard, num_train, shard.num_classes or num_classes),
+        facts=_facts(shard, num_train, num_classes if is_classes and not is_multilabel else 0),
         num_nodes=dict(zip(SPLITS, counts, strict=True)),
         num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
@@ -599,15 +620,19 @@ def _task(shard: TrainingShard, config: ResolvedConfig) -> Task:
     if is_values:
         mean, deviation = _scale(shard.label[shard.rows["train"]], shard.num_nodes["train"])
         error = config.loss or "mse"
-        usual = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
-        metrics = chosen_metrics(config.metrics, Values.CHOICES, usual)
+        of_values = Values.CHOICES if error == "mse" else Values.CHOICES[::-1]
+        metrics = chosen_metrics(config.metrics, Values.CHOICES, of_values)
         return Values(len(mean), mean, deviation, error, metrics)
     if kind == LINK_PREDICTION:
         assert shard.links is not None
         metrics = chosen_metrics(config.metrics, Links.CHOICES, Links.CHOICES)
         return Links(shard.links.num_relations, config.loss or "softmax", metrics)
     made = SeveralLabels if shard.label.ndim == 2 else Classes
-    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, made.metrics))
+    usual: tuple[str, ...] = made.metrics
+    share = None if shard.facts is None else shard.facts.largest_share
+    if made is Classes and shard.num_classes == 2 and share is not None and share > _UNEVEN:
+        usual = ("auroc", ACCURACY)  # who says the larger class is right as often already
+    return made(shard.num_classes, chosen_metrics(config.metrics, made.CHOICES, usual))
 
 
 def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -619,35 +644,53 @@ def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(mean), tuple(math.sqrt(value) or 1.0 for value in variance)
 
 
+def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Node type to the number of values of each of its columns, on all ranks; collective."""
+    tops = [
+        int(column.max()) + 1 if column.numel() else 1
+        for numbers in categories.values()
+        for column in numbers.T
+    ]
+    tops = reduce_ints(tops, "max") if tops else []
+    counts, start = {}, 0
+    for ntype, numbers in categories.items():
+        stop = start + numbers.shape[1]
+        counts[ntype], start = tuple(tops[start:stop]), stop
+    return counts
+
+
 def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
-    """What defaults depend on; collective."""
+    """What defaults depend on; collective. There are no classes where ``num_classes`` is 0."""
     rows = shard.features.get(shard.target)
-    width = 0 if rows is None else rows.shape[1]
-    nonzero = 0 if rows is None else int(torch.count_nonzero(rows))
-    num_edges = sum(edges.num_edges for edges in shard.data.edges.values())
-    nonzero, num_edges = reduce_ints([nonzero, num_edges])
-    num_nodes = sum(shard.num_all.values())
+    numbers = [sum(edges.num_edges for edges in shard.data.edges.values())]
+    if num_classes:
+        labels = shard.label[shard.rows["train"]]
+        numbers += torch.bincount(labels, minlength=num_classes).tolist()
+    num_edges, *counts = reduce_ints(numbers)
+    shares = [count / max(1, num_train) for count in counts if count]
     return GraphFacts(
         num_train=num_train,
-        num_classes=num_classes,
-        width=width,
-        density=nonzero / max(1, width * shard.num_all[shard.target]),
-        mean_degree=num_edges / max(1, num_nodes),
+        width=0 if rows is None else rows.shape[1],
+        mean_degree=num_edges / max(1, sum(shard.num_all.values())),
         is_typed=shard.is_typed,
+        entropy=-sum(share * math.log(share) for share in shares) if shares else None,
+        largest_share=max(shares, default=None),
     )
 
 
 def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with self loops and the other direction, where these are wanted; collective."""
     both, loops = config.both_directions, config.self_loops
-    notes = []
+    notes: list[str] = []
+    num_added = 0
     if both is None:
-        both = shard.is_typed or shard.relation is None
+        both = shard.is_typed or config.model != "rgcn"
     if loops is None:
         loops = not shard.is_typed and config.model in NEED_IN_EDGES
     data = shard.data
     if both:
         data, added = with_both_directions(data)
+        num_added += sum(added.values())
         if added and not shard.is_typed:
             (count,) = added.values()
             notes.append(
@@ -663,12 +706,45 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
             )
     if loops:
         data, count = with_self_loops(data)
+        num_added += count
         if count:
             notes.append(
                 f"gave {count:,} nodes a self loop, as {config.model} wants (--no-self-loops "
                 "leaves them as they are)"
             )
-    return replace(shard, data=data, notes=tuple(notes))
+    notes += _unread_columns(shard, config.model)
+    dtype = config.torch_dtype
+    features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
+    return replace(
+        shard,
+        data=data,
+        notes=tuple(notes),
+        num_added_edges=num_added,
+        edge_features=features,
+        edge_weights=weights,
+    )
+
+
+def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
+    """A line for each kind of numbers on edges that the model does not read."""
+    read = edge_columns(model)
+    lines = []
+    for what, name, has, readers in (
+        ("weights", "weight", shard.edge_weights, "gcn and sage do"),
+        ("features", "feat", shard.edge_features, "gat and gatv2 do"),
+    ):
+        if has and name not in read and shard.edges is None:
+            lines.append(f"{what} of edges are there, and {model} does not read them ({readers})")
+    return lines
+
+
+def edge_columns(model: str) -> tuple[str, ...]:
+    """Names of the edge features that a model reads where they are there; see `ModelSchema`."""
+    if ":" in model:
+        return ("weight", "feat")
+    return {"gcn": ("weight",), "sage": ("weight",)}.get(
+        model, ("feat",) if model in ("gat", "gatv2") else ()
+    )
 
 
 def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
@@ -686,7 +762,7 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); leave it "
             "out: layers of typed graphs see a node's own row"
         )
-    if config.both_directions and not shard.is_typed and shard.relation is not None:
+    if config.both_directions and config.model == "rgcn" and not shard.is_typed:
         raise ValueError(
             "both_directions is for graphs whose edges carry no relation numbers; partition the "
             "data set with the inverse of every relation (graphshard partition --inverse)"

@@ -17,14 +17,16 @@ from graphshard.train.commands import app, run
 
 FLAGS = {
     "partition": """
-        --config --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data --delimiter
+        --config --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data
+        --delimiter
         --edges --encodings-from --header --help --hops --ignore --inverse --label --method --name
         --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
         --objective --out --parallel --parts --quiet --reorder --row-normalize --seed --self-loops
         --source --split --tables --target --time --tolerance --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --header --help --ignore --label --no-header --node-id
+        --config --dangling --delimiter --edges --header --help --ignore --label --no-header
+        --node-id
         --nodes --parallel --source --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
@@ -55,9 +57,9 @@ FLAGS = {
         --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden --layers --loss --lr
         --map-features --metrics --mode --model --model-args --negatives --no-both-directions
         --no-map-features --no-norm --no-rematerialize --no-residual --no-self-loops --norm
-        --num-bases --optimizer --patience --predictor --prefetch --quiet --rematerialize --replace
-        --residual --resume --run --sampler --save-every --schedule --seed --self-loops --task
-        --timeout --transport --warmup --weight-decay --workers
+        --num-bases --optimizer --patience --predictor --prefetch --quiet --rematerialize
+        --replace --residual --resume --run --sampler --save-every --schedule --seed --self-loops
+        --task --timeout --transport --warmup --weight-decay --workers
     """,
 }
 

@@ -261,7 +261,7 @@ class ProgressDisplay:
     def show(self, report: EpochReport) -> None:
         """Take one report in."""
         if report.note is not None:
-            self._console.print(report.note, markup=False, highlight=False)
+            self._console.print(report.note, markup=False, highlight=False, soft_wrap=True)
             return
         if self._quiet:
             return

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that nobody gave: what a run takes by its model and by what is known of the data.
+
+[Note: defaults]
+    Few labels on a sparse graph, as the papers of these models had it (Cora has 140 and 5 edges a
+    node): their small networks, with weight decay and much dropout, for what is to be feared there
+    is overfitting.
+
+    Few labels on a dense graph, from `DENSE` edges a node on: a mean over many neighbours hardly
+    overfits, and weight decay keeps it from fitting at all, the more so where rows of features sum
+    to 1. So none of it, a wider network and a higher rate.
+
+    Many labels, from `MANY` training rows on: a wide network, little dropout, no weight decay, and
+    an end by patience. In GCN and GAT, which mix a node's own row with all others, a matrix of its
+    own for it.
+
+    The numbers behind this are in benchmarks/results/defaults_2026-11-25.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MANY = 1000
+DENSE = 10.0
+
+PAPER: dict[str, Any] = {
+    "hidden": 16,
+    "layers": 2,
+    "heads": 1,
+    "dropout": 0.5,
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "epochs": 200,
+    "patience": 0,
+    "num_bases": 0,
+    "residual": False,
+    "norm": False,
+}
+_GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
+
+MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    # Kipf and Welling, ICLR 2017: Cora and Citeseer.
+    "gcn": PAPER,
+    # Hamilton et al., NIPS 2017, mean aggregator; hidden width and L2 as for the other two.
+    "sage": PAPER,
+    # Velickovic et al., ICLR 2018: Cora and Citeseer.
+    "gat": {**PAPER, **_GAT},
+    # Brody et al., ICLR 2022, in the place of GAT.
+    "gatv2": {**PAPER, **_GAT},
+    # Schlichtkrull et al., ESWC 2018: AIFB and MUTAG (which differ in L2 and bases).
+    "rgcn": {**PAPER, "dropout": 0.0, "epochs": 50},
+    # Hu et al., WWW 2020; hidden width is that of all heads together.
+    "hgt": {**PAPER, "hidden": 64, "heads": 4, "lr": 0.005, "patience": 100},
+}
+"""What stands for a field that is open, with few labels on a sparse graph."""
+
+_ATTENTION = ("gat", "gatv2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFacts:
+    """What the defaults of a model depend on; the same on all ranks.
+
+    Args:
+        num_train: Number of labelled training rows.
+        width: Of the features of the target type, 0 without.
+        mean_degree: Edges per node, as the partition has them.
+        entropy: Of the shares of classes among training rows: the loss of who knows these alone;
+            None where there are no classes, one for each row.
+        largest_share: The share of the most frequent one.
+    """
+
+    num_train: int
+    width: int
+    mean_degree: float
+    is_typed: bool
+    entropy: float | None = None
+    largest_share: float | None = None
+
+
+def defaults_of(model: str, facts: GraphFacts | None) -> tuple[dict[str, Any], str]:
+    """The values of settings that were left open, and why these. See [Note: defaults].
+
+    Args:
+        model: The name of a model; one of the user's own is taken for SAGE.
+    """
+    model = "sage" if ":" in model else model
+    values = dict(MODEL_DEFAULTS[model])
+    if facts is None or facts.num_train < MANY:
+        is_dense = facts is not None and facts.mean_degree >= DENSE and not facts.is_typed
+        if not is_dense or model == "rgcn":
+            return values, "few labels: a small network, as in the papers"
+        values |= {"weight_decay": 0.0, "lr": 0.02, "epochs": 200, "patience": 50}
+        values["hidden"] = 8 if model in _ATTENTION else 64
+        if model in _ATTENTION:
+            values["dropout"] = 0.5
+        return values, "few labels, many edges a node: no weight decay"
+    values |= {"weight_decay": 0.0, "lr": 0.01, "epochs": 300, "patience": 50, "dropout": 0.2}
+    values["hidden"] = 16 if model in _ATTENTION else 128
+    if model == "rgcn":
+        values |= {"hidden": 64, "epochs": 100, "patience": 20}
+    if model == "hgt":
+        values |= {"lr": 0.005, "epochs": 200}
+    values["residual"] = model in ("gcn", *_ATTENTION)
+    return values, "many labels: a wide network"
