@@ -30,7 +30,7 @@ from graphshard.train._embeddings import OneHotRelGraphConv, Table, uniform_rows
 from graphshard.train._models import InputDropout
 
 WRONG_FIELDS: dict[str, dict[str, Any]] = {
-    "model must be one of gcn, sage, gat, rgcn (got 'mlp')": {"model": "mlp"},
+    "or the module and class of your own (got 'mlp')": {"model": "mlp"},
     "aggregation must be one of": {"aggregation": "both"},
     "dtype must be one of": {"dtype": "float16"},
     "hidden must be at least 1 (got 0)": {"hidden": 0},
