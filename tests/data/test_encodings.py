@@ -18,6 +18,7 @@ import pytest
 
 from graphshard.data import _columns, encodings
 from graphshard.data.encodings import EncodedCounts, Encoding, EncodingFit, choose
+from graphshard.data.labels import TASKS, LabelFit
 
 pandas = pytest.importorskip("pandas", reason="pandas is an oracle, and is not installed")
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is an oracle, and is not installed")
@@ -337,7 +338,8 @@ def test_equal_quantiles_are_one_edge() -> None:
     assert edges[1] == 0.1  # among equal numbers, not beside them
     assert edges == pytest.approx((0.1 / 7, 0.1, 0.1 + 6.9 * 6 / 7))
     for value in np.random.default_rng(5).random(50):  # sums of shares of it may differ from it
-        assert value in fit([0.0] * 5 + [value] * 20 + [7.0] * 5, asked).edges
+        edges = fit([0.0] * 5 + [value] * 20 + [7.0] * 5, asked).edges
+        assert (len(edges), edges[1]) == (3, value)
     assert fit([3.0] * 9, asked).edges == ()
     assert encode([3.0, 3.0], asked).tolist() == [[1], [1]]
 
@@ -411,6 +413,9 @@ def test_unknown_categories_are_counted() -> None:
     assert counts == EncodedCounts(rows=5, missing=1, unknown=3, examples=["c", "d"])
     encoding.encode(pa.array(["z"]), counts=counts)
     assert (counts.rows, counts.unknown, counts.examples) == (6, 4, ["c", "d", "z"])
+    numbers = EncodedCounts()
+    fit([1, 2], {"encoding": "category"}).encode(pa.array([2.5, 3.0]), counts=numbers)
+    assert numbers.examples == ["2.5", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -515,6 +520,10 @@ def test_physical_forms_of_one_column() -> None:
         plain.cast(pa.large_string()),
         plain.cast(pa.string_view()),
         plain.dictionary_encode(),
+        pa.DictionaryArray.from_arrays(
+            plain.dictionary_encode().indices, pa.array(["b", "a", "c"], pa.string_view())
+        ),
+        pa.array(["x", *values]).dictionary_encode()[1:],
         pa.array(["x", *values])[1:],
         pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4, 5], pa.int32()), plain),
         pa.chunked_array([plain[:2], plain[2:2], plain[2:].dictionary_encode().cast(pa.string())]),
@@ -757,3 +766,64 @@ def test_a_damaged_description_is_refused(change: dict[str, Any], message: str) 
         del content["column"]
     with pytest.raises(ValueError, match=message):
         Encoding.of_json(content)
+
+
+# -- every type with every encoding, then every other type -----------------------------------------
+
+SAMPLES: list[Any] = [
+    *(pa.array([1, None, 0], kind) for kind in (pa.int8(), pa.uint64(), pa.float32())),
+    pa.array([np.float16(1), None]),
+    pa.array([decimal.Decimal("1.5"), None]),
+    pa.array([True, None]),
+    *(pa.array(["a", None, ""], kind) for kind in (pa.string(), pa.large_string())),
+    pa.array(["a", None, ""]).cast(pa.string_view()),
+    pa.array(["a", None]).dictionary_encode(),
+    pa.array([3, None]).dictionary_encode(),
+    *(pa.array([86_400, None], pa.int32()).cast(kind) for kind in (pa.date32(), pa.time32("s"))),
+    pa.array([86_400_000, None], pa.date64()),
+    *(pa.array([1, None], kind) for kind in (pa.time64("ns"), pa.duration("us"))),
+    *(pa.array([1, None], pa.timestamp(*of)) for of in (("s",), ("ns", "Asia/Tokyo"))),
+    pa.nulls(3),
+    pa.array([[1, 2], None]),
+    pa.array([[True, False], None]),
+    pa.array([[1.5, 0], None, [None, 3]], pa.list_(pa.float16(), 2)),
+    pa.array([["a"], None, ["b", None]]),
+    pa.array([[], None], pa.large_list(pa.int8())),
+    pa.array([b"a", None]),
+    pa.array([{"a": 1}, None]),
+    pa.array([1, None], pa.float64())[:0],
+]
+
+
+@pytest.mark.parametrize("known", SAMPLES, ids=lambda array: str(array.type))
+def test_other_types_work_or_are_refused_in_words(known: Any) -> None:
+    """Nothing but a ValueError with a rule, a value and a cure; and no warning."""
+    for kind in (None, *encodings.KINDS):
+        try:
+            encoding = fit(known, {"encoding": kind} if kind else None)
+        except ValueError as error:
+            assert "(got" in str(error)
+            continue
+        for later in (known, *SAMPLES):
+            try:
+                found = encoding.encode(later)
+            except ValueError as error:
+                assert "(got" in str(error)
+                assert later is not known
+                continue
+            assert len(found) == len(later)
+            assert np.isfinite(found).all()
+    for task in (None, *TASKS):
+        try:
+            fitted = LabelFit(pa.field("y", known.type), task)
+            fitted.update(known)
+            labels = fitted.finish()
+        except ValueError as error:
+            assert "(got" in str(error)
+            continue
+        assert len(labels.decode(labels.encode(known))) == len(known)
+        for later in SAMPLES:
+            try:
+                assert len(labels.encode(later)) == len(later)
+            except ValueError as error:
+                assert "(got" in str(error)

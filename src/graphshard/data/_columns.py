@@ -94,7 +94,8 @@ def plain(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return plain(array.storage)
     if pa.types.is_dictionary(array.type):
-        return plain(array.dictionary_decode())
+        values = plain(array.dictionary)  # first, as there is no kernel that takes all types
+        return values.take(array.indices)
     if pa.types.is_run_end_encoded(array.type):
         return plain(compute.run_end_decode(array))
     if pa.types.is_string_view(array.type):

@@ -92,23 +92,25 @@ class EncodedCounts:
         missing: Rows without a value, or, in a list, without some element.
         unknown: Rows, or elements of sets of classes, with a value that was not there when the
             encoding was made.
-        examples: The first few such values.
+        examples: The first few such values, as they are shown.
     """
 
     rows: int = 0
     missing: int = 0
     unknown: int = 0
-    examples: list[Value] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
 
     def count_unknown(self, array: pa.Array, is_unknown: NDArray[np.bool_]) -> None:
         """Note the rows of an array whose values are unknown."""
         import pyarrow as pa
 
         self.unknown += int(is_unknown.sum())
-        if is_unknown.any() and len(self.examples) < 3:
+        is_shown = family_of(array.type) in ("text", "number", "boolean")
+        if is_shown and is_unknown.any() and len(self.examples) < 3:
             for value in array.filter(pa.array(is_unknown)).slice(0, 1000).to_pylist():
-                if value not in self.examples and len(self.examples) < 3:
-                    self.examples.append(value)
+                shown = _columns.shown_value(value)
+                if shown not in self.examples and len(self.examples) < 3:
+                    self.examples.append(shown)
 
 
 def choose(field: pa.Field) -> str:

@@ -414,6 +414,8 @@ class LabelFit:
     def _update_lists(self, piece: pa.Array) -> None:
         name, first_row = self.columns[0], self._num_rows
         lengths = _columns.lengths_of_lists(piece)
+        if not (lengths >= 0).any():
+            return
         is_text = family_of(self._value_type) == "text"
         if not is_text and self._places.fits(lengths):
             rows = _columns.rows_of_lists(piece, self._places.width, name, first_row)[1]
@@ -482,6 +484,11 @@ class LabelFit:
         return self._of_distinct("sets")
 
     def _reals(self, width: int) -> Labels:
+        if not width:
+            raise ValueError(
+                f"labels in {_spoken(self.columns)} must have elements (got empty lists); leave "
+                "cells empty whose label is unknown"
+            )
         return Labels(columns=self.columns, kind="reals", type="double", width=width)
 
     def _of_distinct(self, kind: str) -> Labels:
