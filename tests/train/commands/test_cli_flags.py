@@ -18,14 +18,14 @@ from graphshard.train.commands import app, run
 FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data --delimiter
-        --edges --encodings-from --header --help --hops --ignore --inverse --label --method --name
-        --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
+        --edges --encoding --encodings-from --header --help --hops --ignore --inverse --label
+        --method --name --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
         --objective --out --parallel --parts --quiet --reorder --row-normalize --seed --self-loops
         --source --split --tables --target --time --tolerance --weight
     """,
     "tables": """
-        --dangling --delimiter --edges --header --help --ignore --label --no-header --node-id
-        --nodes --parallel --source --split --target --time --weight
+        --dangling --delimiter --edges --encoding --header --help --ignore --label --no-header
+        --node-id --nodes --parallel --source --split --target --time --weight
     """,
     "inspect": "--help --plot partition",
     "convert": "--help --out --to source",
