@@ -19,7 +19,8 @@ FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data --delimiter
         --edges --encoding --encodings-from --header --help --hops --ignore --inverse --label
-        --method --name --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
+        --method --name --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops
+        --node-id --nodes
         --objective --out --parallel --parts --quiet --reorder --row-normalize --seed --self-loops
         --source --split --tables --target --time --tolerance --weight
     """,
