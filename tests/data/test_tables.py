@@ -454,6 +454,55 @@ def test_a_description_that_cannot_be_is_one_line(text: str, tmp_path: Path) -> 
     assert "\n" not in str(error.value).removesuffix("\n")
 
 
+RATINGS = "userId,movieId,rating\n1,10,4.0\n2,10,3.5\n1,20,5.0\n3,99,1.0\n"
+
+
+def test_types_are_told_by_columns_or_by_the_user(tmp_path: Path) -> None:
+    (tmp_path / "movies.csv").write_text("movieId,year\n10,1999\n20,2003\n")
+    (tmp_path / "tags.csv").write_text("userId,age\n1,30\n2,40\n3,50\n")
+    (tmp_path / "ratings.csv").write_text(RATINGS)
+    nodes = [f"movie={tmp_path / 'movies.csv'}", f"user={tmp_path / 'tags.csv'}"]
+    tables = Tables.from_files(nodes, [tmp_path / "ratings.csv"])
+    assert list(tables.edges) == [("user", "ratings", "movie")]
+    with pytest.raises(ValueError, match="'userId' does not tell of which type"):
+        Tables.from_files(nodes[:1], [tmp_path / "ratings.csv"])
+    named = Tables.from_files(nodes[:1], [f"user:rated:movie={tmp_path / 'ratings.csv'}"])
+    read = read_tables(named)
+    assert read.ids["user"].to_pylist() == [1, 2, 3]
+    assert read.ids["movie"].to_pylist() == [10, 20]
+    src, dst = read.graph.edges(etype="rated")
+    assert (src.tolist(), dst.tolist()) == ([0, 1, 0], [0, 0, 1])
+    ratings = f"user:rated:movies={tmp_path / 'ratings.csv'}"
+    numbered = Tables.from_files([tmp_path / "movies.csv"], [ratings], node_id="#")
+    assert numbered.nodes["movies"].id == "#"
+
+
+def test_typed_tables_give_what_pandas_gives() -> None:
+    draw = np.random.default_rng(2)
+    users = pd.DataFrame({"id": [f"u{i}" for i in draw.permutation(30)]})
+    items = pd.DataFrame({"id": draw.permutation(50)[:40] * 3})
+    buys = pd.DataFrame({"u": draw.choice(users["id"], 80), "i": draw.integers(0, 150, 80)})
+    tags = pd.DataFrame({"i": draw.choice(items["id"], 60), "tag": draw.choice(list("abcde"), 60)})
+    tables = Tables(
+        nodes={"user": NodeTable(files=users, id="id"), "item": NodeTable(files=items, id="id")},
+        edges={
+            ("user", "buys", "item"): EdgeTable(files=buys, source="u", target="i"),
+            ("item", "has", "tag"): EdgeTable(files=tags, source="i", target="tag"),
+        },
+    )
+    read = read_tables(tables)
+    assert read.ids["tag"].to_pylist() == tags["tag"].drop_duplicates().tolist()
+    for (source_type, name, target_type), frame in (
+        (("user", "buys", "item"), buys[buys["i"].isin(items["id"])]),
+        (("item", "has", "tag"), tags),
+    ):
+        for ntype, end, column in zip(
+            (source_type, target_type), read.graph.edges(etype=name), frame.columns, strict=True
+        ):
+            ids = read.ids[ntype].to_pylist()
+            assert [ids[i] for i in end.tolist()] == frame[column].tolist()
+
+
 # ------------------------------------------------------------------ partitions
 
 

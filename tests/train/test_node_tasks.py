@@ -311,7 +311,8 @@ def test_the_command_prints_what_it_measured(
     display.__exit__()
     Console(width=120).print(result_table(result, "gcn"))
     printed = capsys.readouterr()
-    assert printed.err.startswith("training on 1 worker(s)\nepoch 1/2 loss ")
+    assert printed.err.startswith("training on 1 worker(s)\n")
+    assert "\nepoch 1/2 loss " in printed.err
     assert "rmse:  train" in printed.err
     assert "valid rmse" in printed.out
     assert f"{result.best.metrics['mae']['test']:.4f}" in printed.out

@@ -39,6 +39,9 @@ CASES = {
     "rgcn_one_hot": ("knowledge", {"model": "rgcn"}),
     "gcn_embeddings": ("knowledge", {"model": "gcn"}),
     "rgcn_typed": ("typed", {"model": "rgcn"}),
+    "hgt": ("typed", {"model": "hgt", "heads": 2}),
+    "gcn_both": ("plain", {"model": "gcn", "both_directions": None}),
+    "typed_both": ("typed", {"model": "sage", "both_directions": None}),
 }
 
 

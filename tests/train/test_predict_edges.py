@@ -173,11 +173,25 @@ def test_of_nodes_with_few_others_there_are_few_links(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "parts"), [("typed_links", 2), ("plain_links", 3)])
+def test_rows_of_nodes_by_which_edges_are_scored(kind: str, parts: int, tmp_path: Path) -> None:
+    found = predicted(tmp_path, kind, parts, "empty_part", embeddings=True)
+    rows = rows_of_nodes(kind)
+    if kind == "typed_links":
+        assert found["type"].tolist() == ["author"] * 30 + ["paper"] * 40
+        assert found["id"].tolist() == [str(n) for size in (30, 40) for n in range(size)]
+        expected = np.concatenate([rows["author"], rows["paper"]])
+    else:
+        assert found["id"].tolist() == list(range(40))
+        expected = rows["_N"]
+    np.testing.assert_allclose(np.stack(found["embedding"]), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
         ("edge_classes", {"pairs": "P"}, "pairs is for link prediction"),
-        ("edge_classes", {"embeddings": True}, "embeddings is for tasks on nodes"),
+        ("plain_links", {"embeddings": True, "top": 2}, "are rows of nodes; leave out pairs"),
         ("edge_values", {"top": 2}, "top is for one class of several per row"),
         ("plain_links", {"nodes": "val"}, "nodes must be all or a file of ids"),
         ("plain_links", {"pairs": "P", "top": 3}, "leave out pairs"),

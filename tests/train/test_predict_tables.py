@@ -178,6 +178,45 @@ def test_learnt_rows_are_of_ids_and_not_of_row_numbers(tmp_path: Path) -> None:
         predict(other, run, device="cpu")
 
 
+def test_links_by_the_ids_of_two_tables(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    people = pd.DataFrame({"name": [f"p{n}" for n in range(30)], "age": random.normal(size=30)})
+    films = pd.DataFrame({"film": random.permutation(20) + 2**62, "year": random.normal(size=20)})
+    seen = pd.DataFrame(
+        {"who": random.choice(people["name"], 120), "what": random.choice(films["film"], 120)}
+    ).drop_duplicates(ignore_index=True)
+    tables = Tables(
+        nodes={
+            "person": NodeTable(files=people, id="name"),
+            "film": NodeTable(files=films, id="film"),
+        },
+        edges={
+            ("person", "saw", "film"): EdgeTable(
+                files=seen, source="who", target="what", split=[0.6, 0.2, 0.2]
+            )
+        },
+    )
+    data = partition_tables(tables, 1, tmp_path / "one", name="g")
+    run = str(tmp_path / "run")
+    config = config_of(str(data), model="rgcn", epochs=2, both_directions=None, run=run)
+    FullBatchRun(config).train()
+    several = partition_tables(tables, 3, tmp_path / "three", name="g")
+    seen.head(7).to_csv(tmp_path / "pairs.csv", index=False)
+    for options in ({"top": 3}, {"pairs": str(tmp_path / "pairs.csv")}):
+        one = predict(data, tmp_path / "run", device="cpu", **options).to_pandas()
+        out = tmp_path / "p.parquet"
+        values = {"data": str(several), "run": str(tmp_path / "run"), "out": str(out), **options}
+        run_ranks(predict_on_ranks, 3, values)
+        pd.testing.assert_frame_equal(pd.read_parquet(out), one, rtol=0, atol=1e-12)
+        if "top" in options:
+            assert one["source"].tolist() == [n for n in people["name"] for _ in range(3)]
+            found = set(zip(one["source"], one["target"], strict=True))
+            assert not found & set(zip(seen["who"], seen["what"], strict=True))
+        else:
+            assert one["source"].tolist() == seen["who"][:7].tolist()
+            assert one["target"].tolist() == seen["what"][:7].tolist()
+
+
 def test_ids_of_every_type_have_a_digest_of_their_values() -> None:
     from graphshard.train._export import _hashes
 

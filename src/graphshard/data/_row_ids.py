@@ -23,6 +23,7 @@ from .._base.kernels import kernels_for, num_threads
 Int64Array = NDArray[np.int64]
 _CANONICAL = r"^(0|-?[1-9][0-9]*)$"
 _MOST_EXACT = 2**53
+_BLANK = ord(" ")
 _NAMES = {"integer": "integers", "text": "text", "bytes": "bytes"}
 
 
@@ -206,14 +207,14 @@ class RowIds:
 
     def _keys_of_cells(self, ids: Any, is_adding: bool) -> tuple[_Keys, NDArray[np.bool_] | None]:
         if self._kind in (None, "integer"):
-            keys, is_integer = _integers_of_text(ids)
+            keys, is_integer = _integers_of_text(ids, self._is_large)
             if is_integer is None:
                 return keys, None
             if self._kind == "integer" and not is_adding:
                 return keys, ~is_integer  # what is no integer is none of these ids
             if self._kind == "integer" and self._is_loose:
                 self._become_text()
-        return _Keys("text", _as_binary(ids)), None
+        return _Keys("text", _without_blanks(ids)), None
 
     def _reconciled(self, keys: _Keys, column: IdColumn) -> _Keys:
         """Keys of another kind than this table's, made alike without a loss; else an error."""
@@ -329,25 +330,25 @@ def _text_of_integers(keys: _Keys) -> Any:
     return pyarrow.array(values).cast(pyarrow.large_string())
 
 
-def _integers_of_text(ids: Any) -> tuple[_Keys, NDArray[np.bool_] | None]:
+def _integers_of_text(ids: Any, may_be_large: bool) -> tuple[_Keys, NDArray[np.bool_] | None]:
     """The integers that cells are, and which cells are some, None if all are.
 
-    An integer is one as a program writes it, with spaces around it.
+    An integer is one as a program writes it, with blanks around it.
+
+    Args:
+        may_be_large: Where not all are, those of uint64 count as some, and not those of int64.
     """
     import pyarrow
     from pyarrow import compute
 
     kernels = _kernels()
+    cells = _without_blanks(ids)
     if kernels is not None:
-        parsed = np.empty(len(ids), np.int64)
-        are_integers, has_negative, has_large = kernels.parse_integers(*_strings_of(ids), parsed)
+        parsed = np.empty(len(cells), np.int64)
+        are_integers, has_negative, has_large = kernels.parse_integers(*_strings_of(cells), parsed)
         if are_integers and not (has_negative and has_large):
             return _Keys("integer", parsed, has_large), None
-    for cells in (ids, None):
-        if cells is None:
-            cells = compute.utf8_trim_whitespace(ids)
-            if cells.equals(ids):
-                break
+    else:
         for kind in (pyarrow.int64(), pyarrow.uint64()):
             try:
                 numbers = cells.cast(kind).to_numpy(zero_copy_only=False)
@@ -357,14 +358,34 @@ def _integers_of_text(ids: Any) -> tuple[_Keys, NDArray[np.bool_] | None]:
                 is_large = kind == pyarrow.uint64()
                 return _Keys("integer", numbers.view(np.int64), is_large), None
             break
-    trimmed = compute.utf8_trim_whitespace(ids)
-    is_integer = compute.match_substring_regex(trimmed, _CANONICAL).to_numpy(zero_copy_only=False)
-    lengths = compute.binary_length(trimmed).to_numpy(zero_copy_only=False)
+    is_integer = compute.match_substring_regex(cells, _CANONICAL).to_numpy(zero_copy_only=False)
+    lengths = compute.binary_length(cells).to_numpy(zero_copy_only=False)
     is_integer = is_integer & (lengths <= 20)
+    low, high = (0, 2**64) if may_be_large else (-(2**63), 2**63)
+    if may_be_large:
+        is_negative = compute.starts_with(cells, "-").to_numpy(zero_copy_only=False)
+        is_integer &= ~is_negative
     for row in np.flatnonzero(is_integer & (lengths > 18)).tolist():
-        is_integer[row] = -(2**63) <= int(trimmed[row].as_py()) < 2**63
-    numbers = trimmed.filter(_arrow(is_integer)).cast(pyarrow.int64())
-    return _Keys("integer", numbers.to_numpy(zero_copy_only=False)), is_integer
+        is_integer[row] = low <= int(cells[row].as_py()) < high
+    kind = pyarrow.uint64() if may_be_large else pyarrow.int64()
+    numbers = cells.filter(_arrow(is_integer)).cast(kind).to_numpy(zero_copy_only=False)
+    has_large = may_be_large and bool((numbers >> np.uint64(63)).any())
+    return _Keys("integer", numbers.view(np.int64), has_large), is_integer
+
+
+def _without_blanks(ids: Any) -> Any:
+    """Cells of which those that are integers have no blanks around them."""
+    from pyarrow import compute
+
+    ids = _as_binary(ids)
+    ends, data = _strings_of(ids)
+    first, last = ends[:-1], ends[1:]
+    filled = last > first
+    first, last = first[filled], last[filled]
+    if not len(first) or not ((data[first] <= _BLANK) | (data[last - 1] <= _BLANK)).any():
+        return ids
+    trimmed = compute.utf8_trim_whitespace(ids)
+    return compute.if_else(compute.match_substring_regex(trimmed, _CANONICAL), trimmed, ids)
 
 
 def _is_canonical(cells: Any, numbers: NDArray[Any]) -> bool:

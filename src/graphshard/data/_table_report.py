@@ -243,7 +243,7 @@ class TableReport:
         for etype, of_edges in self.edges.items():
             notes = _counts(of_edges.refused)
             notes += _counts({f"dangling {c}": n for c, n in of_edges.dangling.items()})
-            parallel = "parallel, dropped" if of_edges.is_parallel_dropped else "parallel, kept"
+            parallel = "parallel (dropped)" if of_edges.is_parallel_dropped else "parallel (kept)"
             notes += _counts(
                 {
                     parallel: of_edges.num_parallel,

@@ -285,7 +285,8 @@ class Tables:
     ) -> Tables:
         """The description that files suggest by their names and columns.
 
-        A file may be written ``NAME=PATH``, which names its type or relation; otherwise the name is
+        A file may be written ``NAME=PATH``, which names its type or relation, and a relation
+        ``SOURCE:NAME:TARGET=PATH``, which names the types of its ends, too; otherwise the name is
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
         ``source`` and ``target``, ``src`` and ``dst`` or the like, or stand first and second. The
@@ -308,9 +309,10 @@ class Tables:
             name = _unused_name(name, made_nodes)
             columns[name] = list(reader.schema.names)
             key = node_id
-            if key is None or (len(nodes) > 1 and key not in columns[name]):
+            if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
                 key = _id_column(name, columns[name])
-            made_nodes[name] = NodeTable(files=files, id=reader.column(key), options=options)
+            key = key if key == ROW_NUMBER else reader.column(key)
+            made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
         said = [name for name in (source, target, label, weight, time) if name is not None]
         of_edges: dict[CanonicalEType, list[str]] = {}
@@ -326,7 +328,11 @@ class Tables:
             first = _column_of(reader, source, _SOURCES, names[0])
             rest = [column for column in names if column != first]
             second = _column_of(reader, target, _TARGETS, rest[0])
-            ends = [_type_of_end(column, made_nodes) for column in (first, second)]
+            if name.count(":") == 2:
+                source_type, name, target_type = name.split(":")
+            else:
+                source_type, target_type = _types_of_ends((first, second), made_nodes)
+            ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
                 etype = (ends[0], etype[1] + "_", ends[1])
@@ -365,12 +371,14 @@ class Tables:
         if label is None and split is None:
             return replace(self, nodes=nodes, edges=edges)
         with_label: list[Any] = []
+        every = [*columns.values(), *of_edges.values()]
         if label is not None:
             with_label = [t for t, names in columns.items() if label in names]
             with_label = with_label or [e for e, names in of_edges.items() if label in names]
             if len(with_label) != 1:
                 raise ValueError(
-                    f"label must be a column of one table (got {label!r}, in {len(with_label)})"
+                    f"label must be a column of one table (got {label!r}, in {len(with_label)}; "
+                    f"there are {'; '.join(', '.join(names) for names in every)})"
                 )
         elif len(edges) == 1:
             with_label = list(edges)
@@ -530,7 +538,7 @@ def _named(item: Any) -> tuple[str, Any]:
         raise ValueError("from_files takes paths; pass tables in memory to NodeTable and EdgeTable")
     text = os.fspath(item)
     name, equals, path = text.partition("=")
-    if equals and re.fullmatch(r"[\w .-]+", name) and not os.path.exists(text):
+    if equals and re.fullmatch(r"[\w .:-]+", name) and not os.path.exists(text):
         return name, path
     stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
     stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
@@ -569,20 +577,30 @@ def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], fir
     return first
 
 
-def _type_of_end(column: str, nodes: Mapping[str, NodeTable]) -> str:
-    """The node type that a column of edges speaks of."""
-    if len(nodes) == 1:
-        return next(iter(nodes))
-    name = column.casefold()
-    for ntype, table in nodes.items():
-        if table.id.casefold() == name and sum(t.id == table.id for t in nodes.values()) == 1:
-            return ntype
-    for ntype in nodes:
-        if any(stem and name.startswith(stem) for stem in _stems(ntype)):
-            return ntype
+def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> list[str]:
+    """The node types that the two columns of ends speak of.
+
+    Raises:
+        ValueError: Their names do not tell.
+    """
     if not nodes:
-        return "node"
-    raise ValueError(
-        f"column {column!r} must say of which type its nodes are, {' or '.join(nodes)}; write a "
-        "TOML file with source_type and target_type"
-    )
+        return ["node", "node"]
+    types: list[str] = []
+    for column in columns:
+        name = column.casefold()
+        fitting = [t for t in nodes if any(stem and name.startswith(stem) for stem in _stems(t))]
+        of_ids = [t for t, table in nodes.items() if table.id.casefold() == name]
+        types.append((of_ids if len(of_ids) == 1 else fitting or [""])[0])
+    if len(nodes) == 1:
+        # userId and movieId with a table of movies; but not user and friend with one of users.
+        is_another = all(c.casefold().endswith("id") for c in columns) and any(types)
+        if not is_another or all(types):
+            return list(nodes) * 2
+    for column, ntype in zip(columns, types, strict=True):
+        if not ntype:
+            raise ValueError(
+                f"column {column!r} does not tell of which type its nodes are, {' or '.join(nodes)}"
+                " or one without a table; name the types as SOURCE:RELATION:TARGET=FILE, or in a "
+                "TOML file"
+            )
+    return types

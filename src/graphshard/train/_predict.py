@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""predict: what the model of a run says of the nodes of a partition, by the user's ids.
+"""predict: what the model of a run says of the nodes or edges of a partition, by the user's ids.
 
 Every rank computes the rows that it owns, with the model on the whole graph, as an evaluation does;
 nothing is sampled, and no rank gathers the others' rows. Each writes its rows to a file of its own,
@@ -156,7 +156,9 @@ def predict(
     Of a regression ``prediction`` is the value, or there are ``prediction_0``, ... of several.
     With several labels per node, ``prediction`` is the list of classes of probability 0.5 or more.
     ``id`` is the user's, or the node's original number where no tables were partitioned. Rows are
-    in the order of those numbers: that of the node table.
+    in the order of those numbers: that of the node table. Of a task on edges there are ``source``
+    and ``target`` instead, in the order of the table of edges. Of link prediction there are these
+    and ``score``: of given pairs, or with ``rank`` of the best new links of each node.
 
     Args:
         data: The JSON of a partition: of the graph of training, cut into any number of parts, or
@@ -166,8 +168,13 @@ def predict(
             or not at all. None: return a table.
         nodes: "all", "unlabelled", a split ("train", "val" or "test"), or a file of ids, one a
             line, or a table with a column ``id``, or only one column.
-        embeddings: Add the column ``embedding``, the input of the model's last layer.
-        top: Show so many of the most probable classes instead of all.
+        embeddings: Add the column ``embedding``, the input of the model's last layer. Of a task on
+            edges, write the rows of nodes by which edges are scored, and nothing else: ``id`` and
+            ``embedding``, with ``type`` where the two ends are of two types.
+        top: Show so many of the most probable classes instead of all; of links, find so many for
+            each node, 10 by default.
+        pairs: Of link prediction, a table of pairs of ids with the columns ``source`` and
+            ``target``, which are to be scored.
         device: As in training.
         timeout: Seconds that a wait for another worker may take.
 
@@ -361,14 +368,18 @@ def _check_request(request: PredictRequest, card: ModelCard) -> None:
         raise ValueError(
             f"nodes must be one of {', '.join(CHOICES)}, of edges, for {kind} (got {request.nodes})"
         )
-    if _is_of_edges(kind) and request.embeddings:
-        raise ValueError(f"embeddings is for tasks on nodes (got a model of {kind}); leave it out")
+    if _is_of_edges(kind) and request.embeddings and (request.pairs, request.top) != (None, None):
+        raise ValueError(f"embeddings of {kind} are rows of nodes; leave out pairs and top")
+    if _is_of_edges(kind) and request.embeddings and request.nodes != ALL:
+        raise ValueError(f"embeddings of {kind} are of all nodes (got nodes={request.nodes})")
     if kind != LINK_PREDICTION:
         columns_of(card, request.top)
 
 
 def _rows_of_task(request: PredictRequest, card: ModelCard, learner: Learner) -> PredictedRows:
     """Compute what was asked for; collective."""
+    if request.embeddings and learner._shard.edges is not None:
+        return _rows_of_ends(request, learner)
     if learner.links is not None:
         return _links(request, learner)
     if learner._shard.edges is not None:
@@ -405,6 +416,41 @@ def _ends(request: PredictRequest, shard: TrainingShard) -> Ends:
         ids = tuple(user_ids_of(shard, ntype, request.data) for ntype in (source, target))
     ranges = shard.data.node_map(source), shard.data.node_map(target)
     return Ends(shard.edges.relation, (ids[0], ids[1]), ranges)
+
+
+def _rows_of_ends(request: PredictRequest, learner: Learner) -> PredictedRows:
+    """What a network gives to the nodes at the ends of a relation, by which it scores edges."""
+    shard = learner._host
+    ends, rows = _ends(request, shard), learner.node_rows()
+    sides = dict(zip(ends.relation[::2], ends.ids, strict=True))
+    numbers, ids, vectors, names, before = [], [], [], [], 0
+    for ntype, of_type in sides.items():
+        order = torch.argsort(shard.original_ids[ntype])
+        numbers.append(before + shard.original_ids[ntype][order].long())
+        ids.append(of_type.take(_arrow(order)))
+        vectors.append(rows[ntype].cpu()[order])
+        names += [ntype] * len(order)
+        before += shard.num_all[ntype]
+    all_vectors = torch.cat(vectors)
+
+    def columns(places: slice) -> dict[str, pa.Array]:
+        import pyarrow as pa
+
+        embedding = _vectors(all_vectors[places])
+        if len(sides) == 1:
+            return {"id": ids[0][places], "embedding": embedding}
+        texts = pa.concat_arrays([of_type.cast(pa.large_string()) for of_type in ids])
+        kinds = pa.array(names[places], pa.string())
+        return {"type": kinds, "id": texts[places], "embedding": embedding}
+
+    return PredictedRows(torch.cat(numbers), columns)
+
+
+def _arrow(numbers: Tensor) -> pa.Array:
+    """A tensor as an Arrow array."""
+    import pyarrow as pa
+
+    return pa.array(numbers.contiguous().numpy())
 
 
 def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> PredictedRows:

@@ -199,7 +199,7 @@ def test_verify_tells_whole_from_damaged(
 
 
 WRONG_INPUTS = {
-    "partition --parts 2 --out OUT": "Missing option '--data'",
+    "partition --parts 2 --out OUT": "with one of --data, --tables, and --nodes and --edges",
     "partition --data nowhere --parts 2 --out OUT": "no data set 'nowhere'",
     "partition --data nowhere.csv --parts 2 --out OUT": "there is no edge list nowhere.csv",
     "partition --data cora --parts 0 --out OUT": "parts must be at least 1 (got 0)",

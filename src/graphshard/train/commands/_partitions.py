@@ -42,7 +42,8 @@ class TableFlags:
     ] = None
     edges: Annotated[
         list[str] | None,
-        "Table of edges, in the same way, or RELATION=FILE. Several times for several relations.",
+        "Table of edges, in the same way; RELATION=FILE, or SOURCE:RELATION:TARGET=FILE with the "
+        "types of the ends. Several times for several relations.",
         Unset("none"),
     ] = None
     node_id: Annotated[
@@ -85,6 +86,7 @@ class TableFlags:
     delimiter: Annotated[
         str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
     ] = None
+    encoding: Annotated[str | None, "Of CSV, such as latin-1.", Unset("UTF-8")] = None
     header: Annotated[
         bool | None, "Whether the first line of CSV names columns.", Unset("as the file looks")
     ] = None
@@ -112,6 +114,7 @@ class TableFlags:
             options=FileOptions(
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
                 header=self.header,
+                encoding=self.encoding,
             ),
             **settings,
         )

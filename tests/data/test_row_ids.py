@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RowIds against dictionaries of Python: cells in any batches, with and without the extension."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from graphshard._base.kernels import extension_available, force_extension
+from graphshard.data._row_ids import IdColumn, RowIds, count_repeated
+
+POOLS = {
+    "integers": ["0", "7", "-7", "12", " 7", "7 ", str(2**62), str(-(2**63))],
+    "large": ["0", "7", str(2**63), str(2**64 - 1), str(2**63 - 1)],
+    "large and negative": ["-1", "3", str(2**64 - 1), str(2**63), "-9"],
+    "too large": ["1", str(2**64), "2"],
+    "padded": ["7", "07", "-0", "0", "+7", " 07", " 7"],
+    "names": ["a", "b ", " b", "", "7", " 7", "0x10", "1e3", "ü", "x" * 40, "x" * 41],
+}
+
+
+def value_of(cell: str) -> str:
+    """What a cell names: an integer as a program writes it, whatever is around it; else itself."""
+    bare = cell.strip()
+    digits = bare.removeprefix("-")
+    is_integer = digits.isdecimal() and digits.isascii() and bare == str(int(bare))
+    return bare if is_integer else cell
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+@pytest.mark.parametrize("is_native", [True, False])
+def test_numbers_are_those_of_a_dictionary_in_any_batches(pool: str, is_native: bool) -> None:
+    draw = random.Random(pool)
+    for _ in range(8):
+        cells = draw.choices(POOLS[pool], k=draw.randint(1, 30))
+        expected: dict[str, int] = {}
+        rows = [expected.setdefault(value_of(cell), len(expected)) for cell in cells]
+        others = draw.choices(POOLS["names"] + POOLS[pool] + POOLS["large and negative"], k=30)
+        column = IdColumn("a.csv, column 'id'", True)
+        with force_extension(is_native and extension_available()):
+            for size in (1, 3, 100):
+                ids = RowIds("user")
+                found = [
+                    ids.add(pa.array(cells[i : i + size]), column)
+                    for i in range(0, len(cells), size)
+                ]
+                assert np.concatenate(found).tolist() == rows
+                assert len(ids) == len(expected)
+                looked_up = [
+                    ids.find(pa.array(others[i : i + size]), column)
+                    for i in range(0, len(others), size)
+                ]
+                wanted = [expected.get(value_of(cell), -1) for cell in others]
+                assert np.concatenate(looked_up).tolist() == wanted
+                assert list(map(str, ids.arrow().to_pylist())) == list(expected)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("spread", [1, 1000, 2**40])
+def test_many_integers(is_native: bool, spread: int) -> None:
+    draw = np.random.default_rng(0)
+    keys = draw.integers(-2000, 2000, 20_000) * spread
+    distinct, first = np.unique(keys, return_index=True)
+    numbers = {int(keys[i]): n for n, i in enumerate(np.sort(first))}
+    column = IdColumn("a.parquet", False)
+    with force_extension(is_native and extension_available()):
+        ids = RowIds("user")
+        for batch in np.array_split(keys, 7):
+            rows = ids.add(pa.array(batch), column)
+            assert rows.tolist() == [numbers[int(key)] for key in batch]
+        more = draw.integers(-3000, 3000, 5000) * spread + draw.integers(0, 2, 5000)
+        assert ids.find(pa.array(more), column).tolist() == [numbers.get(int(k), -1) for k in more]
+    assert len(ids) == len(distinct)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_repeated_edges(is_native: bool) -> None:
+    draw = np.random.default_rng(1)
+    with force_extension(is_native and extension_available()):
+        for num_edges, num_nodes in ((0, 1), (1, 1), (5, 1), (1000, 30), (100_000, 400)):
+            src, dst = draw.integers(0, num_nodes, (2, num_edges))
+            pairs = set(zip(src.tolist(), dst.tolist(), strict=True))
+            assert count_repeated(src, dst, num_nodes) == num_edges - len(pairs)
