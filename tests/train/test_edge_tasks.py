@@ -78,7 +78,7 @@ def test_training_is_that_of_plain_torch(tmp_path: Path) -> None:
     ("case", "num_parts", "how"),
     [
         ("classes", 3, "few_edges"),
-        ("values", 2, "few_edges"),
+        pytest.param("values", 2, "few_edges", marks=pytest.mark.exhaustive),
         ("values", 5, "empty_part"),
         pytest.param("classes", 2, "random", marks=pytest.mark.exhaustive),
     ],

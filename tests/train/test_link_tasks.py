@@ -183,7 +183,7 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(is_sampled: bool, tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "num_parts", "how"),
     [
-        ("plain_links", 2, "random"),
+        pytest.param("plain_links", 2, "random", marks=pytest.mark.exhaustive),
         ("relation_links", 3, "few_edges"),
         ("typed_links", 5, "empty_part"),
         pytest.param("typed_links", 3, "few_edges", marks=pytest.mark.exhaustive),
@@ -203,7 +203,9 @@ def test_workers_rank_as_one_does(kind: str, num_parts: int, how: str, tmp_path:
             torch.testing.assert_close(result["last"][name], expected[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["relation_links", "typed_links"])
+@pytest.mark.parametrize(
+    "kind", ["typed_links", pytest.param("relation_links", marks=pytest.mark.exhaustive)]
+)
 def test_samples_of_all_neighbours_learn_the_same(kind: str, tmp_path: Path) -> None:
     values = {**LINKS, **CASES[kind][0]}
     full = FullBatchRun(config_of(write(tmp_path, kind, 1), **values)).train()

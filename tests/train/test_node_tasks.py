@@ -138,9 +138,9 @@ def test_training_is_that_of_plain_torch(case: str, tmp_path: Path) -> None:
     ("case", "num_parts", "how"),
     [
         ("classes", 3, "no_train"),
-        ("several labels", 2, "random"),
+        pytest.param("several labels", 2, "random", marks=pytest.mark.exhaustive),
         ("values", 3, "empty_part"),
-        ("absolute errors", 2, "no_train"),
+        pytest.param("absolute errors", 2, "no_train", marks=pytest.mark.exhaustive),
         ("typed values", 5, "no_train"),
     ],
 )
@@ -166,7 +166,9 @@ def flat(evaluation: dict[str, Any]) -> dict[str, float]:
     return {**numbers, "epoch": evaluation["epoch"], "loss": evaluation["val_loss"]}
 
 
-@pytest.mark.parametrize("case", ["several labels", "typed values"])
+@pytest.mark.parametrize(
+    "case", ["typed values", pytest.param("several labels", marks=pytest.mark.exhaustive)]
+)
 def test_samples_of_all_neighbours_learn_the_same(case: str, tmp_path: Path) -> None:
     kind, values = CASES[case]
     data = write_parts(tmp_path, kind, 1)
