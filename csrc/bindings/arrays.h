@@ -159,6 +159,8 @@ void bind_attention(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 // Drawing and renumbering.
 void bind_sampling(nanobind::module_& m);
+// Keys of users' tables.
+void bind_tables(nanobind::module_& m);
 
 // Whether an object is a tensor whose negation is put off.
 bool is_negated(nanobind::handle source) noexcept;

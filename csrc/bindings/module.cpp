@@ -60,6 +60,7 @@ NB_MODULE(_kernels, m) {
   bind_attention(m);
   bind_embedding(m);
   bind_sampling(m);
+  bind_tables(m);
 }
 
 }  // namespace graphshard

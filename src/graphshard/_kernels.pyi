@@ -14,6 +14,8 @@ put off is read as what it stands for, and refused where it would be written to;
 begins between two numbers.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 interface: int
@@ -339,3 +341,51 @@ class IdTable:
         local: Tensor,  # [m], written
     ) -> int:
         """How many numbers there are, or -1 where an id is out of range or first repeats one."""
+
+class IntegerTable:
+    """Integers and their numbers, by first appearance."""
+
+    def __init__(self) -> None: ...
+    def size(self) -> int: ...
+    def look_up(
+        self,
+        keys: Any,  # [n] int64
+        rows: Any,  # [n] int64, written: the number of each key, -1 for none
+        inserts: bool,  # new keys get numbers
+    ) -> None: ...
+    def copy_keys(self, keys: Any) -> None:
+        """Write the keys, [size()] int64, by number."""
+
+class BytesTable:
+    """Strings of bytes and their numbers, by first appearance."""
+
+    def __init__(self) -> None: ...
+    def size(self) -> int: ...
+    def num_bytes(self) -> int: ...
+    def look_up(
+        self,
+        offsets: Any,  # [n + 1] int64, ascending: string i is data[offsets[i]:offsets[i + 1]]
+        data: Any,  # uint8
+        rows: Any,  # [n] int64, written
+        inserts: bool,
+    ) -> None: ...
+    def copy_keys(
+        self,
+        offsets: Any,  # [size() + 1] int64, written
+        data: Any,  # [num_bytes()] uint8, written
+    ) -> None: ...
+
+def parse_integers(
+    offsets: Any,  # [n + 1] int64
+    data: Any,  # uint8
+    out: Any,  # [n] int64, written
+) -> tuple[bool, bool, bool]:
+    """Whether all are integers as a program writes them; some negative; some above 2^63 - 1."""
+
+def count_repeated(
+    src: Any,  # [num_edges] int64
+    dst: Any,  # [num_edges] int64
+    num_dst: int,  # above every dst, below 2^32
+    num_threads: int,
+) -> int:
+    """How many edges have both ends of an earlier one."""

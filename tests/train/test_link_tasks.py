@@ -141,10 +141,49 @@ def test_held_out_edges_and_their_reverses_carry_no_messages(kind: str, tmp_path
     )
 
 
+@pytest.mark.parametrize("kind", ["plain_links", "typed_links"])
+def test_added_directions_bring_nothing_back(kind: str, tmp_path: Path) -> None:
+    values = {**LINKS, **CASES[kind][0], "both_directions": True}
+    shard = FullBatchRun(config_of(write(tmp_path, kind, 1), **values))._shard
+    facts, masks = triples(kind)
+    evaluated = masks["val"] | masks["test"]
+    gone, kept = ({(u, v) for u, _, v in facts[m].tolist()} for m in (evaluated, ~evaluated))
+    if kind == "typed_links":
+        gone -= kept  # parallel edges
+    original = shard.original_ids
+    for etype in shard.data.canonical_etypes:
+        edges = shard.data.edges[etype]
+        src = original[etype[0]][edges.src.long()].tolist()
+        dst = original[etype[2]][edges.dst.long()].tolist()
+        if etype in (WRITES, ("_N", "_E", "_N")):
+            assert not gone & set(zip(src, dst, strict=True))
+        if etype in (REVERSE, ("_N", "_E", "_N")):
+            assert not gone & set(zip(dst, src, strict=True))
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_resumed_run_ends_as_an_undisturbed_one(is_sampled: bool, tmp_path: Path) -> None:
+    data = write(tmp_path, "relation_links", 1)
+    saved = {"checkpoint_dir": str(tmp_path / "c"), "save_every": 2}
+
+    def run(**values: Any) -> Any:
+        values = {**LINKS, "model": "rgcn", "dropout": 0.2, **values}
+        if is_sampled:
+            settings = {"fanouts": (3, 3), "batch_size": 16, **values}
+            return SampledRun(sampled_config_of(data, **settings)).train()
+        return FullBatchRun(config_of(data, **values)).train()
+
+    undisturbed = run(epochs=4)
+    run(epochs=2, **saved)
+    resumed = run(epochs=4, resume=True, **saved)
+    assert resumed.resumed_from == 2
+    assert (resumed.losses, resumed.best) == (undisturbed.losses, undisturbed.best)
+
+
 @pytest.mark.parametrize(
     ("kind", "num_parts", "how"),
     [
-        ("plain_links", 2, "random"),
+        pytest.param("plain_links", 2, "random", marks=pytest.mark.exhaustive),
         ("relation_links", 3, "few_edges"),
         ("typed_links", 5, "empty_part"),
         pytest.param("typed_links", 3, "few_edges", marks=pytest.mark.exhaustive),
@@ -164,7 +203,9 @@ def test_workers_rank_as_one_does(kind: str, num_parts: int, how: str, tmp_path:
             torch.testing.assert_close(result["last"][name], expected[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["relation_links", "typed_links"])
+@pytest.mark.parametrize(
+    "kind", ["typed_links", pytest.param("relation_links", marks=pytest.mark.exhaustive)]
+)
 def test_samples_of_all_neighbours_learn_the_same(kind: str, tmp_path: Path) -> None:
     values = {**LINKS, **CASES[kind][0]}
     full = FullBatchRun(config_of(write(tmp_path, kind, 1), **values)).train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from train_cases import (
 )
 
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchConfig, FullBatchRun
-from graphshard.train._result import HistoryFile
+from graphshard.train import Evaluation, FullBatchConfig, FullBatchRun
+from graphshard.train._result import History, HistoryFile
 from graphshard.train._tasks import Classes, SeveralLabels, Values
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -137,9 +138,9 @@ def test_training_is_that_of_plain_torch(case: str, tmp_path: Path) -> None:
     ("case", "num_parts", "how"),
     [
         ("classes", 3, "no_train"),
-        ("several labels", 2, "random"),
+        pytest.param("several labels", 2, "random", marks=pytest.mark.exhaustive),
         ("values", 3, "empty_part"),
-        ("absolute errors", 2, "no_train"),
+        pytest.param("absolute errors", 2, "no_train", marks=pytest.mark.exhaustive),
         ("typed values", 5, "no_train"),
     ],
 )
@@ -165,7 +166,9 @@ def flat(evaluation: dict[str, Any]) -> dict[str, float]:
     return {**numbers, "epoch": evaluation["epoch"], "loss": evaluation["val_loss"]}
 
 
-@pytest.mark.parametrize("case", ["several labels", "typed values"])
+@pytest.mark.parametrize(
+    "case", ["typed values", pytest.param("several labels", marks=pytest.mark.exhaustive)]
+)
 def test_samples_of_all_neighbours_learn_the_same(case: str, tmp_path: Path) -> None:
     kind, values = CASES[case]
     data = write_parts(tmp_path, kind, 1)
@@ -200,6 +203,26 @@ def test_predictions_are_probabilities_or_values() -> None:
     assert SeveralLabels(2).predictions(scores).tolist() == [[0.5, 0.5]]
     values = Values(2, mean=(1.0, 2.0), deviation=(3.0, 4.0))
     assert values.predictions(scores + 1).tolist() == [[4.0, 6.0]]
+
+
+def of_errors(epoch: int, rmse: float, loss: float) -> Evaluation:
+    metrics = {"rmse": {"val": rmse}}
+    return Evaluation(epoch=epoch, accuracy={}, val_loss=loss, metrics=metrics, main="rmse")
+
+
+def test_the_least_error_is_the_best_and_patience_waits_for_it() -> None:
+    assert of_errors(2, 3.0, 9.0).is_better_than(of_errors(1, 4.0, 1.0))
+    assert not of_errors(2, 4.0, 1.0).is_better_than(of_errors(1, 3.0, 9.0))
+    assert of_errors(2, 3.0, 1.0).is_better_than(of_errors(1, float("nan"), 0.0))
+    assert not of_errors(2, float("nan"), 0.0).is_better_than(of_errors(1, 3.0, 1.0))
+    history = History()
+    for epoch, rmse in enumerate((5.0, 4.0, 4.5, 4.5)):
+        history.epoch += 1
+        history.losses.append(1.0)
+        history.note_evaluation(of_errors(epoch + 1, rmse, rmse), patience=2)
+    assert history.stopped
+    assert history.best == of_errors(2, 4.0, 4.0)
+    assert History.from_dict(json.loads(json.dumps(history.as_dict()))) == history
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -258,6 +281,23 @@ def test_a_number_that_is_none_is_null_in_the_history(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "new") == [{"epoch": 1, "loss": None}]
 
 
+def test_a_piped_run_that_is_silent_shows_life(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphshard.train import EpochReport
+    from graphshard.train.commands import _train
+
+    monkeypatch.setattr(_train, "_SILENCE", 0.2)
+    with _train.ProgressDisplay() as display:
+        display.started(3)
+        display.show(EpochReport(epoch=1, epochs=1000, loss=0.5))
+        time.sleep(1.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training on 3 worker(s)"
+    assert len(lines) > 2
+    assert all(line.endswith("s: epoch 1/1000 loss 0.5000") for line in lines[1:])
+
+
 def test_the_command_prints_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +313,8 @@ def test_the_command_prints_what_it_measured(
     display.__exit__()
     Console(width=120).print(result_table(result, "gcn"))
     printed = capsys.readouterr()
-    assert printed.err.startswith("training on 1 worker(s)\nepoch 1/2 loss ")
+    assert printed.err.startswith("training on 1 worker(s)\n")
+    assert "\nepoch 1/2 loss " in printed.err
     assert "rmse:  train" in printed.err
     assert "valid rmse" in printed.out
     assert f"{result.best.metrics['mae']['test']:.4f}" in printed.out

@@ -10,13 +10,13 @@ partition of them, and `user_ids` gives your ids back.
 
 from ..graph import from_dgl, to_dgl
 from ..graph.dgl_files import load_graphs, save_graphs
-from ._id_files import user_ids
 from ._ogb import from_ogb
 from ._partition_tables import partition_tables
 from ._pyg import from_pyg, to_pyg
 from ._synthetic import community_graph, random_graph, random_typed_graph
 from ._table_files import FileOptions
 from .dataset import NodeDataset, load_dataset
+from .id_files import user_ids
 from .tables import EdgeTable, NodeTable, Tables
 
 __all__ = [

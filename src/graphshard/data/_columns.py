@@ -175,6 +175,25 @@ def rows_of_lists(
     return width, rows
 
 
+def width_of(field: pa.Field) -> int | None:
+    """How many elements lists of a type have; None: that is not in the type.
+
+    Raises:
+        ValueError: None.
+    """
+    import pyarrow as pa
+
+    kind = plain_type(field.type)
+    if not pa.types.is_fixed_size_list(kind):
+        return None
+    if not kind.list_size:
+        raise ValueError(
+            f"the lists of column '{field.name}' must have elements (got {field.type}); leave the "
+            "column out"
+        )
+    return int(kind.list_size)
+
+
 def refuse_infinities(values: NDArray[np.float64], column: str, first_row: int) -> None:
     """Raise where a number of [n] or [n, width] is infinite.
 
@@ -283,6 +302,12 @@ class DistinctValues:
         self.limit = limit
         self.is_over = False
         self._values = pa.array([], arrow_value_type(value_type))
+
+    def copy(self) -> DistinctValues:
+        """Another one, with the values that there are now."""
+        other = DistinctValues(self.value_type, self.limit)
+        other._values, other.is_over = self._values, self.is_over
+        return other
 
     def __len__(self) -> int:
         return len(self._values)

@@ -17,13 +17,14 @@ from .._base.files import write_json
 from .._base.typing import CanonicalEType
 from ..graph import Graph, add_self_loop, heterograph, remove_self_loop, to_bidirected
 from ..partition.save import partition_graph
-from ._id_files import write_id_files
 from ._read_tables import TablesGraph, read_tables
+from .id_files import write_id_files
 from .prepare import Preparation
 from .tables import Tables
 from .task import TaskInfo, balance_classes, read_task, write_task
 
 _NOT_OF_REVERSES = ("label",)
+_AS_READ = Preparation()
 
 
 def report_path(partition_json: str | os.PathLike[str]) -> Path:
@@ -38,7 +39,7 @@ def partition_tables(
     out: str | os.PathLike[str],
     *,
     name: str | None = None,
-    preparation: Preparation = Preparation(),
+    preparation: Preparation = _AS_READ,
     balance_field: str | None = None,
     encodings_from: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""read_tables: from tables to a graph with features, labels and splits, and what became of each row.
+"""read_tables: from tables to a graph with features, labels and splits, and what became of rows.
 
 Every table is read once, in batches. Ids become numbers at once and are not kept; the columns of
 features, labels and splits are kept as Arrow has them until they are encoded, one after another.
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph, heterograph
 from ..partition.format import etype_key
-from ._row_ids import IdColumn, RowIds
-from ._table_files import Batch, FileOptions, TableReader, joined_column, typed_column
+from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
+from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .labels import LabelFit, Labels
@@ -37,7 +37,6 @@ from .splits import (
 from .tables import ROW_NUMBER, EdgeTable, NodeTable, Tables, label_columns, split_columns
 from .task import TaskInfo
 
-Int64Array = NDArray[np.int64]
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
@@ -115,7 +114,9 @@ class _Reading:
             num_nodes_dict=counts,
             idtype=torch.int64,
         )
-        target = next((e for e, of_edges in tables.edges.items() if of_edges.split is not None), None)
+        target = next(
+            (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
+        )
         if target is not None:
             self.pairs = self.ends[target]
         self.ends.clear()
@@ -133,8 +134,8 @@ class _Reading:
             if node_table is not None:
                 rows = is_training if task.target == ntype else None
                 given = self._given("nodes", ntype)
-                target = graph.nodes[ntype].data
-                encodings = self.encode(ntype, node_table, given, rows, target, node_report)
+                of_nodes = graph.nodes[ntype].data
+                encodings = self.encode(ntype, node_table, given, rows, of_nodes, node_report)
             id_type = str(arrow_ids[ntype].type)
             schema["nodes"][ntype] = {
                 "id": {"column": node_report.id_column, "type": id_type},
@@ -154,7 +155,7 @@ class _Reading:
                 "weight": edge_table.weight,
                 "time": edge_table.time,
             }
-        task = TaskInfo(**{**vars(task), "schema": schema})
+        task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
 
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
@@ -182,7 +183,7 @@ class _Reading:
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
-        for batch in reader.batches(asked):
+        for batch in reader.batches(asked, rows_at_once()):
             report.num_rows += len(batch.columns)
             kept = batch.columns
             if key is None:
@@ -231,21 +232,18 @@ class _Reading:
         self.report.edges[etype] = report
         report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        ends: tuple[list[Int64Array], list[Int64Array]] = [], []
+        ends = _EdgeEnds(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
-            for batch in reader.batches(list(dict.fromkeys([*names, *needed]))):
+            asked = list(dict.fromkeys([*names, *needed]))
+            for batch in reader.batches(asked, rows_at_once()):
                 report.num_rows += len(batch.columns)
                 kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
-                ends[0].append(src)
-                ends[1].append(dst)
+                ends.append(src, dst)
                 for name in needed:
                     chunks[name].append(kept.column(name))
         self._note_malformed(reader, report.refused)
-        empty = np.zeros(0, np.int64)
-        src, dst = (np.concatenate(end) if end else empty for end in ends)
+        src, dst = ends.arrays()
         columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
-        if etype[0] == etype[2]:
-            report.num_self_loops = int(np.count_nonzero(src == dst))
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
         )
@@ -253,6 +251,8 @@ class _Reading:
             src, dst = src[is_first], dst[is_first]
             columns = {name: values.filter(_arrow(is_first)) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
+        if etype[0] == etype[2]:
+            report.num_self_loops = int(np.count_nonzero(src == dst))
         report.num_edges = len(src)
         self.ends[etype] = src, dst
         self.columns[etype] = columns
@@ -260,9 +260,9 @@ class _Reading:
     def _edges_of(
         self,
         etype: CanonicalEType,
-        batch: Batch,
+        batch: TableBatch,
         names: tuple[str, str],
-        reader: TableReader,
+        reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
     ) -> tuple[Any, Int64Array, Int64Array]:
@@ -277,39 +277,47 @@ class _Reading:
             values = [kept.column(name) for name in names]
         ends = [self.ids[etype[0]], self.ids[etype[2]]]
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
-        other = pool.submit(ends[0].find, values[0], columns[0]) if ends[0] is not ends[1] else None
-        second = ends[1].find(values[1], columns[1])
-        first = ends[0].find(values[0], columns[0]) if other is None else other.result()
-        found = [first, second]
+        # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
+        is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
+        other = pool.submit(ends[0].find, values[0], columns[0]) if is_free else None
+        found: list[Int64Array] = []
+        if other is None:
+            found.append(ends[0].find(values[0], columns[0]))
+        found.append(ends[1].find(values[1], columns[1]))
+        if other is not None:
+            found.insert(0, other.result())
         if all((rows >= 0).all() for rows in found):
             return kept, *found
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
+        bad: list[tuple[int, int]] = []
         for side, rows in enumerate(found):
             missing = np.flatnonzero(rows < 0)
-            if not len(missing):
-                continue
-            is_edge[missing] = False
-            ntype, name = etype[2 * side], names[side]
-            report.dangling[name] = report.dangling.get(name, 0) + len(missing)
-            for index in missing[: self.report.num_wanted()].tolist():
-                place = index if places is None else int(places[index])
-                self.report.note(
-                    BadRow(
-                        file=batch.file,
-                        row=batch.row_number(place),
-                        column=name,
-                        value=shown_id(values[side][index]),
-                        problem=f"no node of type {ntype} has this id",
-                        cure="add the node, or pass dangling = add",
-                    )
+            if len(missing):
+                is_edge[missing] = False
+                report.dangling[names[side]] = report.dangling.get(names[side], 0) + len(missing)
+                few = missing[: self.report.num_wanted()].tolist()
+                bad += [(index, side) for index in few]
+        for index, side in sorted(bad):
+            place = index if places is None else int(places[index])
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(place),
+                    column=names[side],
+                    value=shown_id(values[side][index]),
+                    problem=f"no node of type {etype[2 * side]} has this id",
+                    cure="add the node, or pass dangling = add",
                 )
+            )
         if self.tables.dangling == "error" and not is_edge.all():
-            bad = self.report.first[-1] if self.report.first else None
-            where = "" if bad is None else f" (got {bad.value} in {bad.where})"
+            index = int(np.flatnonzero(~is_edge)[0])
+            side = 0 if found[0][index] < 0 else 1
+            place = index if places is None else int(places[index])
             raise ValueError(
-                f"the ends of the edges {etype} must be nodes of their tables, as dangling = error "
-                f"asks{where}; add the nodes, or drop the edges with dangling = drop"
+                f"{batch.file}, row {batch.row_number(place)}, column {names[side]!r}: the end of "
+                f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
+                f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
             )
         picked = _arrow(is_edge)
         return kept.filter(picked), found[0][is_edge], found[1][is_edge]
@@ -329,18 +337,19 @@ class _Reading:
             ntype not in self.tables.nodes or self.tables.dangling == "add"
             for ntype in (etype[0], etype[2])
         ]
-        missing = [np.flatnonzero(rows < 0) if g else None for rows, g in zip(found, grows)]
+        none = np.zeros(0, np.int64)
+        places = [
+            np.flatnonzero(rows < 0) if is_growing else none
+            for rows, is_growing in zip(found, grows, strict=True)
+        ]
         before = [len(self.ids[etype[0]]), len(self.ids[etype[2]])]
         if etype[0] != etype[2]:
-            for side, places in enumerate(missing):
-                if places is not None and len(places):
-                    new = values[side].take(_arrow(places))
-                    found[side][places] = self.ids[etype[2 * side]].add(new, columns[side])
+            for side, of_side in enumerate(places):
+                if len(of_side):
+                    new = values[side].take(_arrow(of_side))
+                    found[side][of_side] = self.ids[etype[2 * side]].add(new, columns[side])
         elif grows[0]:
-            places = [np.asarray(of_side) for of_side in missing]
-            order = np.argsort(
-                np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable"
-            )
+            order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
             new = pyarrow.concat_arrays(
                 [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
@@ -356,29 +365,34 @@ class _Reading:
     # ------------------------------------------------------------------ what was wrong
 
     def _refuse_nulls(
-        self, batch: Batch, columns: Columns, refused: dict[str, int], what: str
+        self, batch: TableBatch, columns: Columns, refused: dict[str, int], what: str
     ) -> Int64Array:
         """Rows of a batch in which none of the columns is empty."""
         is_whole = np.ones(len(batch.columns), bool)
+        bad: list[tuple[int, str]] = []
         for name, values in columns.items():
+            if not values.null_count:
+                continue
             is_null = values.is_null().to_numpy(zero_copy_only=False)
             is_whole &= ~is_null
             key = f"empty {name}"
             refused[key] = refused.get(key, 0) + int(is_null.sum())
-            for index in np.flatnonzero(is_null)[: self.report.num_wanted()].tolist():
-                self.report.note(
-                    BadRow(
-                        file=batch.file,
-                        row=batch.row_number(index),
-                        column=name,
-                        value="",
-                        problem=f"{what} is empty",
-                        cure="fill it, or drop the row",
-                    )
+            few = np.flatnonzero(is_null)[: self.report.num_wanted()]
+            bad += [(index, name) for index in few.tolist()]
+        for index, name in sorted(bad):
+            self.report.note(
+                BadRow(
+                    file=batch.file,
+                    row=batch.row_number(index),
+                    column=name,
+                    value="",
+                    problem=f"{what} is empty",
+                    cure="fill it, or drop the row",
                 )
+            )
         return np.flatnonzero(is_whole)
 
-    def _note_malformed(self, reader: TableReader, refused: dict[str, int]) -> None:
+    def _note_malformed(self, reader: TableSource, refused: dict[str, int]) -> None:
         if not reader.num_malformed:
             return
         refused["wrong number of cells"] = reader.num_malformed
@@ -396,10 +410,12 @@ class _Reading:
 
     # ------------------------------------------------------------------ columns
 
-    def _reader(self, table: NodeTable | EdgeTable) -> TableReader:
-        named = [getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")]
+    def _reader(self, table: NodeTable | EdgeTable) -> TableSource:
+        named = [
+            getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")
+        ]
         named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
-        return TableReader(
+        return TableSource(
             table.files,
             table.options,
             base=self.tables.base,
@@ -407,7 +423,7 @@ class _Reading:
         )
 
     def _needed(
-        self, owner: Any, table: NodeTable | EdgeTable, reader: TableReader, ids: Sequence[str]
+        self, owner: Any, table: NodeTable | EdgeTable, reader: TableSource, ids: Sequence[str]
     ) -> list[str]:
         """The columns that are kept until they are encoded."""
         roles = [*label_columns(table.label), *split_columns(table.split)]
@@ -467,7 +483,8 @@ class _Reading:
                 numbers = (label > 0).sum(axis=0).tolist()
             elif labels.num_classes is not None:
                 numbers = np.bincount(label[label >= 0], minlength=len(names)).tolist()
-            report.classes = dict(zip(names, numbers)) if labels.num_classes is not None else {}
+            if labels.num_classes is not None:
+                report.classes = dict(zip(names, numbers, strict=True))
         else:
             task = TaskInfo(name=self.name, kind="link prediction", target=target)
         masks = self._masks(target, table, columns, label, task, num_rows)
@@ -485,7 +502,7 @@ class _Reading:
         if self.given_task is None or self.given_task.target is None:
             return TaskInfo(name=self.name)
         task = replace(self.given_task, name=self.name, options=None)
-        target = task.target
+        target: Any = task.target
         is_there = target in (graph.canonical_etypes if task.is_on_edges else graph.ntypes)
         if not is_there:
             raise ValueError(
@@ -605,7 +622,7 @@ class _Reading:
             raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
         rows = {}
         for split, file in files.items():
-            reader = TableReader(file, FileOptions(header=False), base=self.tables.base)
+            reader = TableSource(file, FileOptions(header=False), base=self.tables.base)
             name = reader.schema.names[0]
             found = [np.zeros(0, np.int64)]
             for batch in reader.batches([name]):
@@ -641,7 +658,7 @@ class _Reading:
     ) -> list[Encoding]:
         """Make the fields ``feat`` and ``categories`` of the columns of a type."""
         columns = self.columns[owner]
-        roles = {*label_columns(table.label), *split_columns(table.split)}
+        roles: set[Any] = {*label_columns(table.label), *split_columns(table.split)}
         roles |= {getattr(table, "weight", None), getattr(table, "time", None)}
         if given is not None:
             encodings = given
@@ -704,7 +721,7 @@ class _Reading:
         is_training: NDArray[np.bool_] | None,
         is_asked: bool,
     ) -> Encoding | str:
-        """The encoding of a column; or why a column that nobody asked for is left out."""
+        """The encoding of a column; or why a column that was not asked for is left out."""
         import pyarrow
 
         options = {"encoding": asked} if isinstance(asked, str) else asked
@@ -762,17 +779,43 @@ class _Reading:
             fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
 
 
+class _EdgeEnds:
+    """Two columns of numbers that grow; memory of rows that never come is not touched.
+
+    Args:
+        num_rows: How many there will be; None: it is not known.
+    """
+
+    def __init__(self, num_rows: int | None) -> None:
+        self._count = 0
+        self._arrays = [np.empty(num_rows or (1 << 20), np.int64) for _ in range(2)]
+
+    def append(self, *columns: Int64Array) -> None:
+        count = self._count + len(columns[0])
+        for place, column in enumerate(columns):
+            if count > len(self._arrays[place]):
+                grown = np.empty(max(count, 2 * len(self._arrays[place])), np.int64)
+                grown[: self._count] = self._arrays[place][: self._count]
+                self._arrays[place] = grown
+            self._arrays[place][self._count : count] = column
+        self._count = count
+
+    def arrays(self) -> tuple[Int64Array, Int64Array]:
+        first, second = (array[: self._count] for array in self._arrays)
+        return first, second
+
+
 class _Doubles:
     """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
 
-    def __init__(self, reader: TableReader, columns: Sequence[str]) -> None:
+    def __init__(self, reader: TableSource, columns: Sequence[str]) -> None:
         self._reader, self._columns = reader, list(columns)
         self._rows: list[Int64Array] = []
         self._where: list[tuple[str, Int64Array]] = []
         self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
 
     def add(
-        self, batch: Batch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
+        self, batch: TableBatch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
     ) -> None:
         """Keep rows of a batch.
 
@@ -796,6 +839,7 @@ class _Doubles:
         """Count the rows that say something else than the first of their id, and name some."""
         if not self._rows:
             return
+        import pyarrow
         from pyarrow import compute
 
         rows = np.concatenate(self._rows)
@@ -807,10 +851,9 @@ class _Doubles:
                 values, first = _text(values), _text(first)
             try:
                 is_equal = compute.equal(values, first)
-            except Exception:  # lists have no such kernel
-                is_equal = _arrow(
-                    np.array([a == b for a, b in zip(values.to_pylist(), first.to_pylist())])
-                )
+            except pyarrow.ArrowNotImplementedError:  # of lists
+                pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
+                is_equal = _arrow(np.array([a == b for a, b in pairs]))
             equal = compute.fill_null(is_equal, False).to_numpy()
             both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
             differs[(differs < 0) & ~equal & ~both_null] = number
@@ -869,14 +912,14 @@ def shown_id(value: Any) -> str:
     return str(content)[:80]
 
 
-def _column(reader: TableReader, name: str, chunks: Sequence[Any]) -> Any:
+def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
     """A column of all batches, with a type."""
     kind = reader.schema.field(name).type
     values = joined_column(chunks, kind)
     return typed_column(values) if reader.is_untyped else values
 
 
-def _unused(reader: TableReader, needed: Sequence[str], *roles: str | None) -> list[str]:
+def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> list[str]:
     return [name for name in reader.schema.names if name not in needed and name not in roles]
 
 
@@ -905,12 +948,9 @@ def _parallel(
     src: Int64Array, dst: Int64Array, num_dst: int, is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
-    if not len(src):
-        return 0, np.zeros(0, bool) if is_dropping else None
-    keys = src * num_dst + dst
     if not is_dropping:
-        keys.sort()
-        return int(np.count_nonzero(keys[1:] == keys[:-1])), None
+        return count_repeated(src, dst, num_dst), None
+    keys = src * num_dst + dst
     order = np.argsort(keys, kind="stable")
     is_repeated = np.zeros(len(keys), bool)
     in_order = keys[order]

@@ -15,7 +15,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from .._base.kernels import kernels_for, num_threads
 
 Int64Array = NDArray[np.int64]
 _CANONICAL = r"^(0|-?[1-9][0-9]*)$"
@@ -62,7 +65,7 @@ class RowIds:
         self._is_loose = True  # all of it was text of CSV
         self._is_large = False
         self._has_negative = False
-        self._table: _IntegerTable | _BytesTable = _IntegerTable()
+        self._table: Any = _integer_table()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -84,14 +87,14 @@ class RowIds:
         return self._rows(ids, column, True)
 
     def find(self, ids: Any, column: IdColumn) -> Int64Array:
-        """The number of each id, -1 where there is none; arguments and errors are those of `add`."""
+        """The number of each id, -1 where there is none; for the rest see `add`."""
         return self._rows(ids, column, False)
 
     def arrow(self) -> Any:
         """All ids, by number, as a pyarrow array of the type in which they came."""
         import pyarrow
 
-        if isinstance(self._table, _IntegerTable):
+        if self._kind in (None, "integer"):
             keys = self._table.keys()
             if self._kind is None:
                 return pyarrow.array([], pyarrow.string())
@@ -102,7 +105,7 @@ class RowIds:
                 except pyarrow.ArrowInvalid:  # ids of edges that are wider
                     return array
             return array
-        keys_as_bytes = self._table.keys()
+        keys_as_bytes: Any = self._table.keys()
         kind = self._type
         if kind is None:
             kind = pyarrow.string() if self._kind == "text" else pyarrow.binary()
@@ -132,14 +135,15 @@ class RowIds:
             return np.zeros(0, np.int64)
         self._note_type(ids.type, column)
         keys, is_none = self._keys(ids, column, is_adding)
-        rows = np.full(len(ids), -1, np.int64) if is_none is not None else None
-        table: Any = self._table
+        found: Int64Array
         if is_adding:
             assert is_none is None
-            return np.asarray(table.insert(keys.values))
-        found = table.find(keys.values)
-        if rows is None:
-            return np.asarray(found)
+            found = self._table.insert(keys.values)
+            return found
+        found = self._table.find(keys.values)
+        if is_none is None:
+            return found
+        rows = np.full(len(ids), -1, np.int64)
         rows[~is_none] = found
         return rows
 
@@ -200,9 +204,7 @@ class RowIds:
                 return _Keys("integer", keys.values[~outside]), whole
         return keys, is_none
 
-    def _keys_of_cells(
-        self, ids: Any, is_adding: bool
-    ) -> tuple[_Keys, NDArray[np.bool_] | None]:
+    def _keys_of_cells(self, ids: Any, is_adding: bool) -> tuple[_Keys, NDArray[np.bool_] | None]:
         if self._kind in (None, "integer"):
             keys, is_integer = _integers_of_text(ids)
             if is_integer is None:
@@ -229,10 +231,9 @@ class RowIds:
 
     def _start(self, kind: str) -> None:
         self._kind = kind
-        self._table = _IntegerTable() if kind == "integer" else _BytesTable()
+        self._table = _integer_table() if kind == "integer" else _bytes_table()
 
     def _become_text(self) -> None:
-        assert isinstance(self._table, _IntegerTable)
         keys = _Keys("integer", self._table.keys(), self._is_large)
         self._start("text")
         self._type = None
@@ -307,13 +308,16 @@ def _typed_keys(ids: Any, column: IdColumn) -> _Keys:
 
 
 def _as_binary(ids: Any) -> Any:
+    """An array that has offsets and bytes."""
     import pyarrow
 
     if pyarrow.types.is_fixed_size_binary(ids.type):
-        return ids.cast(pyarrow.binary()).cast(pyarrow.large_binary())
+        return ids.cast(pyarrow.binary())
     if pyarrow.types.is_string_view(ids.type):
-        ids = ids.cast(pyarrow.large_string())
-    return ids.cast(pyarrow.large_binary())
+        return ids.cast(pyarrow.large_string())
+    if pyarrow.types.is_binary_view(ids.type):
+        return ids.cast(pyarrow.large_binary())
+    return ids
 
 
 def _text_of_integers(keys: _Keys) -> Any:
@@ -322,7 +326,7 @@ def _text_of_integers(keys: _Keys) -> Any:
     if keys.kind != "integer":
         return keys.values
     values = keys.values.view(np.uint64) if keys.is_large else keys.values
-    return pyarrow.array(values).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+    return pyarrow.array(values).cast(pyarrow.large_string())
 
 
 def _integers_of_text(ids: Any) -> tuple[_Keys, NDArray[np.bool_] | None]:
@@ -333,6 +337,12 @@ def _integers_of_text(ids: Any) -> tuple[_Keys, NDArray[np.bool_] | None]:
     import pyarrow
     from pyarrow import compute
 
+    kernels = _kernels()
+    if kernels is not None:
+        parsed = np.empty(len(ids), np.int64)
+        are_integers, has_negative, has_large = kernels.parse_integers(*_strings_of(ids), parsed)
+        if are_integers and not (has_negative and has_large):
+            return _Keys("integer", parsed, has_large), None
     for cells in (ids, None):
         if cells is None:
             cells = compute.utf8_trim_whitespace(ids)
@@ -387,14 +397,114 @@ def _example(keys: _Keys) -> str:
     if keys.kind == "integer":
         return f", such as {int(value)}"
     content = value.as_py()
-    return f", such as {content.decode(errors='replace')!r:.60}"
+    if isinstance(content, bytes):
+        content = content.hex()
+    return f", such as {content!r:.60}"
 
 
 # ---------------------------------------------------------------------- tables
 
 
-class _IntegerTable:
-    """Integers and their numbers: a place for each where they are dense, else sorted arrays."""
+def _kernels() -> Any:
+    """The extension, where it is there and has tables of keys; else None."""
+    kernels = kernels_for(torch.device("cpu"))
+    return kernels if hasattr(kernels, "IntegerTable") else None
+
+
+def _integer_table() -> Any:
+    kernels = _kernels()
+    return _SortedIntegers() if kernels is None else _NativeIntegers(kernels)
+
+
+def _bytes_table() -> Any:
+    kernels = _kernels()
+    return _ArrowBytes() if kernels is None else _NativeBytes(kernels)
+
+
+class _NativeIntegers:
+    """Integers and their numbers, in a hash table of the extension."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._table = kernels.IntegerTable()
+
+    def __len__(self) -> int:
+        return int(self._table.size())
+
+    def keys(self) -> Int64Array:
+        keys = np.empty(len(self), np.int64)
+        self._table.copy_keys(keys)
+        return keys
+
+    def find(self, keys: Int64Array) -> Int64Array:
+        return self._rows(keys, False)
+
+    def insert(self, keys: Int64Array) -> Int64Array:
+        return self._rows(keys, True)
+
+    def _rows(self, keys: Int64Array, inserts: bool) -> Int64Array:
+        rows = np.empty(len(keys), np.int64)
+        self._table.look_up(np.ascontiguousarray(keys), rows, inserts)
+        return rows
+
+
+class _NativeBytes:
+    """Text or bytes and their numbers, in a hash table of the extension."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._table = kernels.BytesTable()
+
+    def __len__(self) -> int:
+        return int(self._table.size())
+
+    def keys(self) -> Any:
+        import pyarrow
+
+        offsets = np.empty(len(self) + 1, np.int64)
+        data = np.empty(self._table.num_bytes(), np.uint8)
+        self._table.copy_keys(offsets, data)
+        buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
+        return pyarrow.Array.from_buffers(pyarrow.large_binary(), len(self), buffers)
+
+    def find(self, keys: Any) -> Int64Array:
+        return self._rows(keys, False)
+
+    def insert(self, keys: Any) -> Int64Array:
+        return self._rows(keys, True)
+
+    def _rows(self, keys: Any, inserts: bool) -> Int64Array:
+        rows = np.empty(len(keys), np.int64)
+        self._table.look_up(*_strings_of(keys), rows, inserts)
+        return rows
+
+
+def _strings_of(values: Any) -> tuple[Int64Array, NDArray[np.uint8]]:
+    """Offsets and bytes of an Arrow array of text or bytes without nulls."""
+    is_large = str(values.type).startswith("large")
+    _, offsets, data = values.buffers()
+    if offsets is None or not len(values):
+        return np.zeros(len(values) + 1, np.int64), np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64 if is_large else np.int32)
+    ends = ends[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+    return ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def rows_at_once() -> int:
+    """How many ids should be looked up in one call, at least, so that calls cost nothing."""
+    return 1 << 20 if _kernels() is None else 1 << 15
+
+
+def count_repeated(src: Int64Array, dst: Int64Array, num_dst: int) -> int:
+    """How many edges have both ends of an earlier one."""
+    kernels = _kernels()
+    if kernels is not None and num_dst < 2**32:
+        return int(kernels.count_repeated(src, dst, num_dst, num_threads()))
+    keys = src * num_dst + dst
+    keys.sort()
+    return int(np.count_nonzero(keys[1:] == keys[:-1]))
+
+
+class _SortedIntegers:
+    """The same without the extension: a place for each where they are dense, else sorted arrays."""
 
     def __init__(self) -> None:
         self._keys = np.zeros(1024, np.int64)
@@ -464,8 +574,8 @@ class _IntegerTable:
         self._is_stale = False
 
 
-class _BytesTable:
-    """Text or bytes and their numbers."""
+class _ArrowBytes:
+    """The same without the extension; each call costs as much as there are keys."""
 
     def __init__(self) -> None:
         import pyarrow
@@ -479,8 +589,10 @@ class _BytesTable:
         return self._keys
 
     def find(self, keys: Any) -> Int64Array:
+        import pyarrow
         from pyarrow import compute
 
+        keys = keys.cast(pyarrow.large_binary())
         found = compute.fill_null(compute.index_in(keys, value_set=self._keys), -1)
         rows: Int64Array = found.to_numpy(zero_copy_only=False).astype(np.int64)
         return rows
@@ -488,6 +600,7 @@ class _BytesTable:
     def insert(self, keys: Any) -> Int64Array:
         import pyarrow
 
+        keys = keys.cast(pyarrow.large_binary())
         rows = self.find(keys)
         is_new = rows < 0
         if is_new.any():

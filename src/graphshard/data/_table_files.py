@@ -52,7 +52,7 @@ _UNIT_SEPARATOR = b"\x1f"
 _BLOCK = 1 << 20
 
 
-class Batch(NamedTuple):
+class TableBatch(NamedTuple):
     """Some rows of one file.
 
     Args:
@@ -126,7 +126,10 @@ class FileOptions:
             raise ValueError("columns names the columns of files without a header; drop one of two")
 
 
-class TableReader:
+AS_IT_LOOKS = FileOptions()
+
+
+class TableSource:
     """One table, to be read several times if need be.
 
     Args:
@@ -144,7 +147,7 @@ class TableReader:
     def __init__(
         self,
         source: Any,
-        options: FileOptions = FileOptions(),
+        options: FileOptions = AS_IT_LOOKS,
         *,
         base: Path | None = None,
         named: Sequence[str] = (),
@@ -203,7 +206,13 @@ class TableReader:
             f"{cure}"
         )
 
-    def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[Batch]:
+    def known_num_rows(self) -> int | None:
+        """How many rows there are, where that can be said without reading them."""
+        if self._table is not None:
+            return len(self._table)
+        return int(self._dataset.count_rows()) if self._dataset is not None else None
+
+    def batches(self, columns: Sequence[str], least_rows: int = 1 << 20) -> Iterator[TableBatch]:
         """Rows of all files in order, with these columns alone.
 
         Args:
@@ -211,7 +220,7 @@ class TableReader:
         """
         import pyarrow
 
-        waiting: list[Batch] = []
+        waiting: list[TableBatch] = []
         for batch in self._batches(list(columns)):
             is_same = not waiting or waiting[-1].file == batch.file
             if is_same and sum(len(b.columns) for b in waiting) < least_rows:
@@ -266,33 +275,30 @@ class TableReader:
         import pyarrow
         from pyarrow import dataset
 
-        keys = [name for name in os.path.relpath(self.files[0], self._root).split("/")[:-1]]
+        keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
-        made = dataset.dataset(
-            self.files,
-            filesystem=self._filesystem,
-            format="parquet",
-            partitioning=partitioning,
-            partition_base_dir=self._root,
-        )
-        schemas = [made.schema]
-        for fragment in made.get_fragments():
-            schema = fragment.physical_schema
-            for name in schemas[0].names:
-                if name not in schema.names and name in schemas[-1].names and len(schemas) > 1:
-                    raise ValueError(
-                        f"{fragment.path}: column {name!r} is missing, which is in {self.files[0]}"
-                    )
+        settings = {
+            "filesystem": self._filesystem,
+            "format": "parquet",
+            "partitioning": partitioning,
+            "partition_base_dir": self._root,
+        }
+        first = dataset.dataset(self.files[:1], **settings).schema
+        of_folders = [name for name in first.names if f"{name}=" in "/".join(keys)]
+        schemas = [first]
+        for file in self.files[1:]:
+            schema = dataset.ParquetFileFormat().inspect(file, self._filesystem)
+            _check_there(file, [n for n in first.names if n not in of_folders], schema.names)
             schemas.append(schema)
         unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
-        self._dataset = made.replace_schema(unified)
+        self._dataset = dataset.dataset(self.files, schema=unified, **settings)
         return unified
 
     # ------------------------------------------------------------------ rows
 
-    def _batches(self, columns: list[str]) -> Iterator[Batch]:
+    def _batches(self, columns: list[str]) -> Iterator[TableBatch]:
         import pyarrow
 
         self.malformed, self.num_malformed = [], 0
@@ -315,18 +321,18 @@ class TableReader:
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise _unreadable(self.name, self.format, error) from error
 
-    def _numbered(self, file: str, batches: Any) -> Iterator[Batch]:
+    def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield Batch(file, row, batch)
+            yield TableBatch(file, row, batch)
             row += len(batch)
 
-    def _parquet_batches(self, columns: list[str]) -> Iterator[Batch]:
+    def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
         path, row = "", 1
         for tagged in self._dataset.scanner(columns=columns).scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield Batch(path, row, tagged.record_batch)
+            yield TableBatch(path, row, tagged.record_batch)
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -339,7 +345,7 @@ class TableReader:
         except pyarrow.ArrowInvalid:
             return ipc.open_stream(self._filesystem.open_input_stream(file))
 
-    def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+    def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
         reader = self._arrow_reader(file)
         _check_there(file, columns, reader.schema.names)
         if hasattr(reader, "num_record_batches"):
@@ -367,40 +373,58 @@ class TableReader:
         is_whole = len(top) < _LOOKED_AT
         return _look_at(file, top, is_whole, self.options, self._named, names)
 
-    def _csv_batches(self, file: str, columns: list[str]) -> Iterator[Batch]:
+    def _csv_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
+        # In several threads, rows that are none have no numbers; few columns gain nothing by them.
+        is_numbered = len(columns) <= _FEW_COLUMNS
+        skipped: list[int] = []
+        malformed: list[MalformedRow] = []
+        all_are_known = False
+
+        def note(row: Any) -> str:
+            if all_are_known:
+                return "skip"
+            number = (row.number or 0) - self._dialects[file].skip_lines
+            skipped.append(number)
+            if not (row.text or "").lstrip().startswith(self._dialects[file].comments):
+                cells = (row.actual_columns, row.expected_columns)
+                malformed.append(MalformedRow(file, number, *cells, row.text or ""))
+            return "skip"
+
+        row = 1
+        for batch in self._csv_reader(file, columns, note, not is_numbered):
+            if skipped and not is_numbered:
+                skipped.clear()
+                malformed.clear()
+                for _ in self._csv_reader(file, columns[:1], note, False):
+                    pass
+                is_numbered = all_are_known = True
+            yield TableBatch(file, row, batch, skipped)
+            row += len(batch)
+        self.num_malformed += len(malformed)
+        self.malformed += malformed[: _MOST_SHOWN - len(self.malformed)]
+
+    def _csv_reader(self, file: str, columns: list[str], note: Any, use_threads: bool) -> Any:
+        """What reads the batches of a file of CSV, and tells of each line that is no row."""
         import pyarrow
         from pyarrow import csv
 
         dialect = self._dialects[file]
-        skipped: list[int] = []
-
-        def on_malformed(row: Any) -> str:
-            text = row.text or ""
-            is_comment = text.lstrip().startswith(dialect.comments)
-            number = (row.number or 0) - dialect.lines_before_numbers
-            skipped.append(number)
-            if not is_comment:
-                self.num_malformed += 1
-                if len(self.malformed) < _MOST_SHOWN:
-                    cells = (row.actual_columns, row.expected_columns)
-                    self.malformed.append(MalformedRow(file, number, *cells, text))
-            return "skip"
-
         text = pyarrow.string()
         nulls = NULL_VALUES if self.options.null_values is None else self.options.null_values
-        reader = csv.open_csv(
+        return csv.open_csv(
             dialect.transformed(self._stream(file)),
             read_options=csv.ReadOptions(
                 column_names=dialect.names,
                 skip_rows=dialect.skip_lines,
                 encoding=self.options.encoding or "utf8",
                 block_size=_BLOCK,
+                use_threads=use_threads,
             ),
             parse_options=csv.ParseOptions(
                 delimiter=dialect.delimiter,
                 quote_char=self.options.quote or False,
                 newlines_in_values=dialect.has_quotes,
-                invalid_row_handler=on_malformed,
+                invalid_row_handler=note,
             ),
             convert_options=csv.ConvertOptions(
                 include_columns=columns,
@@ -410,16 +434,13 @@ class TableReader:
                 quoted_strings_can_be_null=True,
             ),
         )
-        row = 1
-        for batch in reader:
-            yield Batch(file, row, batch, skipped)
-            row += len(batch)
 
 
 _MOST_SHOWN = 10
+_FEW_COLUMNS = 8
 
 
-def _joined(batches: list[Batch], pyarrow: Any) -> Batch:
+def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -512,12 +533,13 @@ def _expanded(filesystem: Any, path: str, text: str) -> list[str]:
         first = next(i for i, part in enumerate(parts) if set(part) & set("*?["))
         folder = "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
         is_deep = "**" in path
-        selector = fs.FileSelector(folder, recursive=first < len(parts) - 1, allow_not_found=True)
+        recursive = is_deep or first < len(parts) - 1
+        selector = fs.FileSelector(folder, recursive=recursive, allow_not_found=True)
         prefix = "" if folder == "." and not path.startswith("./") else None
         names = []
         for info in filesystem.get_file_info(selector):
             name = info.path if prefix is None else info.path.removeprefix("./")
-            is_match = fnmatch.fnmatchcase(name, path)
+            is_match = fnmatch.fnmatchcase(name, path) and not _is_note(name, folder)
             if is_match and (is_deep or name.count("/") == path.count("/")):
                 names.append((name, info.type))
         files = sorted(name for name, kind in names if kind == fs.FileType.File)
@@ -537,13 +559,16 @@ def _expanded(filesystem: Any, path: str, text: str) -> list[str]:
     inside = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     files = []
     for entry in inside:
-        names_inside = os.path.relpath(entry.path, path).split("/")
-        # Names that begin so are notes of a writer: _SUCCESS, .part-0.crc.
-        if entry.type == fs.FileType.File and not any(n[0] in "_." for n in names_inside):
+        if entry.type == fs.FileType.File and not _is_note(entry.path, path):
             files.append(entry.path)
     if not files:
         raise FileNotFoundError(f"{text} holds no file; give a file, or a folder of files")
     return sorted(files)
+
+
+def _is_note(path: str, folder: str) -> bool:
+    """Whether a name below a folder is that of a note of a writer: _SUCCESS, .part-0.crc."""
+    return any(name[:1] in ("_", ".") for name in os.path.relpath(path, folder).split("/"))
 
 
 def _format_of(files: Sequence[str]) -> TableFormat:
@@ -589,7 +614,6 @@ class _Dialect:
 
     Args:
         skip_lines: Lines before the first row.
-        lines_before_numbers: What to subtract from the number that pyarrow gives a bad line.
         spaces: Whether cells are separated by runs of spaces.
     """
 
@@ -597,7 +621,6 @@ class _Dialect:
     delimiter: str
     has_header: bool
     skip_lines: int
-    lines_before_numbers: int
     has_quotes: bool
     comments: tuple[str, ...]
     marks: str
@@ -666,8 +689,8 @@ def _look_at(
     except (UnicodeDecodeError, LookupError) as error:
         raise _unreadable(file, "CSV", error) from None
     text = text.removeprefix("\ufeff")
-    comments = _COMMENTS if options.comment is None else (options.comment,)
-    comments = tuple(mark for mark in comments if mark)
+    said = _COMMENTS if options.comment is None else (options.comment,)
+    comments = tuple(mark for mark in said if mark)
     lines = text.splitlines(keepends=True)
     if not is_whole and len(lines) > 1:
         lines.pop()  # cut off
@@ -703,16 +726,17 @@ def _look_at(
     elif names_before is not None and len(names_before) == width:
         names = names_before
     elif first > 0:  # SNAP: the last comment has the names
-        said = lines[first - 1].lstrip("".join(comments)).strip()
-        cells_said = _cells(said, marks, options.quote) if said else []
+        note = lines[first - 1].lstrip("".join(comments)).strip()
+        cells_said = _cells(note, marks, options.quote) if note else []
         if len(cells_said) == width and all(cell.strip() for cell in cells_said):
             names = _distinct([cell.strip() for cell in cells_said])
     header_lines = 0
     if has_header:
         quote = options.quote or None
         delimiter = _UNIT_SEPARATOR.decode() if marks == "::" else marks
-        kind = python_csv.QUOTE_NONE if quote is None else python_csv.QUOTE_MINIMAL
-        rows = python_csv.reader(lines[first:], delimiter=delimiter, quotechar=quote, quoting=kind)
+        rows = python_csv.reader(
+            lines[first:], delimiter=delimiter, quotechar=quote, quoting=_quoting(options.quote)
+        )
         next(rows)
         header_lines = rows.line_num
     is_spaced = marks == " " and any(re.search(r"^ |  |\t| \r?\n?$", line) for line in sample)
@@ -721,7 +745,6 @@ def _look_at(
         delimiter=_UNIT_SEPARATOR.decode() if marks == "::" else marks,
         has_header=has_header,
         skip_lines=first + header_lines,
-        lines_before_numbers=first + header_lines,
         has_quotes=bool(options.quote) and options.quote in text,
         comments=comments,
         marks=marks,
@@ -750,12 +773,17 @@ def _cells(line: str, marks: str, quote: str) -> list[str]:
         return line.split("::")
     if marks == " ":
         line = re.sub(r"[ \t]+", " ", line.strip())
-    kind = python_csv.QUOTE_MINIMAL if quote else python_csv.QUOTE_NONE
     try:
-        rows = python_csv.reader([line], delimiter=marks, quotechar=quote or None, quoting=kind)
+        rows = python_csv.reader(
+            [line], delimiter=marks, quotechar=quote or None, quoting=_quoting(quote)
+        )
         return next(iter(rows), [""])
     except python_csv.Error:
         return line.split(marks)
+
+
+def _quoting(quote: str) -> Any:
+    return python_csv.QUOTE_MINIMAL if quote else python_csv.QUOTE_NONE
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -823,5 +851,7 @@ def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:
     """Options from TOML, in which lists stand for tuples."""
-    made = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        made[key] = tuple(value) if isinstance(value, list) else value
     return FileOptions(**made)

@@ -195,7 +195,7 @@ class TableReport:
     def show(self, console: Console) -> None:
         """Print it."""
         console.print(self._types_table())
-        if any(r.features or r.unused for r in (*self.nodes.values(), *self.edges.values())):
+        if any(report.features for report in self._named().values()):
             console.print(self._features_table())
         if self.label is not None:
             console.print(self._label_table())
@@ -205,8 +205,7 @@ class TableReport:
     def lines(self) -> list[str]:
         """Columns that are not used, bad rows, and what else is to be said: a line each."""
         lines = list(self.notes)
-        named = {**self.nodes, **{etype_key(etype): of for etype, of in self.edges.items()}}
-        for name, report in named.items():
+        for name, report in self._named().items():
             plain = [column for column, why in report.unused.items() if why == "not asked for"]
             if plain:
                 lines.append(f"not used of {name}: {', '.join(plain)}")
@@ -218,6 +217,10 @@ class TableReport:
             lines.append(f"{self.num_bad:,} bad rows{first}:")
             lines += [f"  {row}" for row in self.first]
         return lines
+
+    def _named(self) -> dict[str, NodeReport | EdgeReport]:
+        """Reports of nodes and edges by the names of their types."""
+        return {**self.nodes, **{etype_key(etype): of for etype, of in self.edges.items()}}
 
     def _types_table(self) -> Table:
         table = Table(title="tables", title_justify="left")
@@ -259,11 +262,7 @@ class TableReport:
             table.add_column(heading)
         for heading in ("width", "missing", "unknown"):
             table.add_column(heading, justify="right")
-        named: Mapping[str, NodeReport | EdgeReport] = {
-            **self.nodes,
-            **{etype_key(etype): of for etype, of in self.edges.items()},
-        }
-        for name, report in named.items():
+        for name, report in self._named().items():
             for feature in report.features:
                 table.add_row(
                     name,
@@ -280,7 +279,8 @@ class TableReport:
         label = self.label
         assert label is not None
         of = f" by {', '.join(label.columns)}" if label.columns else ""
-        table = Table(title=f"{label.task} of {label.target}{of}", title_justify="left")
+        title = f"{label.task} of {label.target}{of}"
+        table = Table(title=title, title_justify="left", min_width=len(title))
         table.add_column("class" if label.classes else "rows")
         table.add_column("number", justify="right")
         shown = list(label.classes.items())

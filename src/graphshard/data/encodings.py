@@ -23,12 +23,13 @@ seconds and elements with the mean, buckets, categories and circles with zeros, 
 its number 0. If any row had none while statistics were taken, one more column says where: 1 if
 missing. Without one, missing values of later rows are filled and counted.
 
-**Statistics** are of training rows, where these are given, in float64. They are a function of the
-rows and their order, wherever batches are cut: rows are summed in blocks by their number, and
-blocks in order (Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing
-sample variances, 1979). Memory is bounded: one block; the distinct values, up to a limit; for
-quantiles `SAMPLE_ROWS` values, which are all of them or, of more, a uniform sample drawn by row
-number, whose quantiles are off by 0.05 % of the rows (a standard deviation).
+**Statistics**, known categories among them, are of training rows, where these are given, unless
+``statistics = "all"`` is asked for; they are taken in float64. They are a function of the rows and
+their order, wherever batches are cut: rows are summed in blocks by their number, and blocks in
+order (Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample
+variances, 1979). Memory is bounded: one block; the distinct values, up to a limit; for quantiles
+`SAMPLE_ROWS` values, which are all of them or, of more, a uniform sample drawn by row number, whose
+quantiles are off by 0.05 % of the rows (a standard deviation).
 """
 
 from __future__ import annotations
@@ -419,8 +420,8 @@ class EncodingFit:
         field: The name and the Arrow type of the column.
         asked: What is asked of it: ``encoding``, one of `KINDS`, and its options: ``buckets`` (a
             number) or ``edges`` (numbers between buckets), ``one_hot_limit`` and
-            ``max_categories``, ``parts`` of a time (of `TIME_PARTS`), and ``standardize`` of a
-            vector (true or false).
+            ``max_categories``, ``parts`` of a time (of `TIME_PARTS`), ``standardize`` of a vector
+            (true or false); and ``statistics``, "training" or "all".
 
     Raises:
         ValueError: There is no such encoding, or none of this type, or an option does not fit.
@@ -440,12 +441,13 @@ class EncodingFit:
         self._num_statistics = 0
         self._num_values = 0  # of these, those that are not missing
         self._has_missing = False
-        self._width: int | None = 1 if self.kind != "vector" else None
-        has_moments = self.kind not in (*_OF_VALUES, "bucketed", "vector")
-        self._moments = _Moments(1) if has_moments else None
+        self._width = _columns.width_of(field) if self.kind == "vector" else 1
+        has_moments = self.kind not in (*_OF_VALUES, "bucketed") and self._width is not None
+        self._moments = _Moments(self._width or 0) if has_moments else None
         self._sample = _Sample() if self.kind == "bucketed" and self._edges is None else None
         value_type = _columns.value_type_of(field.type) if self.kind in _OF_VALUES else "null"
         self._distinct = DistinctValues(value_type, self._max_categories)
+        self._distinct_training: DistinctValues | None = None  # where these are not all rows
 
     def _check_kind(self) -> None:
         if self.kind not in KINDS:
@@ -462,12 +464,18 @@ class EncodingFit:
             )
 
     def _read_options(self, options: dict[str, Any]) -> None:
-        allowed = _OPTIONS.get(self.kind, ())
+        allowed = (*_OPTIONS.get(self.kind, ()), "statistics")
         if left_over := [key for key in options if key not in allowed]:
-            offers = f"takes {', '.join(allowed)}" if allowed else "takes no option"
             raise ValueError(
-                f"the encoding {self.kind} {offers} (got {_columns.first_few(left_over)} for "
-                f"column '{self.column}'); remove it, or choose the encoding that it belongs to"
+                f"the encoding {self.kind} takes {', '.join(allowed)} (got "
+                f"{_columns.first_few(left_over)} for column '{self.column}'); remove "
+                "it, or choose the encoding that it belongs to"
+            )
+        self._of_all_rows = options.get("statistics", "training") == "all"
+        if options.get("statistics", "training") not in ("training", "all"):
+            raise ValueError(
+                f'statistics of column \'{self.column}\' must be of "training" rows or of "all" '
+                f"(got {options['statistics']!r})"
             )
         self._one_hot_limit = self._count(options, "one_hot_limit", ONE_HOT_LIMIT)
         self._max_categories = self._count(options, "max_categories", MAX_CATEGORIES)
@@ -529,11 +537,13 @@ class EncodingFit:
         """Take in the next rows.
 
         Args:
-            is_training: Which of them statistics are taken from; None: all.
+            is_training: Which of them are training rows; None: all.
 
         Raises:
             ValueError: A number is infinite, or a list has another length than others.
         """
+        if self._of_all_rows:
+            is_training = None
         for start, piece in _columns.pieces(column):
             chosen = None if is_training is None else is_training[start : start + len(piece)]
             self._update_piece(piece, chosen)
@@ -581,16 +591,19 @@ class EncodingFit:
         value_type = self._distinct.value_type
         array, _ = _columns.comparable(piece, value_type, self.column, first_row)
         self._has_missing |= bool(array.null_count)
-        if chosen is not None:
-            array = array.filter(pa.array(chosen))
         self._num_values += len(array) - array.null_count
+        if chosen is not None and self._distinct_training is None:
+            self._distinct_training = self._distinct.copy()
         self._distinct.update(array)
+        if self._distinct_training is not None:
+            chosen_values = array if chosen is None else array.filter(pa.array(chosen))
+            self._distinct_training.update(chosen_values)
 
     def refusal(self) -> str | None:
         """Why the column cannot be a feature, a sentence: it holds text, or ids; None: it can.
 
-        Of text that nobody has asked to be encoded, more than `ONE_HOT_LIMIT` distinct values in
-        more than half of the rows are taken for texts or ids: what would be learnt of one row says
+        Of text whose encoding is not asked for, more than `ONE_HOT_LIMIT` distinct values in
+        more than half of all rows are taken for texts or ids: what would be learnt of one row says
         nothing of others.
         """
         number = len(self._distinct)
@@ -601,7 +614,7 @@ class EncodingFit:
         if self._distinct.is_over:
             return (
                 f"column '{self.column}' must have at most {self._max_categories} distinct values "
-                f"to be a category (got more, of type {self.type}): {cure}, or raise max_categories"
+                f"to be a category (got more, of type {self.type}); {cure}, or raise max_categories"
             )
         if not self._is_asked and number > self._one_hot_limit and 2 * number > self._num_values:
             return (
@@ -630,7 +643,8 @@ class EncodingFit:
         values: tuple[Value, ...] = ()
         mean, scale, edges = self._statistics()
         if self.kind in _OF_VALUES:
-            values = self._distinct.sorted()
+            training = self._distinct_training
+            values = (self._distinct if training is None else training).sorted()
             kind = "embedding" if len(values) > self._one_hot_limit else self.kind
         return Encoding(
             column=self.column,
@@ -766,9 +780,14 @@ class _Sample:
         self._choose()
         if not len(self._values):
             return ()
-        shares = np.arange(1, num_buckets) / num_buckets
-        edges = np.unique(np.quantile(self._values, shares))
-        return tuple(edges[edges > self._values.min()].tolist())
+        ordered = np.sort(self._values)
+        # quantiles between neighbours by their distance, exactly a number where one is there
+        place, rest = np.divmod((len(ordered) - 1) * np.arange(1, num_buckets), num_buckets)
+        lower, upper = ordered[place], ordered[np.minimum(place + 1, len(ordered) - 1)]
+        share = rest / num_buckets
+        between = lower * (1 - share) + upper * share
+        edges = np.unique(np.where(lower == upper, lower, between))
+        return tuple(edges[edges > ordered[0]].tolist())
 
 
 def _scale_of(time_type: str) -> str:

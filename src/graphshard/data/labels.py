@@ -344,7 +344,7 @@ class LabelFit:
         self._num_rows = 0
         self._num_labelled = 0
         self._all_whole = True
-        self._places = _Places(len(fields) if self._form == "columns" else None)
+        self._places = _OnesInRows(len(fields) if self._form == "columns" else None)
         has_values = self._form != "columns" and task != "regression"
         value_type = _columns.value_type_of(self._value_type) if has_values else "null"
         self._distinct = DistinctValues(value_type, self._max_classes)
@@ -514,7 +514,7 @@ class LabelFit:
             )
 
 
-class _Places:
+class _OnesInRows:
     """Whether rows of numbers can be 0 or 1 for each class, and how many are 1."""
 
     def __init__(self, width: int | None) -> None:

@@ -41,8 +41,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
-from ._id_files import user_ids as user_ids  # where users look for it
-from ._table_files import FileOptions, TableReader, is_in_memory, options_of
+from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
+from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
 
 ROW_NUMBER = "#"
@@ -50,7 +50,7 @@ ROW_NUMBER = "#"
 
 Dangling: TypeAlias = Literal["drop", "add", "error"]
 Parallel: TypeAlias = Literal["keep", "drop"]
-Features: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
+FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
 _SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head")
@@ -78,11 +78,11 @@ class NodeTable:
 
     files: Any
     id: str
-    features: Features = None
+    features: FeatureColumns = None
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
     split: Any = None
-    options: FileOptions = FileOptions()
+    options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -103,13 +103,13 @@ class EdgeTable:
     files: Any
     source: str
     target: str
-    features: Features = None
+    features: FeatureColumns = None
     ignore: Sequence[str] = ()
     weight: str | None = None
     time: str | None = None
     label: str | Mapping[str, Any] | None = None
     split: Any = None
-    options: FileOptions = FileOptions()
+    options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -279,7 +279,7 @@ class Tables:
         weight: str | None = None,
         time: str | None = None,
         ignore: Sequence[str] = (),
-        options: FileOptions = FileOptions(),
+        options: FileOptions = AS_IT_LOOKS,
         base: Path | None = None,
         **settings: Any,
     ) -> Tables:
@@ -304,7 +304,7 @@ class Tables:
         said = [name for name in (node_id, label) if name is not None]
         for item in nodes:
             name, files = _named(item)
-            reader = TableReader(files, options, base=base, named=said)
+            reader = TableSource(files, options, base=base, named=said)
             name = _unused_name(name, made_nodes)
             columns[name] = list(reader.schema.names)
             key = node_id
@@ -316,7 +316,7 @@ class Tables:
         of_edges: dict[CanonicalEType, list[str]] = {}
         for item in edges:
             name, files = _named(item)
-            reader = TableReader(files, options, base=base, named=said)
+            reader = TableSource(files, options, base=base, named=said)
             names = list(reader.schema.names)
             if len(names) < 2:
                 raise ValueError(
@@ -514,7 +514,7 @@ def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> lis
     return lines
 
 
-def _toml_of_features(features: Features, where: str) -> list[str]:
+def _toml_of_features(features: FeatureColumns, where: str) -> list[str]:
     if not isinstance(features, Mapping):
         return []
     lines = ["", f"[{where}.features]"]
@@ -559,7 +559,7 @@ def _id_column(ntype: str, columns: Sequence[str]) -> str:
     return columns[0]
 
 
-def _column_of(reader: TableReader, asked: str | None, usual: Sequence[str], first: str) -> str:
+def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], first: str) -> str:
     if asked is not None:
         return reader.column(asked)
     for name in usual:

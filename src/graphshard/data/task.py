@@ -167,7 +167,7 @@ def write_task(
     """Write the task of the partition that is there now, in one atomic step.
 
     Args:
-        id_files: What `graphshard.data._id_files` has written of users' ids.
+        id_files: What `graphshard.data.id_files` has written of users' ids.
     """
     _write_task(task_path(partition_json), task, read_config(partition_json).build, id_files)
 

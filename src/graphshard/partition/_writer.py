@@ -193,7 +193,7 @@ def check_graph_name(graph_name: str) -> None:
 
 _MAX_NAME = 200
 _PART_FOLDER = re.compile(r"part[0-9]+")
-# And the ids by which users name nodes: graphshard/data/_id_files.py.
+# And the ids by which users name nodes: graphshard/data/id_files.py.
 _ID_FILE = r"ids-[0-9]+\.arrow"
 _IN_PART = re.compile("|".join([*(re.escape(name) for name in PART_FILES.values()), _ID_FILE]))
 

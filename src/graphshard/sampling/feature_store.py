@@ -47,7 +47,7 @@ _FAILED = 1
 _HEAD = 2
 _MOST_SIGNATURES = 2**31
 
-Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
+FeatureTables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
 """(node type or relation, feature name) to rows."""
 
 R = TypeVar("R", bound="LocalFeatureStore")
@@ -285,7 +285,7 @@ class LocalFeatureStore:
 
     pin_memory = False  # gather rows of tables on the CPU into page-locked memory, for a GPU
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: FeatureTables) -> None:
         # As kernels read them: a view may hold the negative of its numbers.
         self.tables = {key: rows.resolve_conj().resolve_neg() for key, rows in tables.items()}
         self._is_closed = False
@@ -381,14 +381,14 @@ class CollectiveFeatureStore(LocalFeatureStore):
             ranks that differ; on all ranks.
     """
 
-    def __init__(self, ownership: Ownership, tables: Tables, state: GroupState) -> None:
+    def __init__(self, ownership: Ownership, tables: FeatureTables, state: GroupState) -> None:
         check_tables(ownership, tables, state)
         super().__init__(tables)
         self.ownership, self._state = ownership, state
         self._id_tables: dict[RowKind, IdTable] = {}
 
     @classmethod
-    def of(cls, manager: GraphShardManager, tables: Tables) -> CollectiveFeatureStore:
+    def of(cls, manager: GraphShardManager, tables: FeatureTables) -> CollectiveFeatureStore:
         """Of a sharded graph; collective."""
         return cls(Ownership.of(manager), tables, group_state(manager.group))
 
@@ -486,7 +486,7 @@ class MappedFeatureStore(LocalFeatureStore):
     def __init__(
         self,
         manager: GraphShardManager,
-        tables: Tables,
+        tables: FeatureTables,
         *,
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -582,7 +582,7 @@ def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
     copy_rows(out, places, rows, None, check=False)
 
 
-def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
+def check_tables(ownership: Ownership, tables: FeatureTables, state: GroupState) -> None:
     """Raise on all ranks if the tables of any rank break a rule or differ in kind; collective."""
     with shared_errors(state.group):
         for (kind, name), table in tables.items():

@@ -119,7 +119,7 @@ class EdgePredictor(nn.Module):
 class EdgeNetwork(nn.Module):
     """A network that gives rows to nodes, with a predictor that scores edges by them.
 
-    ``model(graphs, features)`` is node type to rows; `score` is for edges.
+    ``model(graphs, features)`` is node type to rows, which the predictor takes.
     """
 
     def __init__(self, network: nn.Module, predictor: nn.Module, ntypes: Sequence[str]) -> None:
@@ -130,18 +130,6 @@ class EdgeNetwork(nn.Module):
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Mapping[str, Tensor]:
         rows = self.network(graphs, features)
         return rows if isinstance(rows, Mapping) else {self._ntypes[0]: rows}
-
-    @property
-    def table_width(self) -> int:
-        return int(self.network.table_width)  # type: ignore[arg-type]
-
-    def exchanged_width(self) -> int:
-        """Of the network; rows of sources are exchanged apart."""
-        return int(self.network.exchanged_width())  # type: ignore[operator]
-
-    def penalized_parameters(self) -> list[nn.Parameter]:
-        """Those of the network."""
-        return list(self.network.penalized_parameters())  # type: ignore[operator]
 
 
 class EpochOfEdges(NamedTuple):

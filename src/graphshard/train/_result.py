@@ -27,7 +27,8 @@ class Evaluation:
         val_loss: Mean loss over the validation nodes; None if there are none.
         metrics: Name of any other metric, such as ``"auroc"``, to split to its value.
         main: The metric by which a model is chosen.
-        by_relation: Of links with relation numbers: the number to such metrics.
+        by_relation: Of links with relation numbers: the number to such metrics. Workers that were
+            launched send them with the result alone, and those of more than 1000 relations not.
     """
 
     epoch: int

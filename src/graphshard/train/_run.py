@@ -161,9 +161,7 @@ class TrainingRun:
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
         if self._learner.links is not None and "train" in self._splits:
-            self._splits.remove(
-                "train"
-            )  # to rank what was learnt would take longest, and say least
+            self._splits.remove("train")  # ranks of what was learnt take longest, and say least
         if rank() == 0:
             for text in _settings_without_effect(config, self.config, self._shard):
                 warnings.warn(text, stacklevel=2)
@@ -989,13 +987,16 @@ class Learner:
         self._host, self._shard, self._config = shard, shard.on_device(), config
         self.device = shard.device
         torch.manual_seed(config.seed)
-        network = build_model(shard, config)
+        #: What gives rows to nodes: the model, or the part of it before a predictor.
+        self.network = build_model(shard, config)
         if shard.category_counts:
-            network.category_tables = CategoryTables(shard.category_counts)
-        self._category_tables: CategoryTables | None = getattr(network, "category_tables", None)
-        self.model: nn.Module = network
+            self.network.category_tables = CategoryTables(shard.category_counts)
+        self._category_tables: CategoryTables | None = getattr(
+            self.network, "category_tables", None
+        )
+        self.model: nn.Module = self.network
         if shard.edges is not None:
-            self.model = edge_network(network, shard, config)
+            self.model = edge_network(self.network, shard, config)
         self.model.to(config.torch_dtype)
         for module in self.model.modules():
             if isinstance(module, InputDropout) and shard.target in self._shard.features:
@@ -1008,7 +1009,7 @@ class Learner:
             for t in shard.data.node_type_names
             if t not in shard.feature_widths
         }
-        first = network.one_hot if isinstance(network, RGCN) else None
+        first = self.network.one_hot if isinstance(self.network, RGCN) else None
         #: The graph of the first layer, where its sources are pairs of a node and a relation.
         self.pairs: PartitionData | None = None
         if first is not None:
@@ -1044,18 +1045,18 @@ class Learner:
     @property
     def table_width(self) -> int:
         """Width of rows that are learnt for nodes without features."""
-        return int(getattr(self.model, "table_width", self._config.hidden))
+        return int(getattr(self.network, "table_width", self._config.hidden))
 
     def exchanged_width(self) -> int:
         """A bound on the columns of the rows that ranks exchange; of an own model, a guess."""
-        own = getattr(self.model, "exchanged_width", None)
+        own = getattr(self.network, "exchanged_width", None)
         if own is not None:
             return int(own())
         return max(self._config.hidden, *self._shard.feature_widths.values(), 1)
 
     def _penalized_parameters(self) -> list[nn.Parameter]:
-        own = getattr(self.model, "penalized_parameters", None)
-        return list(self.model.parameters() if own is None else own())
+        own = getattr(self.network, "penalized_parameters", None)
+        return list(self.network.parameters() if own is None else own())
 
     def host_graph(self) -> GraphShardManager:
         """The graph on the CPU, as samplers want it; collective."""

@@ -17,10 +17,17 @@ from graphshard.train.commands import app, run
 
 FLAGS = {
     "partition": """
-        --balance-edges --balance-ntypes --balance-split --bidirected --data --help --hops
-        --config --inverse --method --name --no-inverse --no-reorder --no-row-normalize
-        --no-self-loops --objective --out --parts --quiet --reorder --row-normalize --seed
-        --self-loops --tolerance
+        --config --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data
+        --delimiter
+        --edges --encodings-from --header --help --hops --ignore --inverse --label --method --name
+        --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
+        --objective --out --parallel --parts --quiet --reorder --row-normalize --seed --self-loops
+        --source --split --tables --target --time --tolerance --weight
+    """,
+    "tables": """
+        --config --dangling --delimiter --edges --header --help --ignore --label --no-header
+        --node-id
+        --nodes --parallel --source --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",

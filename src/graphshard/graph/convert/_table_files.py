@@ -41,7 +41,7 @@ _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeTable:
+class EdgeColumnsInFile:
     """The columns of one table that matter; none is encoded by a dictionary.
 
     Args:
@@ -66,7 +66,7 @@ def read_csv_file(
     column_names: Sequence[str] | None,
     skip_rows: int,
     relabel: bool,
-) -> EdgeTable:
+) -> EdgeColumnsInFile:
     """Read the columns of one CSV file; arguments as for ``from_csv``.
 
     Node ids are read as integers, or as text where that fails or names are wanted.
@@ -170,7 +170,7 @@ def _csv_advice(path: Path, delimiter: str, skip_rows: int, is_headless: bool) -
     return f"{why}read it with graphshard.from_csv(..., {', '.join(said)})"
 
 
-def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> EdgeTable:
+def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> EdgeColumnsInFile:
     """Read the columns of one Parquet file, or of a folder of them in the order of their names."""
     import pyarrow
 
@@ -262,8 +262,8 @@ def _check_header(
 
 def _edge_table(
     path: Path, reader: str, table: Any, src: str, dst: str, fields: list[str]
-) -> EdgeTable:
-    return EdgeTable(
+) -> EdgeColumnsInFile:
+    return EdgeColumnsInFile(
         path=path,
         reader=reader,
         src=(src, table.column(src)),

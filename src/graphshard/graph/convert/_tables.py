@@ -22,7 +22,7 @@ from ..._base.files import check_path, check_text, writing
 from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from .._graph import Graph, graph, heterograph
 from ._table_files import (
-    EdgeTable,
+    EdgeColumnsInFile,
     NamedColumn,
     NameTable,
     integer_ids,
@@ -40,7 +40,7 @@ NodeNames: TypeAlias = dict[Hashable, int] | dict[str, dict[Hashable, int]]
 """Id of each name, in the order of ids; for a typed graph one such table per node type."""
 
 
-_TableReader: TypeAlias = Callable[[Path, list[str]], EdgeTable]
+_TableReader: TypeAlias = Callable[[Path, list[str]], EdgeColumnsInFile]
 
 
 @overload
@@ -127,7 +127,7 @@ def from_csv(
     if len(delimiter) != 1:
         raise ValueError(f"delimiter must be one character (got {delimiter!r}); a tab is '\\t'")
 
-    def read(file: Path, fields: list[str]) -> EdgeTable:
+    def read(file: Path, fields: list[str]) -> EdgeColumnsInFile:
         return read_csv_file(file, src, dst, fields, delimiter, column_names, skip_rows, relabel)
 
     return _load(path, read, edge_columns, relabel, num_nodes, dtype, idtype, device)
@@ -181,7 +181,7 @@ def from_parquet(
             names; for a typed graph one per relation.
     """
 
-    def read(file: Path, fields: list[str]) -> EdgeTable:
+    def read(file: Path, fields: list[str]) -> EdgeColumnsInFile:
         return read_parquet_file(file, src, dst, fields)
 
     return _load(path, read, edge_columns, relabel, num_nodes, None, idtype, device)
@@ -285,7 +285,7 @@ def _load(
         naming = {ntype: NameTable(of_type) for ntype, of_type in columns.items()}
         counts = {ntype: len(table) for ntype, table in naming.items()}
 
-    def ids_of(table: EdgeTable, ntype: str, column: NamedColumn) -> Tensor:
+    def ids_of(table: EdgeColumnsInFile, ntype: str, column: NamedColumn) -> Tensor:
         if relabel:
             return naming[ntype].ids(column).to(idtype)
         return integer_ids(table.path, column, limits.get(ntype), idtype, table.reader).to(idtype)

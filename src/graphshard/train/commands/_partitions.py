@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``graphshard partition``, ``tables``, ``inspect``, ``verify``, ``convert``: files of partitions."""
+"""``graphshard partition``, ``tables``, ``inspect``, ``verify`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from ..._base.files import writing
 from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
-from ...data._id_files import check_id_file, copy_id_files, id_files
+from ...data.id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
 from ...data.tables import Dangling, Parallel
 from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
@@ -203,18 +203,18 @@ def partition(
         raise ValueError(
             f"objective is for the method metis (got objective={objective}, {method}); leave it out"
         )
-    common: dict[str, Any] = dict(
-        balance_field=balance_ntypes,
-        num_hops=hops,
-        part_method=method,
-        objtype=objective or "cut",
-        balance_edges=balance_edges,
-        balance_split=balance_split or None,
-        tolerance=tolerance,
-        seed=seed,
-        reorder=reorder,
-        quiet=quiet,
-    )
+    common: dict[str, Any] = {
+        "balance_field": balance_ntypes,
+        "num_hops": hops,
+        "part_method": method,
+        "objtype": objective or "cut",
+        "balance_edges": balance_edges,
+        "balance_split": balance_split or None,
+        "tolerance": tolerance,
+        "seed": seed,
+        "reorder": reorder,
+        "quiet": quiet,
+    }
     described = _tables_of(data, tables, flags, seed)
     if described is not None:
         written = partition_tables(

@@ -5,7 +5,8 @@
 
     WORKSPACE/ip_config.txt        the hosts
     WORKSPACE/DATA/cora.json       the partition's JSON, as it is: its paths are relative
-    WORKSPACE/DATA/part0/...       the parts of the host, and no others
+    WORKSPACE/DATA/part0/...       the parts of the host, and no others; with users' ids, if any
+    WORKSPACE/DATA/cora.dataset.json   what these ids and the columns mean, if there are ids
     WORKSPACE/SCRIPTS/...          the folder of scripts, if one is given
 
 On the other side ``sh``, ``mkdir``, ``cat``, ``mv`` and ``sha256sum`` (or ``shasum``) are enough.
@@ -32,6 +33,8 @@ from pathlib import Path, PurePosixPath
 
 from ..._base.files import TemporaryFolder, check_regular
 from ..._base.typing import LONGEST_TIMEOUT
+from ...data.id_files import check_id_file, id_files
+from ...data.task import task_path
 from ...partition.format import read_config
 from ...servers import HostAddress, parts_of_host
 from ._children import how_ended
@@ -162,10 +165,20 @@ def files_of_host(
     folder = _folder_of(Path(part_config)) if data_path is None else _inside(data_path)
     config.check_format()
     files = []
-    for part in parts_of_host(host, num_hosts, config.num_parts):
+    own = parts_of_host(host, num_hosts, config.num_parts)
+    for part in own:
         for kind, described in config.files[part].items():
             path = config.open_part(part, kind).path
             files.append(FileToCopy(path, str(folder / described.name)))
+    of_users = id_files(part_config, config)
+    inside = {str(PurePosixPath(config.files[part]["part_graph"].name).parent) for part in own}
+    for name, record in of_users.items():
+        if str(PurePosixPath(name).parent) in inside:
+            check_id_file(config.path.parent / name, record)
+            files.append(FileToCopy(config.path.parent / name, str(folder / name)))
+    if of_users:  # what the ids and columns mean
+        described_by = task_path(part_config)
+        files.append(FileToCopy(described_by, str(folder / described_by.name)))
     return [*files, FileToCopy(config.path, str(folder / config.path.name))]
 
 

@@ -21,6 +21,8 @@ from .._training_shard import check_num_workers
 from ._local_workers import launch_workers
 from ._worker import ExitCode, send_event
 
+_MOST_RELATIONS = 1000
+
 
 def launch_training(
     config: FullBatchConfig | SampledConfig,
@@ -108,7 +110,7 @@ def rank_work(
         if first and on_result is not None:
             on_result(result)
         elif first:
-            send_event({"result": result.as_dict()})
+            send_event({"result": _sent(result.as_dict())})
         # A rank that gets no further than this fails the run, also where torchrun started it, which
         # waits without end for a process that is stopped after all others have ended well.
         barrier()
@@ -118,7 +120,18 @@ def rank_work(
 
 
 def _send_progress(report: EpochReport) -> None:
-    send_event({"progress": dataclasses.asdict(report)})
+    values = dataclasses.asdict(report)
+    if report.evaluation is not None:
+        values["evaluation"]["by_relation"] = {}
+    send_event({"progress": values})
+
+
+def _sent(result: dict[str, Any]) -> dict[str, Any]:
+    """A result that fits into an event: metrics of very many relations stay in history.jsonl."""
+    for name in ("best", "last"):
+        if len(result[name]["by_relation"]) > _MOST_RELATIONS:
+            result[name]["by_relation"] = {}
+    return result
 
 
 def report_from_dict(values: dict[str, Any]) -> EpochReport:

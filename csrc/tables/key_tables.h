@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Consecutive numbers for keys of any size and kind, in the order in which they first appear; and
+// how many edges of a list are repeated.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace graphshard {
+
+// Numbers integers. Where they are dense, the table is an array with a place for each, else a hash
+// table with linear probing.
+class IntegerTable {
+ public:
+  int64_t size() const { return static_cast<int64_t>(keys_.size()); }
+  const int64_t* keys() const { return keys_.data(); }
+
+  // Writes the number of each key, -1 where it has none.
+  void find(const int64_t* keys, int64_t count, int64_t* rows) const;
+  // Writes the number of each key; a new one gets the next.
+  void insert(const int64_t* keys, int64_t count, int64_t* rows);
+
+ private:
+  struct Slot {
+    int64_t key;
+    int64_t row;
+  };
+
+  bool reach(int64_t low, int64_t high, int64_t count);
+  void use_hash(int64_t num_keys);
+  uint64_t place_of(int64_t key) const {
+    return static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15u >> shift_;
+  }
+
+  std::vector<int64_t> keys_;
+  std::vector<int32_t> direct_;  // the number of key first_ + i, -1 where there is none
+  int64_t first_ = 0;
+  bool is_direct_ = true;
+  std::vector<Slot> slots_;
+  int shift_ = 0;
+};
+
+// Numbers texts, or other strings of bytes, which are data[offsets[i], offsets[i + 1]); below 2^32
+// of them.
+class BytesTable {
+ public:
+  BytesTable() : offsets_(1, 0) {}
+  int64_t size() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+  const std::vector<uint8_t>& data() const { return data_; }
+
+  void find(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows) const;
+  void insert(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows);
+
+ private:
+  // Eight bytes, as looking into a slot is to miss the cache.
+  struct Slot {
+    uint32_t tag;  // the lower half of the hash
+    uint32_t next_row;  // one above the number; 0: empty
+  };
+
+  void reserve(int64_t num_keys);
+  bool is_key(int64_t row, const uint8_t* text, int64_t length) const;
+  int64_t row_of(uint64_t hash, const uint8_t* text, int64_t length) const;
+
+  std::vector<int64_t> offsets_;
+  std::vector<uint8_t> data_;
+  std::vector<Slot> slots_;
+  int shift_ = 0;
+};
+
+struct ParsedIntegers {
+  bool are_integers = true;  // all of them, each written as a program writes it
+  bool has_negative = false;
+  bool has_large = false;  // above what int64 holds; out has the bits of uint64
+};
+
+// The integers that cells are: an optional minus sign and digits, without leading zeros.
+ParsedIntegers parse_integers(const int64_t* offsets, const uint8_t* data, int64_t count,
+                              int64_t* out);
+
+// How many edges have both ends of an earlier one. Ids are below num_dst, and num_dst below 2^32.
+int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_dst,
+                       int num_threads);
+
+}  // namespace graphshard
