@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that nobody gave: what a run takes by its model and by what is known of the data.
+"""Settings that were left open: what a run takes by its model and by what is known of the data.
 
 [Note: defaults]
     Few labels on a sparse graph, as the papers of these models had it (Cora has 140 and 5 edges a
