@@ -221,7 +221,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "e.csv": (b"", "is empty; give a file with at least a header"),
     "latin.csv": (b"src,dst\nM\xfcnchen,a\n", "encoding = latin-1"),
     "e.parquet": (b"src,dst\n1,2\n", "cannot be read as parquet"),
-    "e.xlsx": (b"PK", "does not tell of what format it is"),
+    "e.xlsx": (b"PK", "tell of what format it is"),
     "one.csv": (b"dst\n1\n", "column 'src' is missing; there are 'dst'"),
     "case.csv": (b"Src,dst\n1,2\n", "did you mean 'Src'?"),
 }
@@ -337,6 +337,24 @@ def test_ids_that_are_row_numbers() -> None:
     read = read_tables(tables)
     assert ends(read) == [(2, 0), (0, 1)]
     assert read.graph.ndata["feat"].shape == (3, 1)
+
+
+def test_no_edge_that_leads_to_nodes_is_an_error() -> None:
+    nodes, edges = pa.table({"id": ["a", "b"]}), pa.table({"src": ["x", "a"], "dst": ["b", "y"]})
+    with pytest.raises(ValueError, match="no edge of user:follows:user has both ends") as error:
+        read_tables(tables_in_memory(nodes, edges))
+    assert "got 'y'" in str(error.value)
+
+
+def test_files_whose_names_say_nothing_are_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "u.data").write_text("1\t2\t5\n2\t3\t4\n")
+    (tmp_path / "out.moreno").write_text("% sym\n1 2\n")
+    (tmp_path / "part-00000").write_text('{"src": 1, "dst": 2}\n')
+    parquet.write_table(pa.table({"src": [1], "dst": [2]}), tmp_path / "part-00001")
+    for path in sorted(tmp_path.iterdir()):
+        (etype,) = (tables := Tables.from_files((), [path])).edges
+        read = read_tables(Tables(edges={FOLLOWS: tables.edges[etype]}))
+        assert ends(read)[0] == (1, 2)
 
 
 def test_dangling_ends() -> None:

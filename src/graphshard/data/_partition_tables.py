@@ -84,9 +84,9 @@ def partition_tables(
     name = next(iter(tables.edges))[1] if name is None else name
     given = None if encodings_from is None else read_task(encodings_from)
     read = read_tables(tables, name=name, encodings_from=given)
+    graph, task = _prepared(read, preparation)
     if not quiet:
         read.report.show(Console(emoji=False))
-    graph, task = _prepared(read, preparation)
     num_nodes = graph.num_nodes()
     if num_parts > num_nodes:
         raise ValueError(

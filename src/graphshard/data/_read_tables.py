@@ -243,6 +243,12 @@ class _Reading:
                     chunks[name].append(kept.column(name))
         self._note_malformed(reader, report.refused)
         src, dst = ends.arrays()
+        if report.dangling and not len(src):
+            few = f", such as {self.report.first[-1]}" if self.report.first else ""
+            raise ValueError(
+                f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
+                f"{report.num_rows:,} rows{few}; name other columns, or pass dangling = add"
+            )
         columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"

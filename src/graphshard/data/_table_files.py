@@ -167,7 +167,7 @@ class TableSource:
             self.schema = self._table.schema
         else:
             self._filesystem, self.files, self._root = find_files(source, base)
-            self.format = options.format or _format_of(self.files)
+            self.format = options.format or _format_of(self._filesystem, self.files)
             self.schema = self._read_schema()
         names = list(self.schema.names)
         for name in names:
@@ -571,17 +571,18 @@ def _is_note(path: str, folder: str) -> bool:
     return any(name[:1] in ("_", ".") for name in os.path.relpath(path, folder).split("/"))
 
 
-def _format_of(files: Sequence[str]) -> TableFormat:
+def _format_of(filesystem: Any, files: Sequence[str]) -> TableFormat:
+    """The format of files by their endings or, where these say nothing, by how they begin."""
     formats: dict[TableFormat, str] = {}
     for file in files:
         stem, ending = os.path.splitext(file.lower())
         if ending in _COMPRESSIONS:
             ending = os.path.splitext(stem)[1]
-        known = _FORMATS.get(ending)
+        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, file)
         if known is None:
             raise ValueError(
-                f"{file}: the ending {ending!r} does not tell of what format it is; say "
-                "format = csv, parquet, arrow or json"
+                f"{file}: neither the ending {ending!r} nor its first bytes tell of what format it "
+                "is; write CSV, Parquet, Arrow or JSON lines"
             )
         formats.setdefault(known, file)
     if len(formats) > 1:
@@ -589,6 +590,19 @@ def _format_of(files: Sequence[str]) -> TableFormat:
             f"the files of a table must be of one format (got {' and '.join(formats.values())})"
         )
     return next(iter(formats))
+
+
+def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
+    compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
+    with filesystem.open_input_stream(file, compression=compression) as stream:
+        top = stream.read(1 << 12)
+    if top.startswith(b"PAR1"):
+        return "parquet"
+    if top.startswith(b"ARROW1"):
+        return "arrow"
+    if b"\0" in top or top.startswith(b"PK"):
+        return None
+    return "json" if top.lstrip().startswith(b"{") else "csv"
 
 
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
