@@ -109,8 +109,9 @@ class GivenSeeds:
             frame = blocks[-1].dstnodes[target].data
             frame["label"] = graph.nodes[target].data["label"][frame["_ID"]]
             for block in blocks:
-                for name in inputs.edge_features:
-                    block.edata[name] = graph.edata[name][block.edata["_ID"]]
+                for etype, names in inputs.edge_features.items():
+                    frame, rows = block.edges[etype].data, graph.edges[etype].data
+                    frame.update({name: rows[name][frame["_ID"]] for name in names})
             yield MiniBatch(blocks, num_seeds=ids.numel(), num_global_seeds=ids.numel())
 
 

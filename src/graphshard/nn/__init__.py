@@ -14,10 +14,10 @@ from ._gatv2_conv import GATv2Conv
 from ._gin_conv import GINConv
 from ._graph_conv import GraphConv
 from ._hetero_graph_conv import HeteroGraphConv
-from ._hgt_conv import HGTConv
 from ._rel_graph_conv import RelGraphConv
 from ._sage_conv import SAGEConv
 from ._typed import HeteroEmbedding, HeteroLinear, TypedLinear
+from ._typed_hgt_conv import TypedHGTConv
 
 __all__ = [
     "DistributedBN1D",
@@ -25,11 +25,11 @@ __all__ = [
     "GATv2Conv",
     "GINConv",
     "GraphConv",
-    "HGTConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
     "HeteroLinear",
     "RelGraphConv",
     "SAGEConv",
+    "TypedHGTConv",
     "TypedLinear",
 ]

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
-from ..nn import GATConv, GATv2Conv, GraphConv, HeteroGraphConv, HGTConv, RelGraphConv, SAGEConv
+from ..nn import (
+    GATConv,
+    GATv2Conv,
+    GraphConv,
+    HeteroGraphConv,
+    RelGraphConv,
+    SAGEConv,
+    TypedHGTConv,
+)
 from ..nn.edge_attention import EdgeScoredGATConv, EdgeScoredGATv2Conv
 from ._embeddings import OneHotRelGraphConv
 
@@ -451,7 +459,8 @@ class TypedNetwork(TypedClassifier):
     """GCN, SAGE, GAT or GATv2 on a graph with several node types or relations.
 
     Each relation has a layer of its own, and what they give to a node type is summed, as is the
-    node's own row times a matrix of its type. GAT is then a relational graph attention network,
+    node's own row times a matrix of its type. GCN takes means, so that nothing depends on how many
+    edges a source has besides those of a sample. GAT is then a relational graph attention network,
     with the softmax over the edges of a relation: WIRGAT in Busbridge et al., `Relational Graph
     Attention Networks <https://arxiv.org/abs/1904.05811>`_.
 
@@ -490,7 +499,7 @@ class TypedNetwork(TypedClassifier):
             etype: CanonicalEType, in_width: int, out_width: int, num_heads: int
         ) -> nn.Module:
             if kind == "gcn":
-                return GraphConv(in_width, out_width)
+                return GraphConv(in_width, out_width, norm="right")
             if kind == "sage":
                 return SAGEConv(in_width, out_width, aggregator)
             arguments = in_width, out_width // num_heads, num_heads, 0.0, dropout
@@ -559,7 +568,7 @@ class _SumOfRelations(nn.Module):
 
 
 class HGT(TypedClassifier):
-    """Heterogeneous graph transformer; see `graphshard.nn.HGTConv`.
+    """Heterogeneous graph transformer; see `graphshard.nn.TypedHGTConv`.
 
     Features pass through a linear layer of their type and a ReLU, and the rows of the target type
     through one more linear layer after the last. On a graph of one node type, features are a
@@ -587,7 +596,7 @@ class HGT(TypedClassifier):
         widths = dict.fromkeys(ntypes, hidden)
         self._widths = [hidden] * (layers + 1)
         self.layers = nn.ModuleList(
-            HGTConv(widths, hidden, heads, canonical_etypes) for _ in range(layers)
+            TypedHGTConv(widths, hidden, heads, canonical_etypes) for _ in range(layers)
         )
         self.output = nn.Linear(hidden, num_classes)
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)

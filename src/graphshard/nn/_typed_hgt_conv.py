@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HGTConv: the heterogeneous graph transformer's layer."""
+"""TypedHGTConv: the heterogeneous graph transformer's layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph, edge_softmax
 
 
-class HGTConv(nn.Module):
+class TypedHGTConv(nn.Module):
     r"""Layer of the heterogeneous graph transformer.
 
     From `Heterogeneous Graph Transformer <https://arxiv.org/abs/2003.01332>`_, without its relative
-    temporal encoding:
+    temporal encoding. DGL's ``HGTConv`` is the same on a graph of one relation with numbers of
+    types; this one takes rows by node type, as PyG's does:
 
     .. math::
         h'_i = \beta_T A_T\, \mathrm{gelu}\Big(\sum_{(j, r) \in N(i)} \alpha_{jri} \,
@@ -45,10 +46,10 @@ class HGTConv(nn.Module):
     Example:
         >>> import torch
         >>> from graphshard.graph import heterograph
-        >>> from graphshard.nn import HGTConv
+        >>> from graphshard.nn import TypedHGTConv
         >>> plays, likes = ("user", "plays", "game"), ("user", "likes", "game")
         >>> g = heterograph({plays: ([0, 1], [0, 0]), likes: ([1], [0])})
-        >>> layer = HGTConv({"user": 4, "game": 3}, 8, 2, [plays, likes])
+        >>> layer = TypedHGTConv({"user": 4, "game": 3}, 8, 2, [plays, likes])
         >>> layer(g, {"user": torch.ones(2, 4), "game": torch.ones(1, 3)})["game"].shape
         torch.Size([1, 8])
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HGTConv beside PyG's, on a whole graph, on a block of it and on graphs on 2 and 3 gloo ranks."""
+"""TypedHGTConv beside PyG's HGTConv: on a whole graph, on a block, on 2 and 3 gloo ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphshard import construct_full_graph, load_dgl_partition_data
 from graphshard.graph import create_block, heterograph
-from graphshard.nn import HGTConv
+from graphshard.nn import TypedHGTConv
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
@@ -43,15 +43,15 @@ def inputs() -> dict[str, Tensor]:
     return {t: torch.randn(n, WIDTHS[t], generator=draw).double() for t, n in NODES.items()}
 
 
-def layer() -> HGTConv:
+def layer() -> TypedHGTConv:
     torch.manual_seed(3)
-    made = HGTConv(WIDTHS, 8, 2, RELATIONS).double()
+    made = TypedHGTConv(WIDTHS, 8, 2, RELATIONS).double()
     torch.nn.init.normal_(made.skip)
     torch.nn.init.normal_(made.priority)
     return made
 
 
-def pyg_output(ours: HGTConv) -> dict[str, Tensor]:
+def pyg_output(ours: TypedHGTConv) -> dict[str, Tensor]:
     from torch_geometric.nn import HGTConv as Theirs
 
     theirs = Theirs(WIDTHS, 8, (list(NODES), RELATIONS), heads=2).double()
