@@ -100,7 +100,7 @@ class NodeRows:
         return distinct.index_select(0, self._places)
 
 
-class EdgePredictor(nn.Module):
+class PairPredictor(nn.Module):
     """Two layers on the rows of both ends side by side, and the features of the edge."""
 
     def __init__(self, width: int, edge_width: int, out: int, dropout: float) -> None:

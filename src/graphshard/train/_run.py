@@ -76,7 +76,7 @@ from ._config import (
     generators_of,
 )
 from ._defaults import defaults_of
-from ._edges import EdgeNetwork, EdgeOrder, EdgePredictor, NodeRows, TargetEdges, rows_in_block
+from ._edges import EdgeNetwork, EdgeOrder, NodeRows, PairPredictor, TargetEdges, rows_in_block
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._export import export_run
 from ._links import LinkPredictor, LinkScorer
@@ -1465,7 +1465,7 @@ def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfi
         factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
         return EdgeNetwork(network, factors, ntypes)
     edge_width = 0 if feat is None else feat.shape[1]
-    predictor = EdgePredictor(width, edge_width, shard.task.width, config.dropout)
+    predictor = PairPredictor(width, edge_width, shard.task.width, config.dropout)
     return EdgeNetwork(network, predictor, ntypes)
 
 
