@@ -222,8 +222,9 @@ def resume_old(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, 
 
 def test_a_run_goes_on_from_a_checkpoint_of_version_2(tmp_path: Path) -> None:
     data = str(OLD / "typed-2-random" / "g.json")
-    values = {**SETTINGS, "epochs": 5, "save_every": 1}
-    undisturbed = run_ranks(train_on_rank, 2, as_values(config_of(data, **SETTINGS, epochs=5)))
+    old = {**SETTINGS, "weight_decay": 5e-4}  # the default of its time
+    values = {**old, "epochs": 5, "save_every": 1}
+    undisturbed = run_ranks(train_on_rank, 2, as_values(config_of(data, **old, epochs=5)))
     shutil.copytree(OLD / "run", tmp_path / "c")
     folder = tmp_path / "c" / "epoch-00000003"
     written = json.loads((folder / "manifest.json").read_text())
