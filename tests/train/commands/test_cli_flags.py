@@ -17,15 +17,16 @@ from graphshard.train.commands import app, run
 
 FLAGS = {
     "partition": """
-        --config --balance-edges --balance-ntypes --balance-split --bidirected --dangling --data
-        --delimiter --edges --encodings-from --header --help --hops --ignore --inverse --label --method --name
-        --no-header --no-inverse --no-reorder --no-row-normalize --no-self-loops --node-id --nodes
-        --objective --out --parallel --parts --quiet --reorder --row-normalize --seed --self-loops
-        --source --split --tables --target --time --tolerance --weight
+        --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
+        --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
+        --label --method --name --no-header --no-inverse --no-reorder --no-row-normalize
+        --no-self-loops --node-id --nodes --objective --out --parallel --parts --quiet --reorder
+        --row-normalize --seed --self-loops --source --split --tables --target --time --tolerance
+        --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --header --help --ignore --label --no-header
-        --node-id --nodes --parallel --source --split --target --time --weight
+        --config --dangling --delimiter --edges --encoding --header --help --ignore --label
+        --no-header --node-id --nodes --parallel --source --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",
@@ -37,10 +38,9 @@ FLAGS = {
     "launch": """
         --config --extra-envs --extra_envs --graph-format --graph_format --help --ip-config
         --ip_config --local --log-dir --log_dir --num-clients --num-omp-threads --num-samplers
-        --num-server-threads
-        --num-servers --num-trainers --num_clients --num_omp_threads --num_samplers
-        --num_server_threads --num_servers --num_trainers --part-config --part_config --python
-        --server-options --server_options --slurm --ssh-command --ssh-port --ssh-username
+        --num-server-threads --num-servers --num-trainers --num_clients --num_omp_threads
+        --num_samplers --num_server_threads --num_servers --num_trainers --part-config --part_config
+        --python --server-options --server_options --slurm --ssh-command --ssh-port --ssh-username
         --ssh_command --ssh_port --ssh_username --start-timeout --start_timeout --timeout
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
