@@ -123,6 +123,7 @@ KINDS: dict[str, Callable[[int], None]] = {
 
 def make_and_drop(rank: int, world_size: int, addresses: list[str], kind: str) -> list[int]:
     """How many tables are mapped after each round."""
+    gc.collect()  # what an earlier test left in this process
     gc.freeze()  # what is here already need not be walked over in each round
     job = join(addresses, rank % len(addresses))
     stays = DistTensor((NUM_ROWS,), torch.float32, "stays")
