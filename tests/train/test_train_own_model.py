@@ -73,6 +73,7 @@ def test_what_is_missing_is_named(
         FullBatchRun(config_of(write_parts(tmp_path, "plain", 1), model=model))
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_modules_of_the_current_folder_are_there_for_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +96,8 @@ def test_modules_of_the_current_folder_are_there_for_workers(
     assert done.returncode == 0, done.stderr
 
     def shown(text: str) -> list[str]:
-        return [line for line in text.splitlines() if "accuracy" in line or "loss" in line]
+        lines = [line for line in text.splitlines() if "accuracy" in line or "loss" in line]
+        return [" ".join(line.split()) for line in lines]  # columns are as wide as memory says
 
     assert shown(done.stdout) == shown(spawned)
     assert run_command(["train", "--config", "run.toml", "--model-args", "aggregator=gcm"]) == 2

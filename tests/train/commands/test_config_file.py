@@ -102,6 +102,7 @@ def test_every_command_takes_a_file() -> None:
         assert any("--config" in parameter.opts for parameter in command.params)
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_one_file_partitions_verifies_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_workers_write_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "new folder" / "p.csv"
     words = ["--data", str(folder / "2"), "--run", str(folder / "run"), "--device", "cpu"]
