@@ -6,7 +6,9 @@ The commands are forked, the ranks that torchrun starts are interpreters.
 
 from __future__ import annotations
 
+import csv
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -60,12 +62,38 @@ def run(arguments: list[str], folder: Path) -> str:
 def test_the_full_batch_example_learns(tmp_path: Path) -> None:
     (script,) = blocks("python")
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    run(command("graphshard partition"), tmp_path)
+    run(command("graphshard partition --data"), tmp_path)
     printed = run(command("torchrun"), tmp_path)
     shares = dict(re.findall(r"worker (\d) of 2: its share of the loss is ([\d.]+)", printed))
     assert sorted(shares) == ["0", "1"], printed
     # It starts at log(7) = 1.95, the loss of guessing.
     assert sum(map(float, shares.values())) < 1.0
+
+
+@pytest.mark.timeout(2 * DEADLINE + 20)
+@pytest.mark.usefixtures("forked_interpreters")
+def test_two_tables_become_predictions_by_their_ids(tmp_path: Path) -> None:
+    """Users follow those of their own segment, of which the number in their id tells nothing."""
+    segments = ["gold", "silver", "new"]
+    draw = random.Random(0)
+    of_user = {f"u_{number:04x}": draw.choice(segments) for number in range(300)}
+    members = {s: [user for user, segment in of_user.items() if segment == s] for s in segments}
+    with open(tmp_path / "users.csv", "w", encoding="utf-8") as users:
+        users.write("user_id,age,segment\n")
+        for user, segment in of_user.items():
+            known = segment if draw.random() < 0.4 else ""
+            users.write(f"{user},{draw.choice(['', 20, 70])},{known}\n")
+    with open(tmp_path / "follows.csv", "w", encoding="utf-8") as follows:
+        follows.write("follower,followee\n")
+        for user, segment in of_user.items():
+            follows.writelines(f"{user},{draw.choice(members[segment])}\n" for _ in range(9))
+    for name in ("partition --nodes", "train --data parts", "predict"):
+        run(command(f"graphshard {name}"), tmp_path)
+    with open(tmp_path / "predictions.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == list(of_user)
+    assert list(rows[0]) == ["id", "prediction", *(f"p_{s}" for s in sorted(segments))]
+    assert {row["prediction"] for row in rows} <= set(segments)
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])

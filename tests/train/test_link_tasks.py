@@ -292,6 +292,14 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("model", ["sage", "rgcn", "hgt"])
+def test_a_type_that_no_relation_leads_to_is_refused(model: str, tmp_path: Path) -> None:
+    values = {**LINKS, "model": model, "both_directions": False}
+    text = rf"{model} needs a relation into each node type.* to 'user'; .*--no-both-directions"
+    with pytest.raises(ValueError, match=text):
+        FullBatchRun(config_of(write_parts(tmp_path, "bipartite_links", 1), **values))
+
+
 @pytest.mark.parametrize("message", WRONG)
 def test_what_does_not_fit_links_is_refused(message: str, tmp_path: Path) -> None:
     kind, values = WRONG[message]

@@ -190,7 +190,21 @@ def typed_links() -> graphshard.Graph:
     return both
 
 
+def bipartite_links() -> graphshard.Graph:
+    """Users and what they buy: no relation leads to users."""
+    generator = torch.Generator().manual_seed(46)
+    ends = torch.randint(0, 12, (2, 120), generator=generator)
+    graph = graphshard.heterograph(
+        {("user", "buys", "item"): tuple(ends)}, {"user": 12, "item": 12}
+    )
+    for ntype in graph.ntypes:
+        graph.nodes[ntype].data["feat"] = torch.rand(12, 3, generator=generator)
+    set_links(graph, ("user", "buys", "item"), 47)
+    return graph
+
+
 GRAPHS = {
+    "bipartite_links": bipartite_links,
     "plain_links": plain_links,
     "relation_links": relation_links,
     "typed_links": typed_links,

@@ -772,6 +772,14 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             "rgcn needs relations: a graph with several of them, or the edge feature 'etype', one "
             "whole number per edge (got neither); use gcn, sage or gat"
         )
+    wanted = (shard.targets,) if isinstance(shard.targets, str) else shard.targets
+    reached = {target for _, _, target in shard.data.canonical_etypes}
+    for ntype in wanted if ":" not in config.model else ():
+        if ntype not in reached:
+            raise ValueError(
+                f"{config.model} needs a relation into each node type whose rows are wanted, and "
+                f"none leads to '{ntype}'; leave out both_directions=False (--no-both-directions)"
+            )
     num_relations = len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
     if config.num_bases > num_relations:
         raise ValueError(
