@@ -80,7 +80,7 @@ def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[Canon
             continue
         src_part, src, dst, fields = _reversed_edges(data, etype, is_plain)
         if source == target:
-            is_new = ~torch.isin(_codes(data, etype, src_part, src, dst), _own_codes(data, etype))
+            is_new = ~torch.isin(_codes(data, etype, src_part, src, dst), pair_codes(data, etype))
         else:
             is_new = torch.ones_like(dst, dtype=torch.bool)
         (count,) = reduce_ints([int(is_new.sum())])
@@ -182,13 +182,18 @@ def _counts_from_others(send: list[int]) -> list[int]:
 def _codes(
     data: PartitionData, etype: CanonicalEType, src_part: Tensor, src: Tensor, dst: Tensor
 ) -> Tensor:
-    """A number for each pair of ends, the destination being of this rank."""
+    """A number for each pair of ends: source's global id, then row of the destination, here."""
     starts = torch.tensor(data.node_map(etype[0]).starts[:-1], dtype=torch.int64)
     source = starts[src_part.long()] + src
     return source * max(1, data.num_owned(etype[2])) + dst
 
 
-def _own_codes(data: PartitionData, etype: CanonicalEType) -> Tensor:
+def pair_codes(data: PartitionData, etype: CanonicalEType) -> Tensor:
+    """A number for the ends of each edge.
+
+    It is the source's global id times the number of owned destinations (1 of none), plus the row
+    of the destination.
+    """
     edges = data.edges[etype]
     return _codes(data, etype, edges.src_part, edges.src.long(), edges.dst.long())
 
@@ -217,13 +222,39 @@ def _with_edges(
             old = _fields(data, etype)
             rows = {name: torch.cat([old[name], column]) for name, column in fields.items()}
         features |= {f"{etype_key(etype)}/{name}": column for name, column in rows.items()}
+    return _with_relations(data, etypes, edges, features)
+
+
+def without_edges(data: PartitionData, kept: Mapping[CanonicalEType, Tensor]) -> PartitionData:
+    """The part with some of the edges of some relations; collective.
+
+    Args:
+        kept: Relation to which of its edges stay, ``[num_edges]`` bool.
+    """
+    edges, features = dict(data.edges), dict(data.edge_features)
+    for etype, is_kept in kept.items():
+        of_type = edges[etype]
+        edges[etype] = RelationEdges(
+            of_type.src_part[is_kept], of_type.src[is_kept], of_type.dst[is_kept]
+        )
+        rows = _fields(data, etype).items()
+        features |= {f"{etype_key(etype)}/{name}": column[is_kept] for name, column in rows}
+    return _with_relations(data, tuple(data.canonical_etypes), edges, features)
+
+
+def _with_relations(
+    data: PartitionData,
+    etypes: tuple[CanonicalEType, ...],
+    edges: dict[CanonicalEType, RelationEdges],
+    features: dict[str, Tensor],
+) -> PartitionData:
+    """The part with other edges, which are counted on all ranks; collective."""
+    parts = range(data.num_parts)
     edge_counts = [gather_int(edges[etype].num_edges) for etype in etypes]
-    node_counts = [
-        [data.node_map(ntype).size(part) for ntype in data.node_type_names]
-        for part in range(data.num_parts)
-    ]
-    sizes = [[counts[part] for counts in edge_counts] for part in range(data.num_parts)]
-    book = RangePartitionBook.of_sizes(data.rank, data.node_type_names, etypes, node_counts, sizes)
+    edge_sizes = [[counts[part] for counts in edge_counts] for part in parts]
+    node_sizes = [[data.node_map(t).size(part) for t in data.node_type_names] for part in parts]
+    names = data.node_type_names, etypes
+    book = RangePartitionBook.of_sizes(data.rank, *names, node_sizes, edge_sizes)
     return replace(
         data,
         partition_book=book,

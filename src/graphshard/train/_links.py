@@ -30,11 +30,10 @@ from .._base.typing import CanonicalEType
 from ..comm import all_reduce, anchor, is_initialized, ragged_all_to_all, rank, world_size
 from ..comm.collectives import all_gather, gather_int, reduce_ints
 from ..comm.group import group_state
-from ..fullbatch import PartitionData, RelationEdges
+from ..fullbatch import PartitionData
 from ..ops.counter_random import key_state, states, unit, word
-from ..partition import RangePartitionBook
-from ..partition.format import etype_key
 from ._edges import NodeRows, TargetEdges
+from ._graph_edges import pair_codes, without_edges
 from ._tasks import HITS, Links, widened
 
 _QUERIES, _CANDIDATES = 1024, 8192  # of all ranks, and of this one, that are scored at once
@@ -139,8 +138,7 @@ def held_out(
         lost = is_evaluated.nonzero().view(-1)
         number = None if etype is None else (etype[lost] + num_relations // 2) % num_relations
         pairs = sent_to_sources(data, relation, lost, number)
-        of_reverse = data.edges[reverse_of]
-        codes = _pair_codes(data, of_reverse, reverse_of)
+        codes = pair_codes(data, reverse_of)
         wanted = pairs[:, 0] * max(1, data.num_owned(reverse_of[2])) + pairs[:, 1]
         if etype is not None and reverse_of == relation:
             codes = codes * num_relations + etype
@@ -148,7 +146,7 @@ def held_out(
         is_left = ~torch.isin(codes, wanted)
         kept[reverse_of] = kept.get(reverse_of, torch.ones_like(is_left)) & is_left
     assert edges.num_edges == is_evaluated.numel()
-    return _with_edges(data, kept), kept
+    return without_edges(data, kept), kept
 
 
 def sent_to_sources(
@@ -172,32 +170,6 @@ def sent_to_sources(
     sent[rank()] = torch.bincount(owner, minlength=size)
     matrix = torch.tensor(reduce_ints(sent.flatten().tolist())).view(size, size)
     return ragged_all_to_all(rows, matrix[rank()].tolist(), matrix[:, rank()].tolist())
-
-
-def _pair_codes(data: PartitionData, edges: RelationEdges, relation: CanonicalEType) -> Tensor:
-    """A number for the ends of each edge: source's global id, then destination's row."""
-    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
-    source = starts[edges.src_part.long()] + edges.src
-    return source * max(1, data.num_owned(relation[2])) + edges.dst
-
-
-def _with_edges(data: PartitionData, kept: Mapping[CanonicalEType, Tensor]) -> PartitionData:
-    """The part with some of the edges of some relations; collective."""
-    edges, features = dict(data.edges), dict(data.edge_features)
-    for etype, is_kept in kept.items():
-        of_type = edges[etype]
-        edges[etype] = RelationEdges(
-            of_type.src_part[is_kept], of_type.src[is_kept], of_type.dst[is_kept]
-        )
-        prefix = f"{etype_key(etype)}/"
-        features |= {k: v[is_kept] for k, v in features.items() if k.startswith(prefix)}
-    counts = [gather_int(edges[etype].num_edges) for etype in data.canonical_etypes]
-    parts = range(data.num_parts)
-    node_sizes = [[data.node_map(t).size(part) for t in data.node_type_names] for part in parts]
-    edge_sizes = [[of_type[part] for of_type in counts] for part in parts]
-    names = data.node_type_names, data.canonical_etypes
-    book = RangePartitionBook.of_sizes(data.rank, *names, node_sizes, edge_sizes)
-    return replace(data, partition_book=book, edges=edges, edge_features=features)
 
 
 def link_facts(
