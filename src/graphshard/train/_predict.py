@@ -46,11 +46,11 @@ from ..partition.format import etype_key, read_config
 from ._checkpoint import read_best_rows
 from ._config import NEED_IN_EDGES, ResolvedConfig, generators_of
 from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
+from ._learner import Learner
 from ._links import LinkPredictor
 from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
 from ._predict_edges import Ends, best_links, fetched_ids, score_pairs
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
-from ._run import Learner
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
     TrainingShard,
