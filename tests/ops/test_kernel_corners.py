@@ -252,6 +252,8 @@ def test_softmax_is_accurate_to_a_few_units_in_the_last_place(dtype: torch.dtype
 
 
 def test_a_result_large_enough_for_large_pages(way: str) -> None:
+    if way == "triton":
+        pytest.skip("large pages are of the host's memory; on a GPU there are none to ask for")
     count = LARGE_BYTES // 16 + 5
     ids = torch.arange(count)
     adj = ops.Adjacency(ids, ids.flip(0), count, count)
