@@ -101,9 +101,9 @@ void copy_bytes_of(const SharedBytes& self, const OutVector& offsets, const OutV
   uint8_t* text = data_of<uint8_t>(data);
   const nb::gil_scoped_release release;
   const std::shared_lock lock(self.mutex);
-  require(offsets.shape(0) == self.table.offsets().size() &&
-              data.shape(0) == self.table.data().size(),
-          "offsets and data must have the sizes of the table");
+  require(
+      offsets.shape(0) == self.table.offsets().size() && data.shape(0) == self.table.data().size(),
+      "offsets and data must have the sizes of the table");
   std::memcpy(begins, self.table.offsets().data(), offsets.nbytes());
   if (data.shape(0) > 0) std::memcpy(text, self.table.data().data(), data.nbytes());
 }

@@ -253,8 +253,7 @@ void BytesTable::reserve(int64_t num_keys) {
   }
 }
 
-void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t count,
-                        int64_t* rows) {
+void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows) {
   uint64_t hashes[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t number = std::min(kBlock, count - begin);
@@ -329,8 +328,8 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
                        int num_threads) {
   if (num_edges < 2) return 0;
   // Parts in which equal edges meet, and which fit the cache next to a core.
-  const int64_t parts = static_cast<int64_t>(std::bit_ceil(
-      static_cast<uint64_t>(std::clamp<int64_t>(num_edges >> 15, 1, 4096))));
+  const int64_t parts = static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(num_edges >> 15, 1, 4096))));
   const int shift = parts == 1 ? 63 : shift_for(parts);
   const auto code_of = [&](int64_t i) {
     return static_cast<uint64_t>(src[i]) * static_cast<uint64_t>(num_dst) +

@@ -56,7 +56,7 @@ class BytesTable {
  private:
   // Eight bytes, as looking into a slot is to miss the cache.
   struct Slot {
-    uint32_t tag;  // the lower half of the hash
+    uint32_t tag;       // the lower half of the hash
     uint32_t next_row;  // one above the number; 0: empty
   };
 

@@ -68,7 +68,7 @@ def test_values_are_those_of_the_options_and_flags_win(tmp_path: Path) -> None:
 WRONG = {
     "epcohs = 3": "(got 'epcohs'); did you mean epochs?",
     "[train]\nweight-dekay = 3": "(got 'weight-dekay' in [train]); did you mean weight-decay?",
-    "[trian]\nepochs = 3": "(got 'trian'); did you mean train?",
+    "[trains]\nepochs = 3": "(got 'trains'); did you mean train?",
     "parts = 3": "(got 'parts'), which is one of partition; put it into the table [partition]",
     "[partition]\nprats = 3": "options of graphshard partition alone (got 'prats' in [partition])",
     "epochs = 'many'": "'--epochs': Input should be a valid integer",
