@@ -312,7 +312,8 @@ class Drawing:
         fanout: int,  # -1 for all
         key: int,  # in [0, 2^64)
         replace: bool,
-        prob: Tensor | None,  # [num_edges] float32 or float64
+        prob: Tensor | None,  # [num_edges], or more with prob_ids; float32, float64 or uint8
+        prob_ids: Tensor | None,  # [num_edges], which entry of prob an edge has
         labor_ids: Tensor | None,  # [num_edges] int32 or int64
         mask: Tensor | None,  # [num_edges] uint8, what is excluded
         excluded: Tensor | None,  # int64 positions, strictly ascending

@@ -292,8 +292,8 @@ class Recorder:
         return call
 
 
-def shared_calls(rng: random.Random) -> list[Recorded]:
-    """Calls that no operator makes: of memory that processes share, and of vector registers.
+def other_calls(rng: random.Random) -> list[Recorded]:
+    """Calls that no operator makes: of shared memory, of keys of tables, of vector registers.
 
     The calls that follow take the code for the registers that one of the last kind allows.
     """
@@ -308,14 +308,34 @@ def shared_calls(rng: random.Random) -> list[Recorded]:
         Recorded("empty", ([2**11, 2**11], 2, 32)),
         Recorded("release_blocks", ()),
         Recorded("block_counts", ()),
+        *_table_calls(),
         Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
+    ]
+
+
+def _table_calls() -> list[Recorded]:
+    keys, ends = torch.tensor([5, -3, 5, 2**62]), torch.tensor([0, 1, 1, 3])
+    text, rows = torch.tensor([49, 50, 51], dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    integers, strings = Recorded("IntegerTable", ()), Recorded("BytesTable", ())
+    of_integers = [integers, Recorded("IntegerTable.look_up", (keys, rows, True), [integers])]
+    of_strings = [strings, Recorded("BytesTable.look_up", (ends, text, rows[:3], True), [strings])]
+    return [
+        *of_integers,
+        *of_strings,
+        Recorded("IntegerTable.size", (), of_integers),
+        Recorded("IntegerTable.copy_keys", (rows[:3].clone(),), of_integers),
+        Recorded("BytesTable.size", (), of_strings),
+        Recorded("BytesTable.num_bytes", (), of_strings),
+        Recorded("BytesTable.copy_keys", (torch.zeros_like(ends), text.clone()), of_strings),
+        Recorded("parse_integers", (ends, text, rows[:3].clone())),
+        Recorded("count_repeated", (torch.tensor([0, 1, 0]), torch.tensor([2, 2, 2]), 3, 1)),
     ]
 
 
 def recorded_calls(rng: random.Random) -> list[Recorded]:
     """What some operator, called as it should be, asks of the extension."""
     if rng.random() < 0.1:
-        return [rng.choice(shared_calls(rng))]
+        return [rng.choice(other_calls(rng))]
     return calls_of(rng.choice(list(RECIPES)), rng)
 
 

@@ -357,10 +357,13 @@ def draw_neighbors(rng: random.Random) -> Call:
         "indices": ids(rng, count, 50, dtype),
         "replace": rng.random() < 0.3,
         "prob": draws(rng, torch.float32, count).abs() if rng.random() < 0.4 else None,
+        "prob_ids": None,
         "labor_ids": None,
         "excluded": None,
         "eids": ids(rng, count, 999, dtype) if rng.random() < 0.4 else None,
     }
+    if given["prob"] is not None and count and rng.random() < 0.4:
+        given["prob_ids"] = ids(rng, count, count, dtype)
     if not given["replace"] and rng.random() < 0.4:
         given["labor_ids"] = given["indices"].clone()
     if rng.random() < 0.4:

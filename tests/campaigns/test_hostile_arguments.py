@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from campaign_report import write_report
-from hostile_arguments import calls_of, shared_calls, stub_arguments
+from hostile_arguments import calls_of, other_calls, stub_arguments
 from hostile_operators import NOT_CALLED, RECIPES
 
 from graphshard import ops
@@ -58,7 +58,7 @@ def test_the_stub_declares_every_function_of_the_binding_layer() -> None:
 
 def test_every_function_of_the_binding_layer_is_tried() -> None:
     rng = random.Random(0)
-    calls = shared_calls(rng)
+    calls = other_calls(rng)
     for name in RECIPES:
         for _ in range(20):  # what it asks for depends on what it is given
             calls += calls_of(name, rng)
