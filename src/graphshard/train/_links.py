@@ -299,7 +299,7 @@ def ranks_of(
     for start in range(0, max(counts), size):
         part = slice(start, start + size)
         of_all, scores_of_all, codes_of_all = (
-            _of_all(rows[part], size) for rows in (queries, scores, codes)
+            rows_of_all(rows[part], size) for rows in (queries, scores, codes)
         )
         ahead = _num_ahead(of_all, scores_of_all, codes_of_all, candidates, facts)
         if is_initialized():
@@ -309,7 +309,7 @@ def ranks_of(
     return torch.cat(ranks) if ranks else queries.new_zeros(0, dtype=torch.float64)
 
 
-def _of_all(rows: Tensor, size: int) -> Tensor:
+def rows_of_all(rows: Tensor, size: int) -> Tensor:
     """``[world_size * size, ...]``, the rows of all ranks, with zeros after each rank's."""
     padded = rows.new_zeros((size, *rows.shape[1:]))
     padded[: len(rows)] = rows

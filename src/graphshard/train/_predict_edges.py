@@ -18,10 +18,9 @@ from torch import Tensor
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce, is_initialized, ragged_all_to_all, rank, world_size
-from ..comm.collectives import all_gather, gather_int, reduce_ints, shared_errors
-from ..comm.group import group_state
+from ..comm.collectives import gather_int, reduce_ints, shared_errors
 from ._edges import NodeRows
-from ._links import Facts, LinkPredictor
+from ._links import Facts, LinkPredictor, rows_of_all
 from ._prediction_files import read_columns
 from ._tasks import widened
 
@@ -253,7 +252,7 @@ def _top_of_all(
     scores, found = [], []
     for start in range(0, max(counts), size):
         part = slice(start, start + size)
-        of_all, ids_of_all = (_of_all(values[part], size) for values in (queries, ids))
+        of_all, ids_of_all = (rows_of_all(values[part], size) for values in (queries, ids))
         best, best_ids = _top_here(top, of_all, ids_of_all, candidates, facts, ends, is_same_type)
         if is_initialized():
             # [rank of the query, place] to [rank of the candidates, place]
@@ -271,13 +270,6 @@ def _top_of_all(
         empty = queries.new_zeros((0, top)).cpu()
         return empty, empty.long()
     return torch.cat(scores), torch.cat(found)
-
-
-def _of_all(values: Tensor, size: int) -> Tensor:
-    """``[world_size * size, ...]``, those of all ranks, with zeros after each rank's."""
-    padded = values.new_zeros((size, *values.shape[1:]))
-    padded[: len(values)] = values
-    return torch.cat(all_gather(group_state(), padded, "predict")) if is_initialized() else padded
 
 
 def _top_here(
