@@ -46,7 +46,7 @@ class Row:
     tests: str = ""
 
 
-class Failed(Exception):  # noqa: N818
+class Failed(Exception):
     """A command ended with an error; has the end of what it printed."""
 
 
@@ -147,6 +147,7 @@ def _try(
 
 
 def main() -> None:
+    """Try all pairs; each row is in the file as soon as it is known."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
