@@ -14,6 +14,10 @@ there from the start. Not as in an interpreter of its own: the command line and 
 /proc, the seed of hashes, which all have in common, and what happens to threads when an
 interpreter ends, where a forked process does not fail as one does that was started. Tests of these
 do not use it, nor do some of each way to start workers.
+
+With `NESTED` in its environment, which `nested_forks` sets, a forked program has one more child, of
+which the interpreters that it starts in turn are forked, and so on: ranks of torchrun, and the
+process that `run_ranks` forks ranks from.
 """
 
 from __future__ import annotations
@@ -34,12 +38,16 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+NESTED = "GRAPHSHARD_TEST_NESTED"
 FIXED = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "DNNL_"),
     *("ONEDNN_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "NPY_", "OPENBLAS_"),
 )
 """What begins the names of variables that count when Python or torch is loaded."""
-SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_")
+SET_LATER = (
+    *("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, and what is read late is on GPUs
+)
 _PR_SET_CHILD_SUBREAPER = 36
 _M_MMAP_THRESHOLD = -3
 
