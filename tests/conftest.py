@@ -168,6 +168,13 @@ def forked_interpreters() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def nested_forks() -> Iterator[None]:
+    """Also those that such programs start."""
+    with forked_programs.nested_forks():
+        yield
+
+
 @pytest.fixture(scope="session")
 def run_all(request: pytest.FixtureRequest) -> bool:
     """Whether every case is wanted (``make test-all``), and not a sample."""
