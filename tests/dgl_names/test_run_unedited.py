@@ -262,7 +262,7 @@ def test_pytest_runs_tests_that_import_dgl(tmp_path: Path) -> None:
     assert "AssertionError: assert 'graphshard.sar' == 'sar'" in done.stdout
 
 
-@pytest.mark.usefixtures("forked_interpreters")
+@pytest.mark.usefixtures("nested_forks")
 def test_ranks_of_torchrun(tmp_path: Path) -> None:
     code = """
         import sys
