@@ -162,7 +162,8 @@ class TrainingRun:
             cures.append("norm and residual")
         self._report(
             note=f"did not learn: the training loss is {losses[-1]:.4f}, and that of guessing by "
-            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}"
+            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}",
+            is_warning=True,
         )
 
     def _tell_of_rounding(self) -> None:
