@@ -18,7 +18,9 @@ from train_cases import config_of, plain_graph
 
 import graphshard
 from graphshard.partition import partition_graph
+from graphshard.partition.format import digest_of_content
 from graphshard.train import FullBatchRun, predict
+from graphshard.train._export import read_card
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +117,27 @@ def test_dgl_layers_take_the_weights_as_they_are(
         h = F.elu(h) if model == "gat" else F.relu(h)
         scores = layers[1](theirs, h).flatten(1)
     np.testing.assert_allclose(scores.softmax(1).numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": None, "odd": 1}, "graphshard 0.0.1 wrote it, and it lacks 'target'"),
+        ({"odd": 1}, "graphshard 0.0.1 wrote it, and it has 'odd'"),
+        ({"format_version": 7}, "its format is graphshard-model 7, and this version"),
+    ],
+)
+def test_a_card_of_another_version_is_one_line(
+    changes: dict[str, Any], message: str, graph: graphshard.Graph, tmp_path: Path
+) -> None:
+    trained(tmp_path, graph, "gcn")
+    path = tmp_path / "run" / "model.json"
+    content = {**json.loads(path.read_text()), **changes, "versions": {"graphshard": "0.0.1"}}
+    if content["target"] is None:
+        del content["target"]
+    content["digest"] = digest_of_content(content, "digest")
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError) as caught:
+        read_card(tmp_path / "run")
+    assert message in str(caught.value)
+    assert len(str(caught.value).removeprefix(str(path))) < 200

@@ -116,11 +116,14 @@ def test_attention_reads_edges_as_pygs_does(kind: str) -> None:
     ours: Any
     theirs: Any
     if kind == "gat":
-        ours, theirs = EdgeScoredGATConv(5, 4, 2, 0.0, 0.0, 3), GATConv(5, 4, **options)
+        ours, theirs = EdgeScoredGATConv(5, 4, 2, 0.0, 0.0, edge_feats=3), GATConv(5, 4, **options)
         pairs = {"lin": "fc", "lin_edge": "fc_edge"}
         vectors = {"att_src": "attn_l", "att_dst": "attn_r", "att_edge": "attn_e"}
     else:
-        ours, theirs = EdgeScoredGATv2Conv(5, 4, 2, 0.0, 0.0, 3), GATv2Conv(5, 4, **options)
+        ours, theirs = (
+            EdgeScoredGATv2Conv(5, 4, 2, 0.0, 0.0, edge_feats=3),
+            GATv2Conv(5, 4, **options),
+        )
         pairs = {"lin_l": "fc_src", "lin_r": "fc_dst", "lin_edge": "fc_edge"}
         vectors = {"att": "attn"}
     ours, theirs = ours.double(), theirs.double()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categories of nodes: tables of learnt rows, beside the features in front of the first layer."""
+"""Categories of nodes and edges: tables of learnt rows, beside their features."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class CategoryTables(nn.Module):
     """A table for each column of categories, replicated like all weights.
 
     Args:
-        counts: Node type to the number of values of each of its columns, 0 (unknown) among them.
+        counts: Node type, or name of a relation, to the number of values of each of its columns, 0
+            (unknown) among them.
     """
 
     def __init__(self, counts: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
-        self._node_types = tuple(counts)
+        self._types = tuple(counts)
         # Lists, because node types may have names that an attribute cannot have.
         self.tables = nn.ModuleList(
             nn.ModuleList(nn.Embedding(count, table_width(count)) for count in of_type)
@@ -53,14 +54,20 @@ class CategoryTables(nn.Module):
             categories: Node type to ``[n, k]`` int64, for each type that has tables.
         """
         joined = dict(features)
-        for ntype, tables in zip(self._node_types, self.tables, strict=True):
-            assert isinstance(tables, nn.ModuleList)
-            numbers = categories[ntype]
+        for ntype in self._types:
             rows = [features[ntype]] if ntype in features else []
-            for column, table in enumerate(tables):
-                assert isinstance(table, nn.Embedding)
-                of_column = numbers[:, column]
-                known = (of_column > 0) & (of_column < table.num_embeddings)
-                rows.append(table(torch.where(known, of_column, 0)))
-            joined[ntype] = torch.cat(rows, dim=1)
+            joined[ntype] = torch.cat([*rows, self.side_by_side([ntype], categories[ntype])], dim=1)
         return joined
+
+    def side_by_side(self, types: Sequence[str], numbers: Tensor) -> Tensor:
+        """``[n, width]``: the learnt rows of all columns ``[n, k]`` of some types, in turn."""
+        tables: list[nn.Module] = []
+        by_type = dict(zip(self._types, self.tables, strict=True))
+        for name in types:
+            tables += by_type[name].children() if name in by_type else ()
+        rows = []
+        for column, table in zip(numbers.unbind(1), tables, strict=True):
+            assert isinstance(table, nn.Embedding)
+            known = (column > 0) & (column < table.num_embeddings)
+            rows.append(table(torch.where(known, column, 0)))
+        return torch.cat(rows, dim=1)

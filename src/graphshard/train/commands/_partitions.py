@@ -304,8 +304,7 @@ def _spoken_task(task: TaskInfo) -> str:
     if isinstance(task.target, str):
         what = f"nodes of type {task.target}"
     else:
-        assert task.target is not None
-        what = f"edges {etype_key(task.target)}"
+        what = f"edges {' and '.join(map(etype_key, task.targets))}"
     if task.kind == "link prediction":
         return f"predict {what}"
     if task.kind.endswith("regression"):

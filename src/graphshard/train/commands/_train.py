@@ -54,7 +54,7 @@ def train(
     mode: Annotated[
         Literal["full", "sample"], "full: the whole graph in every step. sample: sampled blocks."
     ] = "full",
-    quiet: Annotated[bool, "Print the final table alone."] = False,
+    quiet: Annotated[bool, "Print the final table alone, and errors and warnings."] = False,
     **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
@@ -260,7 +260,7 @@ class ProgressDisplay:
 
     def show(self, report: EpochReport) -> None:
         """Take one report in."""
-        if report.note is not None:
+        if report.note is not None and (report.is_warning or not self._quiet):
             self._console.print(report.note, markup=False, highlight=False, soft_wrap=True)
             return
         if self._quiet:
