@@ -355,9 +355,15 @@ class TableSource:
         yield from self._numbered(file, (batch.select(columns) for batch in read))
 
     def _json(self, file: str) -> Any:
-        from pyarrow import json
+        from pyarrow import json, types
 
-        return json.read_json(self._stream(file))
+        table = json.read_json(self._stream(file))
+        if not any(types.is_nested(column.type) for column in table.schema):
+            return table
+        # Where a list begins with a null, pyarrow 26 drops it and shifts what follows, unless the
+        # type is given.
+        typed = json.ParseOptions(explicit_schema=table.schema)
+        return json.read_json(self._stream(file), parse_options=typed)
 
     def _stream(self, file: str) -> Any:
         compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
