@@ -337,7 +337,10 @@ class TableSet:
             table.features = "mapping" if has_asked else draw.choice(["all", "list"])
             if table.features != "all":
                 for name in table.feature_names():  # what is asked for must be possible
-                    if table.columns[name].kind in ("text", "empty"):
+                    column = table.columns[name]
+                    if column.kind in ("text", "empty") or not any(
+                        value is not None for value in column.values
+                    ):
                         table.ignore.append(name)
         self.variants = 0
 
@@ -413,8 +416,9 @@ def expected(made: TableSet, masks: Mapping[str, np.ndarray] | None) -> dict[str
             for is_growing, ntype, key in zip(grows, (etype[0], etype[2]), row, strict=True):
                 if is_growing and key not in ids[ntype]:
                     ids[ntype].append(key)
-        is_edge = frame["from"].isin(ids[etype[0]]) & frame["to"].isin(ids[etype[2]])
-        frame = frame[is_edge]
+        known = [set(ids[etype[0]]), set(ids[etype[2]])]  # isin takes off zeros that end bytes
+        is_edge = frame["from"].map(known[0].__contains__) & frame["to"].map(known[1].__contains__)
+        frame = frame[is_edge.astype(bool)]
         if made.parallel == "drop":
             frame = frame.drop_duplicates()
         pairs[etype], places[etype] = frame, frame.index.tolist()
@@ -626,7 +630,7 @@ def encoded(column: Column, is_training: np.ndarray) -> np.ndarray | None:
     values = column.values
     is_missing = np.array([_is_unknown(value) for value in values])
     if column.kind == "empty" or is_missing.all():
-        return None if not asked else _all_missing(column, asked, is_missing)
+        return None
     if asked.get("statistics") == "all":
         is_training = np.ones(len(values), bool)
     way = asked.get("encoding")
@@ -669,12 +673,6 @@ def encoded(column: Column, is_training: np.ndarray) -> np.ndarray | None:
         blocks.append(np.where(np.isnan(circle), 0.0, circle))
     made = np.hstack(blocks)
     return np.hstack([made, marks]) if is_missing.any() else made
-
-
-def _all_missing(
-    column: Column, asked: dict[str, Any], is_missing: np.ndarray
-) -> np.ndarray | None:
-    return np.zeros((len(is_missing), 0)) if column.kind == "empty" else None
 
 
 def _filled(numbers: np.ndarray, is_training: np.ndarray, is_scaled: bool) -> np.ndarray:

@@ -358,11 +358,8 @@ class _Reading:
         elif grows[0]:
             order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
-            if {str(column.type) for column in both} == {"string", "large_string"}:
-                both = [column.cast(pyarrow.large_string()) for column in both]
-            new = pyarrow.concat_arrays(
-                [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
-            )
+            both = [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
+            new = pyarrow.concat_arrays(self._of_one_type(etype[0], both, columns))
             rows = np.empty(len(order), np.int64)
             rows[order] = self.ids[etype[0]].add(new.take(_arrow(order)), columns[0])
             found[0][places[0]] = rows[: len(places[0])]
@@ -370,6 +367,27 @@ class _Reading:
         for side, ntype in enumerate((etype[0], etype[2])):
             if side == 0 or etype[0] != etype[2]:
                 self.report.nodes[ntype].num_from_edges += len(self.ids[ntype]) - before[side]
+
+    def _of_one_type(self, ntype: str, both: list[Any], columns: Sequence[IdColumn]) -> list[Any]:
+        """Ids of two columns, cast to a type that holds the values of both."""
+        import pyarrow
+
+        kinds = [ids.type for ids in both]
+        if kinds[0] == kinds[1]:
+            return both
+        candidates = kinds
+        if all(map(pyarrow.types.is_integer, kinds)):
+            candidates = [pyarrow.int64(), pyarrow.uint64()]
+        elif any(map(pyarrow.types.is_large_string, kinds)):
+            candidates = [pyarrow.large_string()]
+        for kind in candidates:
+            try:
+                return [ids.cast(kind) for ids in both]
+            except pyarrow.ArrowException:
+                continue
+        for ids, column in zip(both, columns, strict=True):  # says what is wrong with them
+            self.ids[ntype].add(ids, column)
+        return both
 
     # ------------------------------------------------------------------ what was wrong
 

@@ -168,7 +168,7 @@ class TableSource:
         else:
             self._filesystem, self.files, self._root = find_files(source, base)
             self.format = options.format or _format_of(self._filesystem, self.files)
-            self.schema = self._read_schema()
+            self.schema = _schema_without_views(self._read_schema())
         names = list(self.schema.names)
         for name in names:
             check_text(name, "the name of a column")
@@ -324,7 +324,7 @@ class TableSource:
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield TableBatch(file, row, batch)
+            yield TableBatch(file, row, without_views(batch))
             row += len(batch)
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
@@ -332,7 +332,7 @@ class TableSource:
         for tagged in self._dataset.scanner(columns=columns).scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield TableBatch(path, row, tagged.record_batch)
+            yield TableBatch(path, row, without_views(tagged.record_batch))
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -469,16 +469,54 @@ def _table_of(source: Any) -> Any:
 
     try:
         if isinstance(source, pyarrow.Table):
-            return source
-        if type(source).__module__.split(".")[0] == "pandas":
-            return pyarrow.Table.from_pandas(source, preserve_index=False)
-        return pyarrow.table(source)
+            table = source
+        elif type(source).__module__.split(".")[0] == "pandas":
+            table = pyarrow.Table.from_pandas(source, preserve_index=False)
+        else:
+            table = pyarrow.table(source)
+        return without_views(table, table.nbytes < 2**31)
     except (pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
             "values of one kind"
         ) from error
+
+
+def without_views(table: Any, is_small: bool = False) -> Any:
+    """A table or batch with text and bytes in one piece: few kernels of pyarrow take views.
+
+    Args:
+        is_small: Offsets of 32 bits suffice.
+    """
+    schema = _schema_without_views(table.schema, is_small)
+    if schema is table.schema:
+        return table
+    columns = [column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return type(table).from_arrays(columns, schema=schema)
+
+
+def _schema_without_views(schema: Any, is_small: bool = False) -> Any:
+    for place, column in enumerate(schema):
+        kind = _type_without_views(column.type, is_small)
+        if kind != column.type:
+            schema = schema.set(place, column.with_type(kind))
+    return schema
+
+
+def _type_without_views(kind: Any, is_small: bool) -> Any:
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_string_view(kind):
+        return pyarrow.string() if is_small else pyarrow.large_string()
+    if types.is_binary_view(kind):
+        return pyarrow.binary() if is_small else pyarrow.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        value = kind.value_field
+        return make(value.with_type(_type_without_views(value.type, is_small)))
+    return kind
 
 
 def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], str]:
