@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph, heterograph
 from ..partition.format import etype_key
+from ._columns import family_of
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
@@ -357,9 +358,8 @@ class _Reading:
         elif grows[0]:
             order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
-            new = pyarrow.concat_arrays(
-                [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
-            )
+            both = [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
+            new = pyarrow.concat_arrays(self._of_one_type(etype[0], both, columns))
             rows = np.empty(len(order), np.int64)
             rows[order] = self.ids[etype[0]].add(new.take(_arrow(order)), columns[0])
             found[0][places[0]] = rows[: len(places[0])]
@@ -367,6 +367,27 @@ class _Reading:
         for side, ntype in enumerate((etype[0], etype[2])):
             if side == 0 or etype[0] != etype[2]:
                 self.report.nodes[ntype].num_from_edges += len(self.ids[ntype]) - before[side]
+
+    def _of_one_type(self, ntype: str, both: list[Any], columns: Sequence[IdColumn]) -> list[Any]:
+        """Ids of two columns, cast to a type that holds the values of both."""
+        import pyarrow
+
+        kinds = [ids.type for ids in both]
+        if kinds[0] == kinds[1]:
+            return both
+        candidates = kinds
+        if all(map(pyarrow.types.is_integer, kinds)):
+            candidates = [pyarrow.int64(), pyarrow.uint64()]
+        elif any(map(pyarrow.types.is_large_string, kinds)):
+            candidates = [pyarrow.large_string()]
+        for kind in candidates:
+            try:
+                return [ids.cast(kind) for ids in both]
+            except pyarrow.ArrowException:
+                continue
+        for ids, column in zip(both, columns, strict=True):  # says what is wrong with them
+            self.ids[ntype].add(ids, column)
+        return both
 
     # ------------------------------------------------------------------ what was wrong
 
@@ -733,6 +754,8 @@ class _Reading:
         options = {"encoding": asked} if isinstance(asked, str) else asked
         if not is_asked and (len(values) == 0 or values.null_count == len(values)):
             return "all of it is empty"
+        if not is_asked and is_training is not None and not _has_value(values, is_training):
+            return "no training row has a value in it"
         try:
             fit = EncodingFit(pyarrow.field(name, values.type), options)
             fit.update(values, is_training)
@@ -860,7 +883,7 @@ class _Doubles:
             except pyarrow.ArrowNotImplementedError:  # of lists
                 pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
                 is_equal = _arrow(np.array([a == b for a, b in pairs]))
-            equal = compute.fill_null(is_equal, False).to_numpy()
+            equal = compute.fill_null(is_equal, False).to_numpy(zero_copy_only=False)
             both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
             differs[(differs < 0) & ~equal & ~both_null] = number
         conflicting = np.flatnonzero(differs >= 0)
@@ -927,6 +950,15 @@ def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
 
 def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> list[str]:
     return [name for name in reader.schema.names if name not in needed and name not in roles]
+
+
+def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:
+    """Whether any of the chosen rows is neither null nor NaN."""
+    from pyarrow import compute
+
+    is_real = family_of(values.type) == "number"
+    is_null = compute.is_null(values, nan_is_null=True) if is_real else values.is_null()
+    return bool((~is_null.to_numpy() & chosen).any())
 
 
 def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:

@@ -45,10 +45,23 @@ _FORMATS: dict[str, TableFormat] = {
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".br": "brotli"}
 _DELIMITERS = (",", "\t", ";", "|", "::", " ")
 _COMMENTS = ("#", "%")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _LOOKED_AT = 1 << 16
 _LINES_LOOKED_AT = 50
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 _UNIT_SEPARATOR = b"\x1f"
+_NO_TABLES = {
+    "<!doctype html": ("a web page", "download the file itself"),
+    "<html": ("a web page", "download the file itself"),
+    "<?xml": ("XML", "write a line an edge, as networkx.to_pandas_edgelist does"),
+    "version https://git-lfs": ("a pointer of Git LFS", "fetch the file by git lfs pull"),
+    "*vertices": ("a graph of Pajek", "write a line an edge, as networkx.to_pandas_edgelist does"),
+    "graph [": ("a graph in GML", "write a line an edge, as networkx.to_pandas_edgelist does"),
+}
+"""How files begin that look like CSV and are none."""
+
+_USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
+_INDEX_NAMES = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?|column_0")
 _BLOCK = 1 << 20
 
 
@@ -168,7 +181,7 @@ class TableSource:
         else:
             self._filesystem, self.files, self._root = find_files(source, base)
             self.format = options.format or _format_of(self._filesystem, self.files)
-            self.schema = self._read_schema()
+            self.schema = _schema_without_views(self._read_schema())
         names = list(self.schema.names)
         for name in names:
             check_text(name, "the name of a column")
@@ -179,6 +192,14 @@ class TableSource:
     def name(self) -> str:
         """The table in messages."""
         return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
+
+    @property
+    def telling_names(self) -> list[str]:
+        """The columns that can be ids: not the number of a row that pandas writes first."""
+        names = list(self.schema.names)
+        has_names = self.format != "csv" or next(iter(self._dialects.values())).has_header
+        is_index = has_names and _INDEX_NAMES.fullmatch(names[0]) is not None
+        return names[1:] if is_index and len(names) > 1 else names
 
     @property
     def is_untyped(self) -> bool:
@@ -324,7 +345,7 @@ class TableSource:
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield TableBatch(file, row, batch)
+            yield TableBatch(file, row, without_views(batch))
             row += len(batch)
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
@@ -332,7 +353,7 @@ class TableSource:
         for tagged in self._dataset.scanner(columns=columns).scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield TableBatch(path, row, tagged.record_batch)
+            yield TableBatch(path, row, without_views(tagged.record_batch))
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -355,9 +376,15 @@ class TableSource:
         yield from self._numbered(file, (batch.select(columns) for batch in read))
 
     def _json(self, file: str) -> Any:
-        from pyarrow import json
+        from pyarrow import json, types
 
-        return json.read_json(self._stream(file))
+        table = json.read_json(self._stream(file))
+        if not any(types.is_nested(column.type) for column in table.schema):
+            return table
+        # Where a list begins with a null, pyarrow 26 drops it and shifts what follows, unless the
+        # type is given.
+        typed = json.ParseOptions(explicit_schema=table.schema)
+        return json.read_json(self._stream(file), parse_options=typed)
 
     def _stream(self, file: str) -> Any:
         compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
@@ -400,6 +427,13 @@ class TableSource:
                 is_numbered = all_are_known = True
             yield TableBatch(file, row, batch, skipped)
             row += len(batch)
+        for bad in malformed[-1:]:
+            if "\n" in bad.text and self.options.quote and bad.text.count(self.options.quote) % 2:
+                raise ValueError(
+                    f"{file}, row {bad.row}: a quote must be closed (got {bad.text[:40]!r}, and "
+                    f'{bad.text.count(chr(10))} lines more); close it, or say quote = "" where '
+                    "quotes are letters"
+                )
         self.num_malformed += len(malformed)
         self.malformed += malformed[: _MOST_SHOWN - len(self.malformed)]
 
@@ -416,7 +450,7 @@ class TableSource:
             read_options=csv.ReadOptions(
                 column_names=dialect.names,
                 skip_rows=dialect.skip_lines,
-                encoding=self.options.encoding or "utf8",
+                encoding=dialect.encoding or "utf8",
                 block_size=_BLOCK,
                 use_threads=use_threads,
             ),
@@ -463,16 +497,54 @@ def _table_of(source: Any) -> Any:
 
     try:
         if isinstance(source, pyarrow.Table):
-            return source
-        if type(source).__module__.split(".")[0] == "pandas":
-            return pyarrow.Table.from_pandas(source, preserve_index=False)
-        return pyarrow.table(source)
+            table = source
+        elif type(source).__module__.split(".")[0] == "pandas":
+            table = pyarrow.Table.from_pandas(source, preserve_index=False)
+        else:
+            table = pyarrow.table(source)
+        return without_views(table, table.nbytes < 2**31)
     except (pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
             "values of one kind"
         ) from error
+
+
+def without_views(table: Any, is_small: bool = False) -> Any:
+    """A table or batch with text and bytes in one piece: few kernels of pyarrow take views.
+
+    Args:
+        is_small: Offsets of 32 bits suffice.
+    """
+    schema = _schema_without_views(table.schema, is_small)
+    if schema is table.schema:
+        return table
+    columns = [column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return type(table).from_arrays(columns, schema=schema)
+
+
+def _schema_without_views(schema: Any, is_small: bool = False) -> Any:
+    for place, column in enumerate(schema):
+        kind = _type_without_views(column.type, is_small)
+        if kind != column.type:
+            schema = schema.set(place, column.with_type(kind))
+    return schema
+
+
+def _type_without_views(kind: Any, is_small: bool) -> Any:
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_string_view(kind):
+        return pyarrow.string() if is_small else pyarrow.large_string()
+    if types.is_binary_view(kind):
+        return pyarrow.binary() if is_small else pyarrow.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        value = kind.value_field
+        return make(value.with_type(_type_without_views(value.type, is_small)))
+    return kind
 
 
 def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], str]:
@@ -600,7 +672,8 @@ def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
         return "parquet"
     if top.startswith(b"ARROW1"):
         return "arrow"
-    if b"\0" in top or top.startswith(b"PK"):
+    is_text = top.startswith(_UTF_16) or b"\0" not in top
+    if not is_text or top.startswith((b"PK", b"\x80")):
         return None
     return "json" if top.lstrip().startswith(b"{") else "csv"
 
@@ -616,6 +689,16 @@ def _unreadable(name: str, kind: str, error: Exception) -> ValueError:
     cure = "write it again"
     if isinstance(error, UnicodeDecodeError) or "UTF8" in reason:
         cure = "name its encoding, such as encoding = latin-1"
+    elif "straddling" in reason:
+        reason = "a row is larger than a megabyte, as where a quote is never closed"
+        cure = 'close it, or say quote = "" where quotes are letters'
+    elif "from object to array" in reason:
+        reason = "it is one list, and not an object a line"
+        cure = "write JSON lines, as pandas does by to_json(path, orient='records', lines=True)"
+    elif "JSON parse error: Column(" in reason and "changed from" in reason:
+        cure = "give the column values of one kind"
+    elif kind == "json":
+        cure = "mend the line; rows count from 0"
     return ValueError(f"{name} cannot be read as {kind}: {reason}; {cure}")
 
 
@@ -639,6 +722,7 @@ class _Dialect:
     comments: tuple[str, ...]
     marks: str
     spaces: bool
+    encoding: str | None
 
     def transformed(self, stream: Any) -> Any:
         """The stream with cells separated by one character."""
@@ -696,10 +780,13 @@ def _look_at(
     names_before: list[str] | None,
 ) -> _Dialect | None:
     """What the first lines of a file tell; None if there is no line at all."""
+    encoding = options.encoding
+    if encoding is None and top.startswith(_UTF_16):
+        encoding = "utf-16"
     try:
-        text = top.decode(options.encoding or "utf-8-sig", "strict" if is_whole else "ignore")
-        if not is_whole:
-            top[: top.rfind(b"\n") + 1].decode(options.encoding or "utf-8")
+        text = top.decode(encoding or "utf-8-sig", "strict" if is_whole else "ignore")
+        if not is_whole and encoding != "utf-16":
+            top[: top.rfind(b"\n") + 1].decode(encoding or "utf-8")
     except (UnicodeDecodeError, LookupError) as error:
         raise _unreadable(file, "CSV", error) from None
     text = text.removeprefix("\ufeff")
@@ -708,20 +795,36 @@ def _look_at(
     lines = text.splitlines(keepends=True)
     if not is_whole and len(lines) > 1:
         lines.pop()  # cut off
+    for beginning, (what, cure) in _NO_TABLES.items():
+        if text[:200].lstrip().casefold().startswith(beginning):
+            raise ValueError(f"{file} must be a table (got {what}); {cure}")
+    marks = options.delimiter
     first = options.skip_rows
+    said_by_excel = re.match(r"sep=(.)\r?\n", text)
+    if said_by_excel:
+        first = max(first, 1)
+        marks = marks or said_by_excel[1]
     while first < len(lines) and (
         not lines[first].strip() or (comments and lines[first].startswith(comments))
     ):
         first += 1
+    is_matrix = text.casefold().startswith("%%matrixmarket matrix coordinate")
+    first += is_matrix  # the sizes
     if first >= len(lines):
         return None
     sample = [line for line in lines[first:] if line.strip()][:_LINES_LOOKED_AT]
-    marks = options.delimiter or _delimiter_of(sample, options.quote, named)
+    marks = marks or _delimiter_of(sample, options.quote, named)
     cells = _cells(sample[0], marks, options.quote)
     width = len(cells)
+    note = lines[first - 1].lstrip("".join(comments)).strip() if first > 0 and comments else ""
+    noted = [cell.strip() for cell in _cells(note, marks, options.quote)] if note else []
+    if len(noted) != width or not all(noted) or is_matrix:
+        noted = []
+    telling = _USUAL_NAMES | {name.casefold() for name in named}
+    is_noted = _tells(noted, telling) and not _tells(cells, telling)
     has_header = options.header
     if has_header is None:
-        has_header = not options.columns and (
+        has_header = not (options.columns or is_noted) and (
             bool(set(named) & {cell.strip() for cell in cells})
             or not any(_NUMBER.fullmatch(cell) for cell in cells)
         )
@@ -739,13 +842,13 @@ def _look_at(
         names = _distinct([cell.strip() for cell in cells])
     elif names_before is not None and len(names_before) == width:
         names = names_before
-    elif first > 0:  # SNAP: the last comment has the names
-        note = lines[first - 1].lstrip("".join(comments)).strip()
-        cells_said = _cells(note, marks, options.quote) if note else []
-        if len(cells_said) == width and all(cell.strip() for cell in cells_said):
-            names = _distinct([cell.strip() for cell in cells_said])
+    elif noted:  # SNAP: the last comment has the names
+        names = _distinct(noted)
     header_lines = 0
     if has_header:
+        rows_of_cells = [_cells(line, marks, options.quote) for line in sample[1:]]
+        if rows_of_cells and all(len(r) == width + 1 and not r[-1] for r in rows_of_cells):
+            names.append(f"column_{width}")  # a delimiter ends each row, and not the header
         quote = options.quote or None
         delimiter = _UNIT_SEPARATOR.decode() if marks == "::" else marks
         rows = python_csv.reader(
@@ -763,7 +866,13 @@ def _look_at(
         comments=comments,
         marks=marks,
         spaces=is_spaced,
+        encoding=encoding,
     )
+
+
+def _tells(cells: Sequence[str], names: set[str]) -> bool:
+    """Whether cells are names of columns, one of them a usual one or one that is asked for."""
+    return any(cell.strip().casefold() in names for cell in cells)
 
 
 def _delimiter_of(sample: Sequence[str], quote: str, named: Sequence[str]) -> str:

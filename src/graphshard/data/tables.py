@@ -310,7 +310,7 @@ class Tables:
             columns[name] = list(reader.schema.names)
             key = node_id
             if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
-                key = _id_column(name, columns[name])
+                key = _id_column(name, reader.telling_names)
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
@@ -325,8 +325,11 @@ class Tables:
                     f"{reader.name} must have a column for each end of an edge (got {names}); say "
                     "by what cells are separated, if they are"
                 )
-            first = _column_of(reader, source, _SOURCES, names[0])
-            rest = [column for column in names if column != first]
+            telling = reader.telling_names
+            if len(telling) < 2:
+                telling = names
+            first = _column_of(reader, source, _SOURCES, telling[0])
+            rest = [column for column in telling if column != first]
             second = _column_of(reader, target, _TARGETS, rest[0])
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
