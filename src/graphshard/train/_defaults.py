@@ -37,6 +37,7 @@ PAPER: dict[str, Any] = {
     "num_bases": 0,
     "residual": False,
     "norm": False,
+    "encoder": False,
 }
 _GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
 
