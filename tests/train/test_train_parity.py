@@ -33,7 +33,7 @@ CASES = {
     "gcn_typed": ("typed", {"model": "gcn"}),
     "sage_typed": ("typed", {"model": "sage"}),
     "gat_typed": ("typed", {"model": "gat", "heads": 2, "hidden": 3}),
-    "sage_typed_norm": ("typed", {"model": "sage", "norm": True, "layers": 3}),
+    "sage_typed_norm": ("typed", {"model": "sage", "norm": True, "encoder": True}),
     "gatv2_typed": ("typed", {"model": "gatv2", "heads": 2, "hidden": 3}),
     "hgt": ("typed", {"model": "hgt", "heads": 2}),
     "hgt_plain": ("plain", {"model": "hgt", "heads": 2}),

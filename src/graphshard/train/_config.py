@@ -153,7 +153,7 @@ class RunConfig:
     encoder: Annotated[
         bool | None,
         "gcn, sage, gat, gatv2: a linear layer and a ReLU of each node by itself before the first "
-        "layer.",
+        "layer; typed graphs: a ReLU after the matrix of each type's features.",
         OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
         _of_model("encoder"),
     ] = None

@@ -472,6 +472,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         network = TypedNetwork(
             name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
         )
+        network.encodes = config.encoder
         if config.norm:
             network.add_norms()
         return network

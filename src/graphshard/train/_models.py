@@ -378,6 +378,8 @@ class TypedClassifier(NodeClassifier):
         self.projections = nn.ModuleList(
             nn.Linear(in_width, width, bias=False) for in_width in feature_widths.values()
         )
+        #: Whether a ReLU follows these matrices.
+        self.encodes = False
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
@@ -386,6 +388,8 @@ class TypedClassifier(NodeClassifier):
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
+            if self.encodes:
+                h[ntype] = F.relu(h[ntype])
         rows = super().forward(graphs, h)
         if isinstance(self.target, str):
             return self._finished(rows[self.target])
