@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,7 +159,7 @@ def load_dataset(
     *,
     split: int | None = None,
     features: bool = True,
-    row_normalize: bool = False,
+    row_normalize: bool | Collection[str] = False,
     to_bidirected: bool = False,
     add_inverse: bool = False,
     add_self_loop: bool = False,
@@ -180,7 +180,7 @@ def load_dataset(
         name_or_path: ``'cora'``, which comes with the package, or a folder.
         split: Which of several published splits to take; None takes the main one.
         features: Whether to read features; without them the graph has no ``feat``.
-        row_normalize: Divide each feature row by its sum.
+        row_normalize: Divide each feature row by its sum, of all node types or of those named.
         to_bidirected: Make the graph simple with both directions of every edge. For a graph
             without relations only.
         add_inverse: Add the inverse of every relation: ``etype`` gets ``num_relations`` more
@@ -232,7 +232,8 @@ def load_dataset(
             raise ValueError(f"{folder}: {error}") from None
 
     for ntype, matrix in arrays.features.items():
-        feat = dense_features(matrix, dtypes[ntype], row_normalize)
+        is_normalized = row_normalize if isinstance(row_normalize, bool) else ntype in row_normalize
+        feat = dense_features(matrix, dtypes[ntype], is_normalized)
         g.nodes[target if ntype == arrays.target else ntype].data["feat"] = feat
     fields = g.nodes[target].data
     fields["label"] = torch.from_numpy(arrays.label)

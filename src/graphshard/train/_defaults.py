@@ -37,6 +37,7 @@ PAPER: dict[str, Any] = {
     "num_bases": 0,
     "residual": False,
     "norm": False,
+    "encoder": False,
 }
 _GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
 
@@ -98,10 +99,11 @@ def defaults_of(model: str, facts: GraphFacts | None) -> tuple[dict[str, Any], s
             values["dropout"] = 0.5
         return values, "few labels, many edges a node: no weight decay"
     values |= {"weight_decay": 0.0, "lr": 0.01, "epochs": 300, "patience": 50, "dropout": 0.2}
-    values["hidden"] = 16 if model in _ATTENTION else 128
+    values["hidden"] = 8 if model in _ATTENTION else 64
     if model == "rgcn":
         values |= {"hidden": 64, "epochs": 100, "patience": 20}
     if model == "hgt":
         values |= {"lr": 0.005, "epochs": 200}
-    values["residual"] = model in ("gcn", *_ATTENTION)
+    values["residual"] = model in ("gcn", *_ATTENTION) and not facts.is_typed
+    values["encoder"] = values["norm"] = model in ("gcn", "sage", *_ATTENTION)
     return values, "many labels: a wide network"

@@ -496,14 +496,20 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     if shard.is_typed:
         how = config.aggregator
-        return TypedNetwork(
+        network = TypedNetwork(
             name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
         )
+        network.encodes = config.encoder
+        if config.norm:
+            network.add_norms()
+        return network
     in_feats = widths.get(shard.target)
     if name == "rgcn":
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
-    width = hidden if in_feats is None else in_feats
+    width = in_width = hidden if in_feats is None else in_feats
+    if config.encoder:
+        width = hidden * heads if name in ("gat", "gatv2") else hidden
     model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
@@ -513,6 +519,8 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         model = GCN(width, hidden, classes, layers, dropout)
     else:
         model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    if config.encoder:
+        model.add_encoder(in_width)
     model.add_own_rows_and_norms(config.residual, config.norm)
     return model
 

@@ -432,6 +432,10 @@ def _settings_without_effect(
     needs_width = shard.is_typed or len(shard.feature_widths) < len(shard.data.node_type_names)
     if resolved.layers == 1 and config.hidden is not None and not needs_width:
         yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
+    if config.residual is not None and shard.is_typed:
+        yield (
+            f"residual={config.residual} has no effect: layers of typed graphs see a node's own row"
+        )
     if config.patience and not shard.num_nodes["val"]:
         yield f"patience={config.patience} has no effect: val_mask has no labelled node"
     elif config.patience and config.patience >= (
