@@ -46,8 +46,8 @@ FIXED = (
 )
 """What begins the names of variables that count when Python or torch is loaded."""
 SET_LATER = (
-    *("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, and what is read late is on GPUs
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
+    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
 )
 WARM = ("graphshard", "graphshard.train.commands", "torch.distributed.run")
 _PR_SET_PDEATHSIG = 1
@@ -321,8 +321,9 @@ def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
     torch.seed()
     how, *arguments = request["words"][1:]
     if how == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         how, *arguments = arguments
+    if request["words"][1] == "-u" or environment.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     path = environment.get("PYTHONPATH", "")
     sys.path[:] = [
         *(entry if entry else os.getcwd() for entry in path.split(os.pathsep) if path),
