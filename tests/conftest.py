@@ -105,6 +105,13 @@ FIRST = (
     "test_train_launch.py",
     "test_dist_loader_faults.py",
     "test_readme.py",
+    # Those that compute longest: files of some seconds are the last.
+    "test_train_sampled.py",
+    "test_parity.py",
+    "test_train_parity.py",
+    "test_train_own_model.py",
+    "test_train_checkpoint.py",
+    "test_train_optimizer.py",
 )
 
 

@@ -3,7 +3,8 @@
 
 Inside `forked_interpreters`, which is also a fixture of tests/conftest.py, what starts this
 interpreter through `subprocess` (``-c``, ``-m`` or a file) gets on Linux a process that is forked
-from one that has imported torch, with what torch imports late, and not graphshard. It is a child of
+from one that has imported torch, with what torch imports late, and graphshard, of which importing
+reads no environment and starts nothing; `cold_forks` are without graphshard. It is a child of
 this process in every respect: descriptors, environment, folder, session, number, signals and exit
 code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
 and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
@@ -45,9 +46,10 @@ FIXED = (
 )
 """What begins the names of variables that count when Python or torch is loaded."""
 SET_LATER = (
-    *("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, and what is read late is on GPUs
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
+    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
 )
+WARM = ("graphshard", "graphshard.train.commands", "torch.distributed.run")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_MMAP_THRESHOLD = -3
@@ -64,15 +66,15 @@ class Template:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def started(cls) -> Template:
-        """One that is an interpreter of its own."""
+    def started(cls, *modules: str) -> Template:
+        """One that is an interpreter of its own, and has imported some modules and torch."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("PYTHONPATH", None)
         environment.pop("MALLOC_MMAP_THRESHOLD_", None)
         template = cls(ours, environment)
         template._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [sys.executable, __file__, str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -117,18 +119,26 @@ class Template:
             self._process.wait(60)
 
 
-_templates: list[Template] = []
+_templates: dict[str, Template] = {}
 _patches: list[contextlib.AbstractContextManager[None]] = []
 
 
 @contextlib.contextmanager
-def forked_interpreters() -> Iterator[None]:
-    """Interpreters that are started meanwhile are forked; see above."""
+def forked_interpreters(*modules: str) -> Iterator[None]:
+    """Interpreters that are started meanwhile are forked; see above.
+
+    Args:
+        modules: Those that the process has imported which they are forked from; `WARM` unless
+            given.
+    """
     if sys.platform != "linux":
         yield
         return
-    if not _templates:
-        _templates.append(Template.started())
+    modules = modules or WARM
+    key = " ".join(modules)
+    if key not in _templates:
+        _templates[key] = Template.started(*modules)
+    template = _templates[key]
     owner: Any = subprocess if hasattr(subprocess, "_fork_exec") else subprocess._posixsubprocess  # type: ignore[attr-defined]
     name = "_fork_exec" if owner is subprocess else "fork_exec"
     exec_ = getattr(owner, name)
@@ -142,7 +152,7 @@ def forked_interpreters() -> Iterator[None]:
         environment = {os.fsdecode(key): os.fsdecode(value) for key, value in pairs}
         plain = close and all(value in (None, -1) for value in group_user_and_more)
         is_python = bool(words) and words[0] == sys.executable
-        if not plain or not is_python or not _templates[0].can_start(words, environment):
+        if not plain or not is_python or not template.can_start(words, environment):
             return int(exec_(*given))
         own = {fd: fd for fd in kept if fd != answers}
         own |= {fd: fd if to == -1 else to for fd, to in enumerate((stdin, stdout, stderr))}
@@ -152,10 +162,15 @@ def forked_interpreters() -> Iterator[None]:
             "folder": os.getcwd() if folder is None else os.path.abspath(os.fsdecode(folder)),
             "session": bool(session),
         }
-        return _templates[0].start(request, own)
+        return template.start(request, own)
 
     with mock.patch.object(owner, name, start):
         yield
+
+
+def cold_forks() -> contextlib.AbstractContextManager[None]:
+    """As `forked_interpreters`, from a process that has not imported graphshard."""
+    return forked_interpreters("torch")
 
 
 @contextlib.contextmanager
@@ -198,9 +213,9 @@ def run_program(program: str, *arguments: str, timeout: float = 60.0, **env: str
 
 
 def stop() -> None:
-    """End the process that programs are forked from."""
+    """End the processes that programs are forked from."""
     while _templates:
-        _templates.pop().stop()
+        _templates.popitem()[1].stop()
 
 
 def fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -271,7 +286,8 @@ def _fork_from_here() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        _templates[:] = [Template(ours, _ENVIRONMENT)]
+        _templates.clear()
+        _templates[" ".join(WARM)] = Template(ours, _ENVIRONMENT)
         _patches.append(forked_interpreters())
         _patches[-1].__enter__()
         return
@@ -305,8 +321,9 @@ def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
     torch.seed()
     how, *arguments = request["words"][1:]
     if how == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         how, *arguments = arguments
+    if request["words"][1] == "-u" or environment.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     path = environment.get("PYTHONPATH", "")
     sys.path[:] = [
         *(entry if entry else os.getcwd() for entry in path.split(os.pathsep) if path),
@@ -359,6 +376,7 @@ def _run_to_its_end(main: ModuleType, words: list[str]) -> int:
 
 if __name__ == "__main__":
     import gc
+    import importlib
     import runpy
     import tempfile
 
@@ -367,6 +385,8 @@ if __name__ == "__main__":
 
     _ENVIRONMENT = dict(os.environ)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports for a second, at the first call
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))

@@ -71,7 +71,13 @@ def trained(folder: Path, case: str, world_size: int, is_sampled: bool = False, 
     return run_ranks(train, world_size, as_values(config))
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=pytest.mark.exhaustive if c in ("sage", "gatv2", "gat_typed") else ())
+        for c in CASES
+    ],
+)
 def test_ranks_and_samples_train_as_one_process_does(case: str, tmp_path: Path) -> None:
     (one,) = trained(tmp_path, case, 1)
     losses = one["result"]["losses"]
