@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from test_link_tasks import NAMES as NAMES_OF_NUMBERS
+from test_link_tasks import write as write_links
 from train_cases import (
     GRAPHS,
     as_values,
@@ -20,7 +22,7 @@ from train_cases import (
     write_parts,
 )
 
-from graphshard.testing import run_ranks
+from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchRun, TaskInfo, predict, read_task, write_task
 
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
@@ -234,3 +236,44 @@ def test_the_task_reads_back(tmp_path: Path) -> None:
         TaskInfo(
             name="g", kind="link prediction", target=(WRITES, CITES), reverse_of=(None, None, None)
         )
+
+
+def test_best_links_of_a_knowledge_graph(tmp_path: Path) -> None:
+    data = write_links(tmp_path, "relation_links", 1)
+    values = {**SHORT, "task": "link prediction", "negatives": 7, "run": str(tmp_path / "run")}
+    run = FullBatchRun(config_of(data, **values))
+    run.train()
+    run._learner.model.load_state_dict(run._learner.best[0])  # type: ignore[index]
+    run._learner.embeddings.load_state_dict(run._learner.best[1])  # type: ignore[index]
+    rows = rows_of(run)["_N"]
+    factors: Any = run._learner.model.predictor.relations
+    graph = GRAPHS["relation_links"]()
+    src, dst = (end.numpy() for end in graph.edges())
+    number = graph.edata["etype"].numpy()
+    scores = np.stack([(rows * factors[r].detach().numpy()) @ rows.T for r in range(6)], axis=1)
+    scores[src, number, dst] = -np.inf
+    scores[np.arange(40), :, np.arange(40)] = -np.inf
+
+    def found(parts: int, **more: Any) -> pd.DataFrame:
+        out, where = tmp_path / "found.csv", write_links(tmp_path, "relation_links", parts)
+        options = {"data": where, "run": str(tmp_path / "run"), "out": str(out), "top": 4}
+        run_ranks(predict_on_ranks, parts, {**options, **more})
+        return pd.read_csv(out)
+
+    for relations, numbers in ((None, [0, 1, 2]), ("is a", [2]), ("rev_knows,likes", [0, 4])):
+        table = found(3, relations=relations)
+        of_some = scores[:, numbers].reshape(40, -1)
+        best = np.argsort(-of_some, axis=1, kind="stable")[:, :4]
+        assert table["source"].tolist() == np.repeat(np.arange(40), 4).tolist()
+        assert table["rank"].tolist() == [1, 2, 3, 4] * 40
+        assert table["target"].tolist() == (best % 40).flatten().tolist()
+        names = [NAMES_OF_NUMBERS[numbers[n]] for n in (best // 40).flatten()]
+        assert table["relation"].tolist() == names
+        expected = np.take_along_axis(of_some, best, axis=1).flatten()
+        np.testing.assert_allclose(table["score"], expected, rtol=0, atol=1e-12)
+    pairs = pd.DataFrame({"a": [0, 1], "b": [5, 6], "relation": ["is a", "4"]})
+    pairs.to_csv(tmp_path / "pairs.csv", index=False)
+    table = found(2, pairs=str(tmp_path / "pairs.csv"), top=None)
+    assert table["relation"].tolist() == ["is a", "4"]
+    with pytest.raises(RanksFailed, match="relations must be relations that the model was trained"):
+        found(2, relations="has")

@@ -35,10 +35,17 @@ from .splits import (
     split_by_rows,
     split_by_time,
 )
-from .tables import ROW_NUMBER, EdgeTable, NodeTable, Tables, label_columns, split_columns
+from .tables import (
+    DEFAULT_FRACTIONS,
+    ROW_NUMBER,
+    EdgeTable,
+    NodeTable,
+    Tables,
+    label_columns,
+    split_columns,
+)
 from .task import TaskInfo
 
-DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -93,7 +100,8 @@ class _Reading:
         self.ids: dict[str, RowIds] = {}
         self.columns: dict[Any, Columns] = {}
         self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
-        self.pairs: tuple[Int64Array, Int64Array]  # of the relation that has a split
+        #: Ends of the edges of relations that have a split.
+        self.pairs: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
 
     def read(self) -> TablesGraph:
         tables = self.tables
@@ -115,11 +123,9 @@ class _Reading:
             num_nodes_dict=counts,
             idtype=torch.int64,
         )
-        target = next(
-            (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
-        )
-        if target is not None:
-            self.pairs = self.ends[target]
+        for etype, edge_table in tables.edges.items():
+            if edge_table.split is not None:
+                self.pairs[etype] = self.ends[etype]
         self.ends.clear()
         for ntype in tables.nodes:
             self.fill(ntype, counts[ntype])
@@ -133,7 +139,7 @@ class _Reading:
             node_report.num_nodes = counts[ntype]
             encodings: list[Encoding] = []
             if node_table is not None:
-                rows = is_training if task.target == ntype else None
+                rows = is_training.get(ntype)
                 given = self._given("nodes", ntype)
                 of_nodes = graph.nodes[ntype].data
                 encodings = self.encode(ntype, node_table, given, rows, of_nodes, node_report)
@@ -144,7 +150,7 @@ class _Reading:
             }
         for etype, edge_table in tables.edges.items():
             edge_report = self.report.edges[etype]
-            rows = is_training if task.target == etype else None
+            rows = is_training.get(etype)
             given = self._given("edges", etype_key(etype))
             fields = graph.edges[etype].data
             encodings = self.encode(etype, edge_table, given, rows, fields, edge_report)
@@ -471,102 +477,137 @@ class _Reading:
 
     # ------------------------------------------------------------------ labels and splits
 
-    def label(self, graph: Graph) -> tuple[TaskInfo, NDArray[np.bool_] | None]:
-        """Give the target its labels and splits; the task, and which rows are for training."""
-        targets: dict[Any, NodeTable | EdgeTable] = {**self.tables.nodes, **self.tables.edges}
-        asked = [owner for owner, table in targets.items() if table.label is not None]
-        asked = asked or [owner for owner, table in targets.items() if table.split is not None]
+    def label(self, graph: Graph) -> tuple[TaskInfo, dict[Any, NDArray[np.bool_]]]:
+        """Give the targets their labels and splits; the task, and which rows are for training.
+
+        The target is one node type, or any number of relations, whose labels are of one kind.
+        """
+        tables: dict[Any, NodeTable | EdgeTable] = {**self.tables.nodes, **self.tables.edges}
+        asked = [owner for owner, table in tables.items() if table.label is not None]
+        asked = asked or [owner for owner, table in tables.items() if table.split is not None]
         if not asked:
-            return self._task_of_others(graph), None
-        target, table = asked[0], targets[asked[0]]
+            return self._task_of_others(graph), {}
+        first = tables[asked[0]]
+        for target in asked:
+            if isinstance(target, str) and tables[target].label is None:
+                raise ValueError(
+                    f"the table of {target} has a split and no label; say label, too, or put the "
+                    "split of link prediction into the table of edges"
+                )
+        report = LabelReport(
+            target=" and ".join(map(self._spoken, asked)),
+            task="link prediction",
+            columns=label_columns(first.label),
+        )
+        labels: Labels | None = None
+        if first.label is None:
+            task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
+        else:
+            labels = self._labels({target: tables[target] for target in asked})
+            task = self._task(asked[0] if isinstance(asked[0], str) else tuple(asked), labels)
+            report.task = task.kind
+            if labels.num_classes is not None:
+                report.classes = {name or "(empty)": 0 for name in labels.class_names}
+        self.report.label = report
+        is_training = {}
+        for target in asked:
+            mask = self._fill_target(target, tables[target], graph, task, labels, report)
+            if mask.any() and self.given is None:
+                is_training[target] = mask
+        return task, is_training
+
+    def _fill_target(
+        self,
+        target: Any,
+        table: NodeTable | EdgeTable,
+        graph: Graph,
+        task: TaskInfo,
+        labels: Labels | None,
+        report: LabelReport,
+    ) -> NDArray[np.bool_]:
+        """Give one target its labels and splits, and count them; which rows are for training."""
         is_node = isinstance(target, str)
         fields = graph.nodes[target].data if is_node else graph.edges[target].data
-        if is_node and table.label is None:
-            raise ValueError(
-                f"the table of {target} has a split and no label; say label, too, or put the split "
-                "of link prediction into the table of edges"
-            )
         num_rows = graph.num_nodes(target) if is_node else graph.num_edges(target)
         columns = self.columns[target]
-        task = TaskInfo(name=self.name)
         label: NDArray[Any] | None = None
-        report = LabelReport(
-            target=self._spoken(target), task="link prediction", columns=label_columns(table.label)
-        )
-        if table.label is not None:
-            labels = self._labels(target, table, columns)
+        if labels is not None:
             counts = EncodedCounts()
             parts = [columns[column] for column in label_columns(table.label)]
             try:
                 label = labels.encode(parts, counts=counts)
             except ValueError as error:
                 raise ValueError(f"{self._name(target)}: {error}") from None
-            report.num_unlabelled, report.num_unknown = counts.missing, counts.unknown
-            task = self._task(target, labels)
-            report.task = task.kind
+            report.num_unlabelled += counts.missing
+            report.num_unknown += counts.unknown
             fields["label"] = torch.from_numpy(label)
-            names = [name or "(empty)" for name in labels.class_names]
+            numbers: list[int] = []
             if labels.is_multilabel:
                 numbers = (label > 0).sum(axis=0).tolist()
             elif labels.num_classes is not None:
-                numbers = np.bincount(label[label >= 0], minlength=len(names)).tolist()
-            if labels.num_classes is not None:
-                report.classes = dict(zip(names, numbers, strict=True))
-        else:
-            task = TaskInfo(name=self.name, kind="link prediction", target=target)
+                numbers = np.bincount(label[label >= 0], minlength=labels.num_classes).tolist()
+            for name, number in zip(report.classes, numbers, strict=True):
+                report.classes[name] += number
         masks = self._masks(target, table, columns, label, task, num_rows)
         is_labelled = np.ones(num_rows, bool) if label is None else _is_labelled(label)
         for split, mask in masks.items():
             fields[f"{split}_mask"] = torch.from_numpy(mask)
-            report.splits[split] = int(np.count_nonzero(mask & is_labelled))
-        self.report.label = report
-        if not masks["train"].any() or self.given is not None:
-            return task, None
-        return task, masks["train"]
+            count = int(np.count_nonzero(mask & is_labelled))
+            report.splits[split] = report.splits.get(split, 0) + count
+        return masks["train"]
 
     def _task_of_others(self, graph: Graph) -> TaskInfo:
         """The task where these tables have no labels: that of the encodings, or none."""
         if self.given_task is None or self.given_task.target is None:
             return TaskInfo(name=self.name)
         task = replace(self.given_task, name=self.name, options=None)
-        target: Any = task.target
-        is_there = target in (graph.canonical_etypes if task.is_on_edges else graph.ntypes)
-        if not is_there:
-            raise ValueError(
-                f"the tables must have the target of the encodings, {target} (got "
-                f"{', '.join(graph.ntypes)}); name types as they were named there"
-            )
-        of_nodes = isinstance(target, str)
-        fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
-        num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
-        if self.given is not None and self.given.get("label") is not None:
-            labels = Labels.of_json(self.given["label"])
-            shape = (num_rows,)
-            if labels.is_multilabel or (labels.kind == "reals" and labels.width > 1):
-                shape = (num_rows, labels.num_classes or labels.width)  # type: ignore[assignment]
-            is_real = labels.kind == "reals"
-            label = np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
-            fields["label"] = torch.from_numpy(label)
-        for split in SPLITS:
-            fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
+        targets: tuple[Any, ...] = task.targets or (task.target,)
+        for target in targets:
+            of_nodes = isinstance(target, str)
+            if target not in (graph.ntypes if of_nodes else graph.canonical_etypes):
+                raise ValueError(
+                    f"the tables must have the target of the encodings, {target} (got "
+                    f"{', '.join(graph.ntypes)}); name types as they were named there"
+                )
+            fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
+            num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
+            if self.given is not None and self.given.get("label") is not None:
+                fields["label"] = torch.from_numpy(_no_labels(self.given["label"], num_rows))
+            for split in SPLITS:
+                fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
         return task
 
-    def _labels(self, target: Any, table: NodeTable | EdgeTable, columns: Columns) -> Labels:
-        """The classes of the target, found or given."""
+    def _labels(self, tables: Mapping[Any, NodeTable | EdgeTable]) -> Labels:
+        """The classes of the targets, found in all of them or given."""
         import pyarrow
 
         if self.given is not None and self.given.get("label") is not None:
             return Labels.of_json(self.given["label"])
-        said = {} if isinstance(table.label, str) else dict(table.label or {})
-        names = label_columns(table.label)
-        options = {key: said[key] for key in ("task", "max_classes") if key in said}
+        fit: LabelFit | None = None
+        kinds: list[Any] = []
+        for target, table in tables.items():
+            said = {} if isinstance(table.label, str) else dict(table.label or {})
+            names, columns = label_columns(table.label), self.columns[target]
+            options = {key: said[key] for key in ("task", "max_classes") if key in said}
+            try:
+                if fit is None:
+                    kinds = [columns[name].type for name in names]
+                    fields = map(pyarrow.field, names, kinds)
+                    fit = LabelFit(list(fields), **options)
+                if [columns[name].type for name in names] != kinds:
+                    raise ValueError(
+                        f"labels must be of the types of those of the other relations, "
+                        f"{', '.join(map(str, kinds))} (got "
+                        f"{', '.join(str(columns[name].type) for name in names)}); convert them"
+                    )
+                fit.update([columns[name] for name in names])
+            except ValueError as error:
+                raise ValueError(f"{self._name(target)}: {error}") from None
+        assert fit is not None
         try:
-            fields = [pyarrow.field(name, columns[name].type) for name in names]
-            fit = LabelFit(fields, **options)
-            fit.update([columns[name] for name in names])
             return fit.finish()
         except ValueError as error:
-            raise ValueError(f"{self._name(target)}: {error}") from None
+            raise ValueError(f"{self._name(next(iter(tables)))}: {error}") from None
 
     def _task(self, target: Any, labels: Labels) -> TaskInfo:
         of = "node" if isinstance(target, str) else "edge"
@@ -596,10 +637,12 @@ class _Reading:
         if split is None:
             split = DEFAULT_FRACTIONS
             shares = ", ".join(map(str, split))
-            self.report.notes.append(
+            note = (
                 f"no split was asked for, so rows with a label were drawn by seed "
                 f"{self.tables.seed} for train, val and test: {shares}"
             )
+            if note not in self.report.notes:
+                self.report.notes.append(note)
         said: Mapping[str, Any]
         if isinstance(split, str):
             said = {"column": split}
@@ -632,7 +675,7 @@ class _Reading:
 
     def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
         """A random split of edges in which those between the same two nodes stay together."""
-        src, dst = self.pairs
+        src, dst = self.pairs[etype]
         if etype[0] == etype[2]:
             src, dst = np.minimum(src, dst), np.maximum(src, dst)
         keys = src * max(int(dst.max(initial=0)) + 1, 1) + dst
@@ -959,6 +1002,16 @@ def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:
     is_real = family_of(values.type) == "number"
     is_null = compute.is_null(values, nan_is_null=True) if is_real else values.is_null()
     return bool((~is_null.to_numpy() & chosen).any())
+
+
+def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
+    """What rows without labels have, where labels are of some kind."""
+    made = Labels.of_json(labels)
+    shape = (num_rows,)
+    if made.is_multilabel or (made.kind == "reals" and made.width > 1):
+        shape = (num_rows, made.num_classes or made.width)  # type: ignore[assignment]
+    is_real = made.kind == "reals"
+    return np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
 
 
 def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:

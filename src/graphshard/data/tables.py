@@ -59,6 +59,10 @@ _IDS = ("id", "node_id", "node", "key", "uuid")
 _READING = tuple(option.name for option in fields(FileOptions))
 
 
+DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
+"""Of rows for training, validation and test."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeTable:
     """The table of one type of nodes: a row a node.
@@ -178,11 +182,11 @@ class Tables:
                     "rename it"
                 )
         told = [t for t, table in self.nodes.items() if table.label is not None]
-        told += [str(e) for e, edge in self.edges.items() if edge.label is not None]
-        if len(told) > 1:
+        of_edges = [str(e) for e, edge in self.edges.items() if edge.label is not None]
+        if len(told) > 1 or (told and of_edges):
             raise ValueError(
-                f"one table may have labels, as a graph has one task (got {' and '.join(told)}); "
-                "leave one label out"
+                "one table of nodes may have labels, or tables of edges, as a graph has one task "
+                f"(got {' and '.join(told + of_edges)}); leave one label out"
             )
 
     # ------------------------------------------------------------------ TOML
@@ -276,6 +280,7 @@ class Tables:
         target: str | None = None,
         label: str | None = None,
         split: Any = None,
+        links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
         ignore: Sequence[str] = (),
@@ -293,7 +298,9 @@ class Tables:
         type of an end is the one that the name of its column begins with, or the only one.
 
         Args:
-            label: A column of nodes or, if no nodes have it, of edges.
+            label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            links: Names of relations whose edges are to be predicted; without them, a split
+                without a label is that of the only relation.
             **settings: More for `Tables`.
 
         Raises:
@@ -352,7 +359,7 @@ class Tables:
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
-        return made._with_columns(columns, of_edges, label, split, ignore)
+        return made._with_columns(columns, of_edges, label, split, links, ignore)
 
     def _with_columns(
         self,
@@ -360,6 +367,7 @@ class Tables:
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
         split: Any,
+        links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
         """The same with a label and split where they belong, and columns left out."""
@@ -371,25 +379,47 @@ class Tables:
             nodes[ntype] = replace(nodes[ntype], ignore=[c for c in ignore if c in names])
         for etype, names in of_edges.items():
             edges[etype] = replace(edges[etype], ignore=[c for c in ignore if c in names])
-        if label is None and split is None:
+        if label is None and split is None and not links:
             return replace(self, nodes=nodes, edges=edges)
-        with_label: list[Any] = []
+        targets: list[Any] = []
         every = [*columns.values(), *of_edges.values()]
+        if links and label is not None:
+            raise ValueError(
+                f"links are edges that are told from none, and have no label (got label {label!r} "
+                f"and links {', '.join(links)}); leave one out"
+            )
         if label is not None:
-            with_label = [t for t, names in columns.items() if label in names]
-            with_label = with_label or [e for e, names in of_edges.items() if label in names]
-            if len(with_label) != 1:
+            targets = [t for t, names in columns.items() if label in names]
+            is_clear = len(targets) == 1
+            if not targets:
+                targets = [e for e, names in of_edges.items() if label in names]
+                is_clear = bool(targets)
+            if not is_clear:
                 raise ValueError(
-                    f"label must be a column of one table (got {label!r}, in {len(with_label)}; "
-                    f"there are {'; '.join(', '.join(names) for names in every)})"
+                    f"label must be a column of one table of nodes, or of tables of edges (got "
+                    f"{label!r}, in {len(targets)}; there are "
+                    f"{'; '.join(', '.join(names) for names in every)})"
                 )
+        elif links:
+            for name in links:
+                fitting = [e for e in edges if name in (e[1], ":".join(e))]
+                if len(fitting) != 1:
+                    raise ValueError(
+                        f"links must name relations (got {name!r}, which {len(fitting)} of "
+                        f"{', '.join(':'.join(e) for e in edges)} are)"
+                    )
+                targets += fitting
+            split = DEFAULT_FRACTIONS if split is None else split
         elif len(edges) == 1:
-            with_label = list(edges)
+            targets = list(edges)
         else:
-            raise ValueError("split without a label is for one table of edges; write a TOML file")
-        (target,) = with_label
-        tables: dict[Any, Any] = nodes if target in nodes else edges
-        tables[target] = replace(tables[target], label=label, split=split)
+            raise ValueError(
+                "split without a label is for one table of edges; say which relations are to be "
+                f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
+            )
+        tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
+        for target in targets:
+            tables[target] = replace(tables[target], label=label, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 

@@ -54,17 +54,14 @@ class CategoryTables(nn.Module):
             categories: Node type to ``[n, k]`` int64, for each type that has tables.
         """
         joined = dict(features)
-        for ntype in self._types:
-            rows = [features[ntype]] if ntype in features else []
-            joined[ntype] = torch.cat([*rows, self.side_by_side([ntype], categories[ntype])], dim=1)
+        for name in self._types:
+            rows = [features[name]] if name in features else []
+            joined[name] = torch.cat([*rows, self.rows_of(name, categories[name])], dim=1)
         return joined
 
-    def side_by_side(self, types: Sequence[str], numbers: Tensor) -> Tensor:
-        """``[n, width]``: the learnt rows of all columns ``[n, k]`` of some types, in turn."""
-        tables: list[nn.Module] = []
-        by_type = dict(zip(self._types, self.tables, strict=True))
-        for name in types:
-            tables += by_type[name].children() if name in by_type else ()
+    def rows_of(self, name: str, numbers: Tensor) -> Tensor:
+        """``[n, width]``: of one type the learnt rows of all columns ``[n, k]``, side by side."""
+        tables = self.tables[self._types.index(name)].children()
         rows = []
         for column, table in zip(numbers.unbind(1), tables, strict=True):
             assert isinstance(table, nn.Embedding)

@@ -194,16 +194,27 @@ class Learner:
 
     def score(self, sources: Tensor, destinations: Tensor, edges: TargetEdges) -> Tensor:
         """Scores of edges from the rows of their ends, in the precision that is configured."""
-        feat = edges.feat
+        columns = [] if edges.feat is None else [edges.feat]
         if edges.categories is not None:
-            assert self._edge_tables is not None
-            names = [etype_key(etype) for etype in edges.relations]
-            rows = self._edge_tables.side_by_side(names, edges.categories)
-            feat = rows if feat is None else torch.cat([feat, rows], dim=1)
+            columns += self._rows_of_categories(edges, edges.categories)
+        feat = torch.cat(columns, dim=1) if columns else None
         with self._autocast():
             assert isinstance(self.model, EdgeNetwork)
             scores: Tensor = self.model.predictor(sources, destinations, feat)
         return scores
+
+    def _rows_of_categories(self, edges: TargetEdges, categories: Tensor) -> list[Tensor]:
+        """Learnt rows of each relation that has categories, zeros for edges of others."""
+        assert self._edge_tables is not None
+        columns, first = [], 0
+        for number, etype in enumerate(edges.relations):
+            key = etype_key(etype)
+            last = first + len(self._shard.edge_category_counts.get(key, ()))
+            if last > first:
+                rows = self._edge_tables.rows_of(key, categories[:, first:last])
+                columns.append(torch.where((edges.number == number).unsqueeze(1), rows, 0))
+            first = last
+        return columns
 
     def _autocast(self) -> torch.autocast:
         is_enabled = self._config.autocast

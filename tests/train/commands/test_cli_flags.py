@@ -19,13 +19,13 @@ FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
         --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
-        --label --method --name --no-header --no-inverse --no-reorder --no-row-normalize
+        --label --links --method --name --no-header --no-inverse --no-reorder --no-row-normalize
         --no-self-loops --node-id --nodes --objective --out --parallel --parts --quiet --reorder
         --row-normalize --seed --self-loops --source --split --tables --target --time --tolerance
         --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --encoding --header --help --ignore --label
+        --config --dangling --delimiter --edges --encoding --header --help --ignore --label --links
         --no-header --node-id --nodes --parallel --source --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
@@ -45,8 +45,8 @@ FLAGS = {
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
     "predict": """
-        --config --data --device --embeddings --help --nodes --out --pairs --quiet --run --timeout
-        --top
+        --config --data --device --embeddings --help --nodes --out --pairs --quiet --relations --run
+        --timeout --top
     """,
     "serve": """
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate

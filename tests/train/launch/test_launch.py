@@ -113,6 +113,7 @@ def hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestH
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "code").mkdir()
     (folder / "code" / "train.py").write_text(SCRIPT)
+    shutil.copy(Path(__file__).parents[1] / "own_models.py", folder / "code")
     with hosts_of(kind, folder) as found:
         partition_graph(load_dataset("cora").graph, "cora", 2, folder / "cora", quiet=True)
         done = run(
@@ -169,6 +170,24 @@ def test_a_job_on_two_hosts(hosts: TestHosts, capfd: pytest.CaptureFixture[str])
     if hosts.kind == "namespaces":  # nothing is left in the memory that only they see
         for host in range(2):
             assert hosts.shell(host, "ls /dev/shm") == ""
+
+
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.exhaustive), "sample"])
+def test_a_model_of_one_s_own_is_trained_by_command(
+    mode: str, hosts: TestHosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its module is in the folder of scripts, which `graphshard copy` has brought."""
+    train = (
+        f"cd code && python -m graphshard train --data ../data/cora.json --mode {mode} "
+        f"--run ../{mode} --model own_models:Net --model-args aggregator=pool --epochs 2 "
+        "--device cpu"
+    )
+    assert run(command(hosts, 1, train)) == 0, capfd.readouterr()
+    printed = capfd.readouterr().out
+    assert "own_models:Net, 2 worker(s)" in printed
+    assert re.search(r"rank 0\].*test accuracy", printed)
+    found = hosts.shell(0, f"cat job/{mode}/model.json")
+    assert '"own_models:Net"' in found
 
 
 def test_a_partition_that_is_not_there_is_said_before_anything_starts(

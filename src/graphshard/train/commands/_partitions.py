@@ -68,6 +68,11 @@ class TableFlags:
         "train, val or test. Without --label it is edges that are to be predicted.",
         Unset("0.8,0.1,0.1 of the rows with a label"),
     ] = None
+    links: Annotated[
+        str | None,
+        "Relations whose edges are to be predicted, names between commas.",
+        Unset("none; with --split and no --label the only one"),
+    ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
     ignore: Annotated[
@@ -108,6 +113,7 @@ class TableFlags:
             target=self.target,
             label=self.label,
             split=_split_of(self.split),
+            links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
             ignore=self.ignore or (),
