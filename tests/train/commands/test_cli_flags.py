@@ -56,14 +56,14 @@ FLAGS = {
     "verify": "--checksums --config --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
-        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout
-        --dtype --encoder --epochs --eval-every --fanouts --halo-dtype --heads --help
+        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
+        --encoder --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help
         --hidden --layers --loss --lr --map-features --metrics --mode --model --model-args
-        --negatives --no-both-directions --no-encoder --no-map-features --no-norm
-        --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
-        --patience --plot --predictor --prefetch --quiet --rematerialize --replace
-        --residual --resume --run --sampler --save-every --schedule --seed --self-loops
-        --task --tensorboard --timeout --transport --warmup --weight-decay --workers
+        --negatives --no-both-directions --no-encoder --no-exclude-targets --no-map-features
+        --no-norm --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
+        --patience --plot --predictor --prefetch --quiet --relations --rematerialize --replace
+        --residual --resume --run --sampler --save-every --schedule --seed --self-loops --task
+        --tensorboard --timeout --transport --warmup --weight-decay --workers
     """,
 }
 
