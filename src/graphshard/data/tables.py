@@ -53,9 +53,23 @@ Parallel: TypeAlias = Literal["keep", "drop"]
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
-_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head")
-_TARGETS = ("target", "dst", "to", "destination", "target_id", "dst_id", "dest", "v", "tail")
+_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head", "_start")
+_TARGETS = (
+    "target",
+    "dst",
+    "to",
+    "destination",
+    "target_id",
+    "dst_id",
+    "dest",
+    "v",
+    "tail",
+    "_end",
+)
+_OF_NEO4J = re.compile(r"[^:]*:(START_ID|END_ID|ID)(?:\((.*)\))?", re.IGNORECASE)
+"""How Neo4j names columns of ids: personId:ID(Person), :START_ID(Person), :END_ID(Movie)."""
 _IDS = ("id", "node_id", "node", "key", "uuid")
+_LABEL_KEYS = ("column", "columns", "task", "max_classes", "separator")
 _READING = tuple(option.name for option in fields(FileOptions))
 
 
@@ -437,9 +451,14 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
         said = dict(table.label)
         if ("column" in said) + ("columns" in said) != 1:
             raise ValueError(f"label must say its column, or its columns (got {said})")
-        if unknown := sorted(set(said) - {"column", "columns", "task", "max_classes"}):
+        if unknown := sorted(set(said) - set(_LABEL_KEYS)):
+            raise ValueError(f"a label has {', '.join(_LABEL_KEYS)} (got {unknown[0]!r})")
+        separator = said.get("separator", ",")
+        if ("columns" in said and "separator" in said) or not (
+            isinstance(separator, str) and separator
+        ):
             raise ValueError(
-                f"a label has column or columns, task and max_classes (got {unknown[0]!r})"
+                f"separator of a label must be the text between the classes of a cell (got {said})"
             )
     split = table.split
     if isinstance(split, Mapping):
@@ -561,7 +580,18 @@ def _stems(ntype: str) -> list[str]:
     return [name, name.removesuffix("s"), re.sub(r"ies$", "y", name)]
 
 
+def _of_neo4j(role: str, columns: Sequence[str]) -> str | None:
+    """The column that Neo4j has given a role: ID, START_ID or END_ID."""
+    for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        if named is not None and named[1].upper() == role:
+            return column
+    return None
+
+
 def _id_column(ntype: str, columns: Sequence[str]) -> str:
+    if (column := _of_neo4j("ID", columns)) is not None:
+        return column
     usual = [*_IDS[:1], *(f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))]
     for name in (*usual, *_IDS[1:]):
         for column in columns:
@@ -573,11 +603,20 @@ def _id_column(ntype: str, columns: Sequence[str]) -> str:
 def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], first: str) -> str:
     if asked is not None:
         return reader.column(asked)
+    role = "START_ID" if usual is _SOURCES else "END_ID"
+    if (named := _of_neo4j(role, reader.schema.names)) is not None:
+        return named
     for name in usual:
         for column in reader.schema.names:
             if column.casefold() == name:
                 return str(column)
     return first
+
+
+def _group_of(column: str, ntype: str) -> str:
+    """The group of ids that Neo4j names in a column; the node type where it names none."""
+    named = _OF_NEO4J.fullmatch(column)
+    return ntype if named is None or not named[2] else named[2]
 
 
 def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> list[str]:
@@ -590,6 +629,11 @@ def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> li
         return ["node", "node"]
     types: list[str] = []
     for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        of_group = [t for t, table in nodes.items() if named and _group_of(table.id, t) == named[2]]
+        if named is not None and named[2] and len(of_group) == 1:
+            types.append(of_group[0])
+            continue
         name = column.casefold()
         fitting = [t for t in nodes if any(stem and name.startswith(stem) for stem in _stems(t))]
         of_ids = [t for t, table in nodes.items() if table.id.casefold() == name]
