@@ -24,6 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import numpy as np
 
 from .._base.files import check_text
 
@@ -62,6 +65,7 @@ _NO_TABLES = {
 
 _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class TableBatch(NamedTuple):
@@ -300,7 +304,17 @@ class TableSource:
                 )
         if names is None:
             raise ValueError(f"{self.name} is empty; give a file with at least a header")
+        names = [*names, *(n for n in self._values_of_folders(self.files[0]) if n not in names)]
         return pyarrow.schema([(name, pyarrow.string()) for name in names])
+
+    def _values_of_folders(self, file: str) -> dict[str, str | None]:
+        """What the names of folders say of all rows of a file, as Spark and Hive write it."""
+        values: dict[str, str | None] = {}
+        for folder in os.path.relpath(file, self._root).split("/")[:-1]:
+            name, equals, value = folder.partition("=")
+            if equals:
+                values[name] = None if value == _HIVE_NULL else unquote(value)
+        return values
 
     def _parquet_schema(self) -> Any:
         import pyarrow
@@ -411,8 +425,16 @@ class TableSource:
         return _look_at(file, top, is_whole, self.options, self._named, names)
 
     def _csv_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
+        import pyarrow
+
         # In several threads, rows that are none have no numbers; few columns gain nothing by them.
         is_numbered = len(columns) <= _FEW_COLUMNS
+        in_file = set(self._dialects[file].names)
+        of_folders = {n: v for n, v in self._values_of_folders(file).items() if n not in in_file}
+        of_folders = {name: value for name, value in of_folders.items() if name in columns}
+        if missing := [name for name in columns if name not in in_file and name not in of_folders]:
+            _check_there(file, missing, sorted(in_file))
+        columns = [name for name in columns if name in in_file] or self._dialects[file].names[:1]
         skipped: list[int] = []
         malformed: list[MalformedRow] = []
         all_are_known = False
@@ -435,6 +457,11 @@ class TableSource:
                 for _ in self._csv_reader(file, columns[:1], note, False):
                     pass
                 is_numbered = all_are_known = True
+            for name, value in of_folders.items():
+                whole = pyarrow.array([value], pyarrow.string()).take(
+                    pyarrow.array(np.zeros(len(batch), np.int64))
+                )
+                batch = batch.append_column(name, whole)
             yield TableBatch(file, row, batch, skipped)
             row += len(batch)
         for bad in malformed[-1:]:
@@ -950,7 +977,7 @@ _TRUTH = {"true", "false"}
 _DECIMAL_COMMA = r"^[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)(,[0-9]*)?$"
 _REAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _LIST_OF_REALS = (
-    rf"^\s*(\[\s*{_REAL}(\s*[,;\s]\s*{_REAL})*\s*\]|{_REAL}([,;]\s+{_REAL}|,{_REAL},{_REAL})"
+    rf"^\s*(\[\s*{_REAL}(\s*[,;\s]\s*{_REAL})*\s*\]|{_REAL}([,;]\s+{_REAL}|[,;]{_REAL}[,;]{_REAL})"
     rf"([,;]\s*{_REAL})*)\s*$"
 )
 _THOUSANDS = r"^\s*[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?\s*$"
