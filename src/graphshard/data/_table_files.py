@@ -258,7 +258,8 @@ class TableSource:
         waiting: list[TableBatch] = []
         for batch in self._batches(list(columns)):
             is_same = not waiting or waiting[-1].file == batch.file
-            if is_same and sum(len(b.columns) for b in waiting) < least_rows:
+            num_rows = sum(len(b.columns) for b in waiting)
+            if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
                 waiting.append(batch)
                 continue
             yield _joined(waiting, pyarrow)
@@ -509,6 +510,11 @@ class TableSource:
 
 _MOST_SHOWN = 10
 _FEW_COLUMNS = 8
+_MOST_BYTES = 1 << 28  # of batches that are put together; text of 2 GiB has no offsets of 32 bits
+
+
+def _num_bytes(batches: Sequence[TableBatch]) -> int:
+    return sum(batch.columns.nbytes for batch in batches)
 
 
 def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
