@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
+from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
@@ -304,7 +305,8 @@ class Tables:
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
         ``source`` and ``target``, ``src`` and ``dst`` or the like, or stand first and second. The
-        type of an end is the one that the name of its column begins with, or the only one.
+        type of an end is the one that the name of its column begins with, or the only one, or the
+        only one whose table has ids that stand in the column.
 
         Args:
             label: A column of nodes or, if no nodes have it, of edges.
@@ -348,7 +350,7 @@ class Tables:
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
-                source_type, target_type = _types_of_ends((first, second), made_nodes)
+                source_type, target_type = _types_of_ends((first, second), made_nodes, reader, base)
             ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
@@ -619,11 +621,41 @@ def _group_of(column: str, ntype: str) -> str:
     return ntype if named is None or not named[2] else named[2]
 
 
-def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> list[str]:
-    """The node types that the two columns of ends speak of.
+def _type_by_ids(
+    column: str, reader: TableSource, nodes: Mapping[str, NodeTable], base: Path | None
+) -> str:
+    """The one type of nodes whose first million ids the first rows of a column name; else ""."""
+    batch = next(reader.batches([column]), None)
+    if batch is None:
+        return ""
+    values = batch.columns.column(column).slice(0, 10_000).drop_null()
+    told: list[str] = []
+    for ntype, table in nodes.items():
+        ids = RowIds(ntype)
+        source = TableSource(table.files, table.options, base=base, named=[table.id])
+        if table.id == ROW_NUMBER:
+            return ""
+        try:
+            for rows in source.batches([table.id]):
+                of_rows = rows.columns.column(table.id).drop_null()
+                ids.add(of_rows, IdColumn(rows.file, source.is_untyped))
+                if len(ids) >= 1_000_000:
+                    break
+            found = ids.find(values, IdColumn(batch.file, reader.is_untyped))
+        except ValueError:  # ids of another kind
+            continue
+        if (found >= 0).any():
+            told.append(ntype)
+    return told[0] if len(told) == 1 else ""
+
+
+def _types_of_ends(
+    columns: Sequence[str], nodes: Mapping[str, NodeTable], reader: TableSource, base: Path | None
+) -> list[str]:
+    """The node types that the two columns of ends speak of, by their names or else their ids.
 
     Raises:
-        ValueError: Their names do not tell.
+        ValueError: They do not tell.
     """
     if not nodes:
         return ["node", "node"]
@@ -643,8 +675,9 @@ def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> li
         is_another = all(c.casefold().endswith("id") for c in columns) and any(types)
         if not is_another or all(types):
             return list(nodes) * 2
-    for column, ntype in zip(columns, types, strict=True):
-        if not ntype:
+    for side, column in enumerate(columns):
+        types[side] = types[side] or _type_by_ids(column, reader, nodes, base)
+        if not types[side]:
             raise ValueError(
                 f"column {column!r} does not tell of which type its nodes are, {' or '.join(nodes)}"
                 " or one without a table; name the types as SOURCE:RELATION:TARGET=FILE, or in a "
