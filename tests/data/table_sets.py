@@ -297,7 +297,7 @@ class TableSet:
         known: dict[str, list[Any]] = {}
         every: dict[str, list[Any]] = {}
         for ntype in types:
-            ids = ids_of(kinds[ntype], draw.randint(8, 60), draw)
+            ids = ids_of(kinds[ntype], draw.randint(9, 60), draw)
             every[ntype], known[ntype] = ids, ids[:-4]
             if ntype == "user" or draw.random() < 0.6:
                 self.nodes[ntype] = self._node_table(known[ntype], kinds[ntype], has_lists)

@@ -46,6 +46,7 @@ from .tables import (
 )
 from .task import TaskInfo
 
+_LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -183,7 +184,7 @@ class _Reading:
         needed = self._needed(ntype, table, reader, () if key is None else (key,))
         report = NodeReport(id_column=key)
         self.report.nodes[ntype] = report
-        report.unused = dict.fromkeys(_unused(reader, needed, key), "not asked for")
+        report.unused = _unused(reader, needed, key)
         ids = self.ids[ntype] = RowIds(ntype)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
         doubles = _Doubles(reader, needed)
@@ -237,7 +238,7 @@ class _Reading:
         needed = self._needed(etype, table, reader, names)
         report = EdgeReport(source_column=names[0], target_column=names[1])
         self.report.edges[etype] = report
-        report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
+        report.unused = _unused(reader, needed, *names)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
         ends = _EdgeEnds(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
@@ -251,10 +252,13 @@ class _Reading:
         self._note_malformed(reader, report.refused)
         src, dst = ends.arrays()
         if report.dangling and not len(src):
-            few = f", such as {self.report.first[-1]}" if self.report.first else ""
+            raise ValueError(self._no_edge(etype, reader, report))
+        if reader.num_malformed and not report.num_rows:
             raise ValueError(
-                f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
-                f"{report.num_rows:,} rows{few}; name other columns, or pass dangling = add"
+                f"{reader.malformed[0].file}: no row has {reader.malformed[0].num_columns} cells, "
+                f"as the first line has (got {reader.malformed[0].num_cells} in row "
+                f"{reader.malformed[0].row}: {reader.malformed[0].text[:60]!r}); say by what cells "
+                "are separated, or whether there is a header"
             )
         columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
         report.num_parallel, is_first = _parallel(
@@ -269,6 +273,23 @@ class _Reading:
         report.num_edges = len(src)
         self.ends[etype] = src, dst
         self.columns[etype] = columns
+
+    def _no_edge(self, etype: CanonicalEType, reader: TableSource, report: EdgeReport) -> str:
+        """What is said where no edge leads to nodes."""
+        rule = f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
+        rule += f"{report.num_rows:,} rows"
+        bad = self.report.first[-1] if self.report.first else None
+        if bad is None:
+            return f"{rule}; name other columns, or pass dangling = add"
+        rule += f" (got {bad.value!r} in row {bad.row}, column {bad.column!r}"
+        ids = self.ids[etype[0] if bad.column == report.source_column else etype[2]]
+        like = next((i for i in _spellings(str(bad.value)) if ids.has_text(i)), None)
+        if like is not None:
+            return f"{rule}, where the table of nodes has {like!r}); write both alike"
+        few = ", ".join(repr(shown_id(i)) for i in ids.arrow()[:3])
+        if not few:
+            return f"{rule}, where the table of nodes has no row); fill it, or pass dangling = add"
+        return f"{rule}, where ids of nodes are {few}); name other columns, or pass dangling = add"
 
     def _edges_of(
         self,
@@ -472,7 +493,8 @@ class _Reading:
             features = list(table.features)
         else:
             left_out = {*ids, *roles, *table.ignore}
-            features = [column for column in reader.schema.names if column not in left_out]
+            features = [c for c in reader.schema.names if c not in left_out]
+            features = [c for c in features if not reader.is_index(c)]
         return list(dict.fromkeys([*(reader.column(column) for column in features), *roles]))
 
     # ------------------------------------------------------------------ labels and splits
@@ -499,6 +521,11 @@ class _Reading:
             task="link prediction",
             columns=label_columns(first.label),
         )
+        for target in asked:
+            said, columns = tables[target].label, self.columns[target]
+            if isinstance(said, Mapping) and "separator" in said:
+                (column,) = label_columns(said)
+                columns[column] = _split_text(column, columns[column], said["separator"])
         labels: Labels | None = None
         if first.label is None:
             task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
@@ -508,6 +535,10 @@ class _Reading:
             report.task = task.kind
             if labels.num_classes is not None:
                 report.classes = {name or "(empty)": 0 for name in labels.class_names}
+        for name in sorted(_LIKE_MISSING & {name.casefold() for name in report.classes}):
+            self.report.notes.append(
+                f"{name!r} is one of the classes; --null {name!r} makes such cells missing"
+            )
         self.report.label = report
         is_training = {}
         for target in asked:
@@ -823,7 +854,8 @@ class _Reading:
             except pyarrow.ArrowException:
                 raise ValueError(
                     f"weight of {etype_key(etype)} must be a column of numbers (got "
-                    f"{table.weight!r} of {values.type}); leave it out"
+                    f"{table.weight!r} of {values.type}{_such_as(values)}); write numbers such as "
+                    "1.5, or leave it out"
                 ) from None
             weight = numbers.to_numpy().astype(np.float32)
             is_missing = np.isnan(weight)
@@ -836,13 +868,21 @@ class _Reading:
             values = columns.pop(table.time)
             types, kind = pyarrow.types, values.type
             if types.is_date(kind) or types.is_timestamp(kind):
-                values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+                try:
+                    values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+                except pyarrow.ArrowInvalid:
+                    raise ValueError(
+                        f"time of {etype_key(etype)} must be between 1678 and 2261, as it is kept "
+                        f"in nanoseconds (got {kind} from {compute.min(values)} to "
+                        f"{compute.max(values)} in {table.time!r}); give it as whole seconds"
+                    ) from None
             elif types.is_floating(kind):
                 values = compute.round(values).cast(pyarrow.int64())
             elif not types.is_integer(kind):
                 raise ValueError(
                     f"time of {etype_key(etype)} must be a column of times or numbers (got "
-                    f"{table.time!r} of {kind})"
+                    f"{table.time!r} of {kind}{_such_as(values)}); write times as 2024-01-31 or "
+                    "2024-01-31 10:00:00"
                 )
             report.num_without_time = values.null_count
             if values.null_count:
@@ -988,11 +1028,50 @@ def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
     """A column of all batches, with a type."""
     kind = reader.schema.field(name).type
     values = joined_column(chunks, kind)
-    return typed_column(values) if reader.is_untyped else values
+    return typed_column(values, reader.has_decimal_comma) if reader.is_untyped else values
 
 
-def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> list[str]:
-    return [name for name in reader.schema.names if name not in needed and name not in roles]
+def _split_text(name: str, values: Any, separator: str) -> Any:
+    """A column of text as lists of the words between separators."""
+    from pyarrow import compute
+
+    values = _plain_column(values)
+    if family_of(values.type) not in ("text", "null"):
+        raise ValueError(
+            f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); leave "
+            "separator out"
+        )
+    if family_of(values.type) == "null":
+        return values
+    return compute.split_pattern(compute.utf8_trim_whitespace(values), separator)
+
+
+def _plain_column(values: Any) -> Any:
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary(values.type)
+    return values.cast(values.type.value_type) if is_dictionary else values
+
+
+def _such_as(values: Any) -> str:
+    """A value of a column, for a message; of text one that reads as no number or time."""
+    for value in values.drop_null().slice(0, 1).to_pylist():
+        return f", such as {value!r:.40}"
+    return ""
+
+
+def _spellings(text: str) -> list[str]:
+    """How another program may have written an id that is a number: 7, 007, 7.0."""
+    bare = text.strip().removesuffix(".0").lstrip("0") or "0"
+    padded = [bare.zfill(width) for width in range(len(bare), len(bare) + 8)]
+    return [*padded, f"{bare}.0"]
+
+
+def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> dict[str, str]:
+    """Columns that are not read, and why."""
+    names = [name for name in reader.schema.names if name not in needed and name not in roles]
+    reasons = "not asked for", "the number of a row, as pandas writes it"
+    return {name: reasons[reader.is_index(name)] for name in names}
 
 
 def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:

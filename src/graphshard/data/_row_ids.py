@@ -91,6 +91,15 @@ class RowIds:
         """The number of each id, -1 where there is none; for the rest see `add`."""
         return self._rows(ids, column, False)
 
+    def has_text(self, text: str) -> bool:
+        """Whether an id is written so."""
+        import pyarrow
+
+        if self._kind not in ("integer", "text"):
+            return False
+        cell = IdColumn("", True)
+        return bool((self.find(pyarrow.array([text]), cell) >= 0).all())
+
     def arrow(self) -> Any:
         """All ids, by number, as a pyarrow array of the type in which they came."""
         import pyarrow

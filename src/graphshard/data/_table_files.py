@@ -24,6 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import numpy as np
 
 from .._base.files import check_text
 
@@ -61,8 +64,8 @@ _NO_TABLES = {
 """How files begin that look like CSV and are none."""
 
 _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
-_INDEX_NAMES = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?|column_0")
 _BLOCK = 1 << 20
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class TableBatch(NamedTuple):
@@ -113,6 +116,7 @@ class FileOptions:
         quote: What quotes cells of CSV; "" for nothing.
         encoding: Of CSV; None is UTF-8.
         null_values: Cells of CSV that are missing; None: those that pandas takes for missing.
+        more_null_values: Cells that are missing besides those, such as "unknown".
     """
 
     format: TableFormat | None = None
@@ -124,6 +128,7 @@ class FileOptions:
     quote: str = '"'
     encoding: str | None = None
     null_values: tuple[str, ...] | None = None
+    more_null_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.format not in (None, "csv", "parquet", "arrow", "json"):
@@ -194,12 +199,21 @@ class TableSource:
         return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
 
     @property
+    def has_decimal_comma(self) -> bool:
+        """Whether cells such as 1,5 are numbers: as semicolons are between them."""
+        return any(dialect.delimiter == ";" for dialect in self._dialects.values())
+
+    def is_index(self, name: str) -> bool:
+        """Whether a column is the number of the row that pandas has written."""
+        return name not in self.telling_names
+
+    @property
     def telling_names(self) -> list[str]:
         """The columns that can be ids: not the number of a row that pandas writes first."""
-        names = list(self.schema.names)
-        has_names = self.format != "csv" or next(iter(self._dialects.values())).has_header
-        is_index = has_names and _INDEX_NAMES.fullmatch(names[0]) is not None
-        return names[1:] if is_index and len(names) > 1 else names
+        names = [n for n in self.schema.names if not re.fullmatch(r"__index_level_\d+__", n)]
+        if self._dialects and next(iter(self._dialects.values())).has_index:
+            del names[0]
+        return names
 
     @property
     def is_untyped(self) -> bool:
@@ -244,7 +258,8 @@ class TableSource:
         waiting: list[TableBatch] = []
         for batch in self._batches(list(columns)):
             is_same = not waiting or waiting[-1].file == batch.file
-            if is_same and sum(len(b.columns) for b in waiting) < least_rows:
+            num_rows = sum(len(b.columns) for b in waiting)
+            if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
                 waiting.append(batch)
                 continue
             yield _joined(waiting, pyarrow)
@@ -290,7 +305,17 @@ class TableSource:
                 )
         if names is None:
             raise ValueError(f"{self.name} is empty; give a file with at least a header")
+        names = [*names, *(n for n in self._values_of_folders(self.files[0]) if n not in names)]
         return pyarrow.schema([(name, pyarrow.string()) for name in names])
+
+    def _values_of_folders(self, file: str) -> dict[str, str | None]:
+        """What the names of folders say of all rows of a file, as Spark and Hive write it."""
+        values: dict[str, str | None] = {}
+        for folder in os.path.relpath(file, self._root).split("/")[:-1]:
+            name, equals, value = folder.partition("=")
+            if equals:
+                values[name] = None if value == _HIVE_NULL else unquote(value)
+        return values
 
     def _parquet_schema(self) -> Any:
         import pyarrow
@@ -401,8 +426,16 @@ class TableSource:
         return _look_at(file, top, is_whole, self.options, self._named, names)
 
     def _csv_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
+        import pyarrow
+
         # In several threads, rows that are none have no numbers; few columns gain nothing by them.
         is_numbered = len(columns) <= _FEW_COLUMNS
+        in_file = set(self._dialects[file].names)
+        of_folders = {n: v for n, v in self._values_of_folders(file).items() if n not in in_file}
+        of_folders = {name: value for name, value in of_folders.items() if name in columns}
+        if missing := [name for name in columns if name not in in_file and name not in of_folders]:
+            _check_there(file, missing, sorted(in_file))
+        columns = [name for name in columns if name in in_file] or self._dialects[file].names[:1]
         skipped: list[int] = []
         malformed: list[MalformedRow] = []
         all_are_known = False
@@ -425,6 +458,11 @@ class TableSource:
                 for _ in self._csv_reader(file, columns[:1], note, False):
                     pass
                 is_numbered = all_are_known = True
+            for name, value in of_folders.items():
+                whole = pyarrow.array([value], pyarrow.string()).take(
+                    pyarrow.array(np.zeros(len(batch), np.int64))
+                )
+                batch = batch.append_column(name, whole)
             yield TableBatch(file, row, batch, skipped)
             row += len(batch)
         for bad in malformed[-1:]:
@@ -463,7 +501,7 @@ class TableSource:
             convert_options=csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(dialect.names, text),
-                null_values=list(nulls),
+                null_values=[*nulls, *self.options.more_null_values],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),
@@ -472,6 +510,11 @@ class TableSource:
 
 _MOST_SHOWN = 10
 _FEW_COLUMNS = 8
+_MOST_BYTES = 1 << 28  # of batches that are put together; text of 2 GiB has no offsets of 32 bits
+
+
+def _num_bytes(batches: Sequence[TableBatch]) -> int:
+    return sum(batch.columns.nbytes for batch in batches)
 
 
 def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
@@ -723,6 +766,7 @@ class _Dialect:
     marks: str
     spaces: bool
     encoding: str | None
+    has_index: bool
 
     def transformed(self, stream: Any) -> Any:
         """The stream with cells separated by one character."""
@@ -867,7 +911,16 @@ def _look_at(
         marks=marks,
         spaces=is_spaced,
         encoding=encoding,
+        has_index=has_header and _is_index(cells[0], sample[1:], marks, options.quote),
     )
+
+
+def _is_index(name: str, lines: Sequence[str], marks: str, quote: str) -> bool:
+    """Whether the first column is the number of the row, to which pandas and R give no name."""
+    if name.strip() not in ("", "Unnamed: 0"):
+        return False
+    first = [_cells(line, marks, quote)[0].strip() for line in lines]
+    return any(first == [str(start + i) for i in range(len(first))] for start in (0, 1))
 
 
 def _tells(cells: Sequence[str], names: set[str]) -> bool:
@@ -927,13 +980,25 @@ def _distinct(names: Sequence[str]) -> list[str]:
 _TRUTH = {"true", "false"}
 
 
-def typed_column(values: Any) -> Any:
+_DECIMAL_COMMA = r"^[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)(,[0-9]*)?$"
+_REAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_LIST_OF_REALS = (
+    rf"^\s*(\[\s*{_REAL}(\s*[,;\s]\s*{_REAL})*\s*\]|{_REAL}([,;]\s+{_REAL}|[,;]{_REAL}[,;]{_REAL})"
+    rf"([,;]\s*{_REAL})*)\s*$"
+)
+_THOUSANDS = r"^\s*[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?\s*$"
+
+
+def typed_column(values: Any, has_decimal_comma: bool = False) -> Any:
     """A column of text with the type that all of its cells have.
 
-    Whole numbers, then reals, true and false, dates and times, and text where none of these fits.
+    Whole numbers, then reals, true and false, dates and times, lists of reals of one length
+    (``[0.1, 0.2]``, ``0.1, 0.2`` or ``1,2,3``), and text where none of these fits.
 
     Args:
         values: A pyarrow ``ChunkedArray`` of strings.
+        has_decimal_comma: Whether 1,5 is a number, too, and 1.234,5: as where cells are separated
+            by semicolons.
     """
     import pyarrow
     from pyarrow import compute
@@ -956,13 +1021,43 @@ def typed_column(values: Any) -> Any:
         everything = compute.unique(compute.utf8_lower(values.drop_null())).to_pylist()
         if set(everything) <= _TRUTH:
             return values.cast(pyarrow.bool_())
-    for kind in (pyarrow.date32(), pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC")):
+    if has_decimal_comma and _all_match(sample, _DECIMAL_COMMA):
+        if _all_match(values, _DECIMAL_COMMA):
+            plain = compute.replace_substring(values, ".", "")
+            return compute.replace_substring(plain, ",", ".").cast(pyarrow.float64())
+        return values
+    times = [pyarrow.date32()]
+    times += [pyarrow.timestamp(unit, zone) for unit in ("ns", "us") for zone in (None, "UTC")]
+    for kind in times:
         try:
             sample.cast(kind)
             return values.cast(kind)
         except pyarrow.ArrowInvalid:
             continue
-    return values
+    return _lists_of_reals(values, sample)
+
+
+def _all_match(values: Any, pattern: str) -> bool:
+    from pyarrow import compute
+
+    does_match = compute.match_substring_regex(values, pattern)
+    return bool(compute.all(does_match, min_count=0).as_py())
+
+
+def _lists_of_reals(values: Any, sample: Any) -> Any:
+    """The lists that all cells are, if they are of one length; else the cells."""
+    import pyarrow
+    from pyarrow import compute
+
+    for cells in (sample, values):
+        if not _all_match(cells, _LIST_OF_REALS) or _all_match(cells, _THOUSANDS):
+            return values
+        bare = compute.utf8_trim(cells, " \t\r\n[]")
+        split = compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
+        lengths = compute.unique(compute.list_value_length(split)).drop_null()
+        if len(lengths) != 1:
+            return values
+    return split.cast(pyarrow.list_(pyarrow.float64()))
 
 
 def joined_column(chunks: Sequence[Any], kind: Any) -> Any:

@@ -92,6 +92,12 @@ class TableFlags:
         str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
     ] = None
     encoding: Annotated[str | None, "Of CSV, such as latin-1.", Unset("UTF-8")] = None
+    null: Annotated[
+        list[str] | None,
+        "Cell of CSV that is missing, besides NA, null and the like, such as unknown. Several "
+        "times.",
+        Unset("none more"),
+    ] = None
     header: Annotated[
         bool | None, "Whether the first line of CSV names columns.", Unset("as the file looks")
     ] = None
@@ -121,6 +127,7 @@ class TableFlags:
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
                 header=self.header,
                 encoding=self.encoding,
+                more_null_values=tuple(self.null or ()),
             ),
             **settings,
         )
