@@ -18,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from .._base.typing import CanonicalEType
-from ..graph import Graph, heterograph
+from ..graph import Graph
+from ..graph.structure import check_type_name
+from ..ops import Adjacency
 from ..partition.format import etype_key
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
@@ -106,14 +108,7 @@ class _Reading:
         for etype, edge_table in tables.edges.items():
             self.read_edges(etype, edge_table)
         counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
-        graph = heterograph(
-            {
-                etype: (torch.from_numpy(src), torch.from_numpy(dst))
-                for etype, (src, dst) in self.ends.items()
-            },
-            num_nodes_dict=counts,
-            idtype=torch.int64,
-        )
+        graph = self._graph(counts)
         target = next(
             (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
         )
@@ -157,6 +152,17 @@ class _Reading:
             }
         task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
+
+    def _graph(self, counts: Mapping[str, int]) -> Graph:
+        """The graph, without fields; its ends are numbers of nodes and not checked again."""
+        relations = {}
+        for etype in sorted(self.ends):
+            for name, what in zip(etype, ("node type", "relation", "node type"), strict=True):
+                check_type_name(name, f"the name of a {what}")
+            src, dst = map(torch.from_numpy, self.ends[etype])
+            num_src, num_dst = counts[etype[0]], counts[etype[2]]
+            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
+        return Graph(dict(sorted(counts.items())), relations)
 
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
         """The encodings of a type in another partition."""
@@ -237,8 +243,7 @@ class _Reading:
             asked = list(dict.fromkeys([*names, *needed]))
             for batch in reader.batches(asked, rows_at_once()):
                 report.num_rows += len(batch.columns)
-                kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
-                ends.append(src, dst)
+                kept = self._edges_of(etype, batch, names, reader, report, pool, ends)
                 for name in needed:
                     chunks[name].append(kept.column(name))
         self._note_malformed(reader, report.refused)
@@ -271,8 +276,9 @@ class _Reading:
         reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
-    ) -> tuple[Any, Int64Array, Int64Array]:
-        """The rows of a batch that are edges, and the numbers of their two ends."""
+        ends_of_all: _EdgeEnds,
+    ) -> Any:
+        """The rows of a batch that are edges; their two ends are added to those before."""
         kept = batch.columns
         places: Int64Array | None = None
         values = [kept.column(name) for name in names]
@@ -285,15 +291,16 @@ class _Reading:
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
         # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
         is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
-        other = pool.submit(ends[0].find, values[0], columns[0]) if is_free else None
-        found: list[Int64Array] = []
+        found = ends_of_all.room(len(kept))
+        other = pool.submit(ends[0].find, values[0], columns[0], found[0]) if is_free else None
         if other is None:
-            found.append(ends[0].find(values[0], columns[0]))
-        found.append(ends[1].find(values[1], columns[1]))
+            ends[0].find(values[0], columns[0], found[0])
+        ends[1].find(values[1], columns[1], found[1])
         if other is not None:
-            found.insert(0, other.result())
-        if all((rows >= 0).all() for rows in found):
-            return kept, *found
+            other.result()
+        if all(rows.min(initial=0) >= 0 for rows in found):
+            ends_of_all.keep(None)
+            return kept
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
         bad: list[tuple[int, int]] = []
@@ -325,8 +332,8 @@ class _Reading:
                 f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
                 f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
             )
-        picked = _arrow(is_edge)
-        return kept.filter(picked), found[0][is_edge], found[1][is_edge]
+        ends_of_all.keep(is_edge)
+        return kept.filter(_arrow(is_edge))
 
     def _add_new(
         self,
@@ -793,18 +800,28 @@ class _EdgeEnds:
     """
 
     def __init__(self, num_rows: int | None) -> None:
-        self._count = 0
+        self._count = self._more = 0
         self._arrays = [np.empty(num_rows or (1 << 20), np.int64) for _ in range(2)]
 
-    def append(self, *columns: Int64Array) -> None:
-        count = self._count + len(columns[0])
-        for place, column in enumerate(columns):
-            if count > len(self._arrays[place]):
-                grown = np.empty(max(count, 2 * len(self._arrays[place])), np.int64)
-                grown[: self._count] = self._arrays[place][: self._count]
+    def room(self, num_rows: int) -> list[Int64Array]:
+        """Where the next rows are to be written."""
+        count = self._count + num_rows
+        for place, array in enumerate(self._arrays):
+            if count > len(array):
+                grown = np.empty(max(count, 2 * len(array)), np.int64)
+                grown[: self._count] = array[: self._count]
                 self._arrays[place] = grown
-            self._arrays[place][self._count : count] = column
-        self._count = count
+        self._more = num_rows
+        return [array[self._count : count] for array in self._arrays]
+
+    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
+        """Take the rows that were written, or these of them."""
+        if is_kept is not None:
+            written = self.room(self._more)
+            self._more = int(np.count_nonzero(is_kept))
+            for column in written:
+                column[: self._more] = column[is_kept]
+        self._count += self._more
 
     def arrays(self) -> tuple[Int64Array, Int64Array]:
         first, second = (array[: self._count] for array in self._arrays)

@@ -21,6 +21,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -221,7 +222,7 @@ class TableSource:
         import pyarrow
 
         waiting: list[TableBatch] = []
-        for batch in self._batches(list(columns)):
+        for batch in _read_ahead(self._batches(list(columns))):
             is_same = not waiting or waiting[-1].file == batch.file
             if is_same and sum(len(b.columns) for b in waiting) < least_rows:
                 waiting.append(batch)
@@ -438,6 +439,15 @@ class TableSource:
 
 _MOST_SHOWN = 10
 _FEW_COLUMNS = 8
+
+
+def _read_ahead(batches: Iterator[TableBatch]) -> Iterator[TableBatch]:
+    """The same, the next of which is read while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
