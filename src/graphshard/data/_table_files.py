@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._base.files import check_text
+from ._kept_columns import KeptColumns
 
 TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
 
@@ -51,6 +52,7 @@ _LINES_LOOKED_AT = 50
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 _UNIT_SEPARATOR = b"\x1f"
 _BLOCK = 1 << 20
+_JSON_BLOCK = 8 << 20
 
 
 class TableBatch(NamedTuple):
@@ -160,6 +162,7 @@ class TableSource:
         self._table: Any = None
         self._dialects: dict[str, _Dialect] = {}
         self._dataset: Any = None
+        self._names_in_json: dict[str, list[str]] = {}
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
@@ -241,8 +244,7 @@ class TableSource:
             if self.format == "csv":
                 return self._csv_schema()
             if self.format == "json":
-                tables = [self._json(file).schema for file in self.files]
-                return pyarrow.unify_schemas(tables, promote_options="permissive")
+                return self._json_schema()
             if self.format == "arrow":
                 schemas = [self._arrow_reader(file).schema for file in self.files]
                 return pyarrow.unify_schemas(schemas, promote_options="permissive")
@@ -314,9 +316,8 @@ class TableSource:
             else:
                 for file in self.files:
                     if self.format == "json":
-                        reader = self._json(file)
-                        _check_there(file, columns, reader.schema.names)
-                        yield from self._numbered(file, reader.select(columns).to_batches())
+                        _check_there(file, columns, self._names_in_json[file])
+                        yield from self._numbered(file, self._json_batches(file, columns))
                     else:
                         yield from self._arrow_batches(file, columns)
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -355,10 +356,50 @@ class TableSource:
             read = iter(reader)
         yield from self._numbered(file, (batch.select(columns) for batch in read))
 
-    def _json(self, file: str) -> Any:
+    def _json_schema(self) -> Any:
+        """The types of the fields of all objects of all files."""
+        import pyarrow
+
+        unified: Any = None
+        for file in self.files:
+            names: dict[str, None] = {}
+            for table in self._json_blocks(file):
+                names |= dict.fromkeys(table.schema.names)
+                unified = table.schema if unified is None else _unified(unified, table.schema)
+            self._names_in_json[file] = list(names)
+        return pyarrow.schema([]) if unified is None else unified
+
+    def _json_batches(self, file: str, columns: Sequence[str]) -> Iterator[Any]:
+        import pyarrow
+
+        asked = pyarrow.schema([self.schema.field(name) for name in columns])
+        for table in self._json_blocks(file, asked):
+            yield from table.select(list(columns)).to_batches()
+
+    def _json_blocks(self, file: str, schema: Any = None) -> Iterator[Any]:
+        """Tables of whole lines of a file, of some megabytes each.
+
+        Args:
+            schema: Fields to read, and their types; None: all, by their values.
+        """
         from pyarrow import json
 
-        return json.read_json(self._stream(file))
+        parse = json.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="infer" if schema is None else "ignore",
+        )
+        rest = b""
+        with self._stream(file) as stream:
+            while True:
+                data = stream.read(_JSON_BLOCK)
+                whole = rest + data
+                end = whole.rfind(b"\n") + 1 if data else len(whole)
+                lines, rest = whole[:end], whole[end:]
+                if lines.strip():
+                    reading = json.ReadOptions(block_size=max(len(lines), 1))
+                    yield json.read_json(io.BytesIO(lines), reading, parse)
+                if not data:
+                    return
 
     def _stream(self, file: str) -> Any:
         compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
@@ -615,6 +656,21 @@ def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
     return "json" if top.lstrip().startswith(b"{") else "csv"
 
 
+def _unified(first: Any, second: Any) -> Any:
+    """One schema of two; text where one has times, as cells of some block looked like them."""
+    import pyarrow
+
+    fields = []
+    for field in second:
+        place = first.get_field_index(field.name)
+        kinds = [field.type, first.field(place).type] if place >= 0 else []
+        if any(map(pyarrow.types.is_timestamp, kinds)) and pyarrow.string() in kinds:
+            first = first.set(place, field.with_type(pyarrow.string()))
+            field = field.with_type(pyarrow.string())
+        fields.append(field)
+    return pyarrow.unify_schemas([first, pyarrow.schema(fields)], promote_options="permissive")
+
+
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
     for name in columns:
         if name not in names:
@@ -828,13 +884,14 @@ def _distinct(names: Sequence[str]) -> list[str]:
 _TRUTH = {"true", "false"}
 
 
-def typed_column(values: Any) -> Any:
+def typed_column(values: Any, kept: KeptColumns) -> Any:
     """A column of text with the type that all of its cells have.
 
     Whole numbers, then reals, true and false, dates and times, and text where none of these fits.
 
     Args:
         values: A pyarrow ``ChunkedArray`` of strings.
+        kept: Where the cells are put away as soon as they have their type.
     """
     import pyarrow
     from pyarrow import compute
@@ -842,35 +899,35 @@ def typed_column(values: Any) -> Any:
     if values.null_count == len(values):
         return pyarrow.chunked_array([pyarrow.nulls(len(values))])
     sample = values.slice(0, 1000).drop_null()
-    for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
-        for trim in (False, True):
-            try:
-                if trim:
-                    compute.utf8_trim_whitespace(sample).cast(kind)
-                    return compute.utf8_trim_whitespace(values).cast(kind)
-                sample.cast(kind)
-                return values.cast(kind)
-            except pyarrow.ArrowInvalid:
-                continue
-    words = compute.unique(compute.utf8_lower(sample)).to_pylist()
-    if words and set(words) <= _TRUTH:
-        everything = compute.unique(compute.utf8_lower(values.drop_null())).to_pylist()
-        if set(everything) <= _TRUTH:
-            return values.cast(pyarrow.bool_())
-    for kind in (pyarrow.date32(), pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC")):
+
+    def cast(kind: Any, is_trimmed: bool = False) -> Any:
+        """The column in a type; None where a cell has another."""
+
+        def in_type(cells: Any) -> Any:
+            return (compute.utf8_trim_whitespace(cells) if is_trimmed else cells).cast(kind)
+
         try:
-            sample.cast(kind)
-            return values.cast(kind)
+            in_type(sample)
+            pieces = [kept.put(in_type(chunk)) for chunk in values.chunks]
         except pyarrow.ArrowInvalid:
-            continue
+            return None
+        return kept.column(pieces, kind)
+
+    for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
+        for is_trimmed in (False, True):
+            if (typed := cast(kind, is_trimmed)) is not None:
+                return typed
+    words = compute.unique(compute.utf8_lower(sample)).to_pylist()
+    if words and set(words) <= _TRUTH and (typed := cast(pyarrow.bool_())) is not None:
+        everything: set[str] = set()
+        for chunk in values.chunks:
+            everything |= set(compute.unique(compute.utf8_lower(chunk.drop_null())).to_pylist())
+        if everything <= _TRUTH:
+            return typed
+    for kind in (pyarrow.date32(), pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC")):
+        if (typed := cast(kind)) is not None:
+            return typed
     return values
-
-
-def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
-    """Chunks of one column, of several files, as a pyarrow ``ChunkedArray`` of one type."""
-    import pyarrow
-
-    return pyarrow.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
 
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:
