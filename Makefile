@@ -76,9 +76,9 @@ $(VENV)/.docs: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.docs
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	@echo "installing graphshard and what its tests and the lint need"
+	@echo "installing graphshard and what its tests, its site and the lint need"
 	@$(INSTALL) -e ".[dev]"
-	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.dev
+	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.docs $(VENV)/.dev
 
 install: $(VENV)/.run  ## make .venv with graphshard in it
 
