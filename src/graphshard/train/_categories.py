@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categories of nodes: tables of learnt rows, beside the features in front of the first layer."""
+"""Categories and sparse features of nodes: learnt rows beside the features of the first layer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _WIDEST = 50
+_SPARSE_WIDTH = 64
 
 
 def table_width(count: int) -> int:
@@ -17,14 +19,35 @@ def table_width(count: int) -> int:
     return min(_WIDEST, 1 + count // 2)
 
 
+class SparseFeatures(NamedTuple):
+    """Non-zeros of rows of features, side by side.
+
+    Args:
+        columns: ``[n, most]`` int64, counted from 1, and 0 behind a row's last.
+        values: ``[n, most]``.
+    """
+
+    columns: Tensor
+    values: Tensor
+
+    def to(self, device: torch.device) -> SparseFeatures:
+        """The same on a device."""
+        return SparseFeatures(self.columns.to(device), self.values.to(device))
+
+
 class CategoryTables(nn.Module):
-    """A table for each column of categories, replicated like all weights.
+    """A table for each column of categories, and one for sparse features; replicated like weights.
+
+    A row of sparse features becomes what it is times a matrix, of which no other row is read.
 
     Args:
         counts: Node type to the number of values of each of its columns, 0 (unknown) among them.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
     """
 
-    def __init__(self, counts: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int]
+    ) -> None:
         super().__init__()
         self._node_types = tuple(counts)
         # Lists, because node types may have names that an attribute cannot have.
@@ -35,14 +58,30 @@ class CategoryTables(nn.Module):
         for table in self.modules():
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=1 / math.sqrt(table.embedding_dim))
+        self._sparse_types = tuple(sparse_counts)
+        self.matrices = nn.ModuleList(
+            nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum", padding_idx=0)
+            for count in sparse_counts.values()
+        )
+        for matrix in self.matrices:
+            assert isinstance(matrix, nn.EmbeddingBag)
+            nn.init.normal_(matrix.weight, std=1 / math.sqrt(_SPARSE_WIDTH))
 
     @staticmethod
-    def widths(counts: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def widths(
+        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int]
+    ) -> dict[str, int]:
         """Node type to the columns that its tables add."""
-        return {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
+        widths = {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
+        for ntype in sparse_counts:
+            widths[ntype] = widths.get(ntype, 0) + _SPARSE_WIDTH
+        return widths
 
     def forward(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures],
     ) -> dict[str, Tensor]:
         """Features with the rows of the categories beside them.
 
@@ -51,6 +90,7 @@ class CategoryTables(nn.Module):
         Args:
             features: Node type to ``[n, width]``; may lack types.
             categories: Node type to ``[n, k]`` int64, for each type that has tables.
+            sparse: Node type to its sparse features, for each type that has them.
         """
         joined = dict(features)
         for ntype, tables in zip(self._node_types, self.tables, strict=True):
@@ -63,4 +103,10 @@ class CategoryTables(nn.Module):
                 known = (of_column > 0) & (of_column < table.num_embeddings)
                 rows.append(table(torch.where(known, of_column, 0)))
             joined[ntype] = torch.cat(rows, dim=1)
+        for ntype, matrix in zip(self._sparse_types, self.matrices, strict=True):
+            assert isinstance(matrix, nn.EmbeddingBag)
+            columns, values = sparse[ntype]
+            columns = torch.where(columns < matrix.num_embeddings, columns, 0)
+            product = matrix(columns, per_sample_weights=values)
+            joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined

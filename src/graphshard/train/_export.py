@@ -68,6 +68,7 @@ class ModelCard:
         edge_feature_widths: Likewise of edges, by relation, "source:name:destination".
         category_counts: Node type to the number of values of each of its columns of categories,
             which have tables of learnt rows.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
         embeddings_folder: Of the checkpoint with their rows, inside the run's folder.
@@ -90,6 +91,7 @@ class ModelCard:
     feature_widths: dict[str, int]
     edge_feature_widths: dict[str, int]
     category_counts: dict[str, Any]
+    sparse_counts: dict[str, int]
     num_nodes: dict[str, int]
     embeddings: dict[str, int]
     embeddings_folder: str | None
@@ -184,6 +186,7 @@ def _card_of(
             etype_key(etype): rows.shape[1] for etype, rows in shard.edge_features.items()
         },
         category_counts={t: list(counts) for t, counts in shard.category_counts.items()},
+        sparse_counts=dict(shard.sparse_counts),
         num_nodes=dict(shard.num_all),
         embeddings={name: table.shape[1] for name, table in tables},
         embeddings_folder=rows_folder,
@@ -358,6 +361,7 @@ def read_card(run: str | os.PathLike[str]) -> ModelCard:
         whole = {"format": version[0], "format_version": version[1], **content}
         if content.pop("digest", None) != digest_of_content(whole, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
+        content.setdefault("sparse_counts", {})  # of which earlier versions knew nothing
         names = {f.name for f in dataclasses.fields(ModelCard)} - {"folder"}
         if set(content) != names:
             raise ValueError(f"it must have {', '.join(sorted(names))}")

@@ -15,7 +15,7 @@ from ..comm import anchor, gather_grads, is_initialized, rank, sync_params
 from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
-from ._categories import CategoryTables
+from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
 from ._edges import EdgeNetwork, NodeRows, PairPredictor, TargetEdges
@@ -64,8 +64,9 @@ class Learner:
         torch.manual_seed(config.seed)
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
-        if shard.category_counts:
-            self.network.category_tables = CategoryTables(shard.category_counts)
+        if shard.category_counts or shard.sparse_counts:
+            counts = shard.category_counts, shard.sparse_counts
+            self.network.category_tables = CategoryTables(*counts)
         self._category_tables: CategoryTables | None = getattr(
             self.network, "category_tables", None
         )
@@ -146,16 +147,20 @@ class Learner:
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
-        rows = self.input_rows(self._shard.features, self._shard.categories)
+        shard = self._shard
+        rows = self.input_rows(shard.features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         return self.apply(self.graphs, model_features(self._shard, rows))
 
     def input_rows(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures],
     ) -> dict[str, Tensor]:
         """What a network is given of nodes that have features or categories, by node type."""
         tables = self._category_tables
-        return dict(features) if tables is None else tables(features, categories)
+        return dict(features) if tables is None else tables(features, categories, sparse)
 
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""

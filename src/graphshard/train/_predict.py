@@ -63,6 +63,7 @@ from ._training_shard import (
     _with_edges_added,
     _without_held_out,
     check_num_workers,
+    sparse_features,
 )
 
 if TYPE_CHECKING:
@@ -617,6 +618,8 @@ def _shard_of(
         num_relations=card.num_relations,
         device=choose_device(config.device),
         category_counts={t: tuple(counts) for t, counts in card.category_counts.items()},
+        sparse=sparse_features(data, config.torch_dtype),
+        sparse_counts=card.sparse_counts,
     )
 
 
@@ -650,6 +653,12 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
                 f"'{ntype}' had {trained_count} columns of categories in training and has "
                 f"{columns.get(ntype, 0)}"
             )
+    for ntype in {*card.sparse_counts} ^ {*shard.sparse}:
+        is_sparse = ntype in shard.sparse
+        yield (
+            f"'{ntype}' {'has' if is_sparse else 'had'} sparse features (feat_columns) "
+            f"{'here, and not in training' if is_sparse else 'in training, and has none here'}"
+        )
     names, found_names = tuple(card.task.get("class_names") or ()), shard.task_info.class_names
     if names and found_names and names != found_names:
         yield f"the classes were {_few(names)} in training and are {_few(found_names)}"

@@ -27,7 +27,7 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._categories import CategoryTables
+from ._categories import CategoryTables, SparseFeatures
 from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
 from ._defaults import GraphFacts
 from ._edges import TargetEdges
@@ -63,6 +63,8 @@ class TrainingShard:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         categories: Node type to ``[num_owned, k]`` int64, the numbers of what its nodes are in
             each of ``k`` columns, 0 where unknown; types without are absent.
+        sparse: Node type to the non-zeros of features that are too wide to be dense; types without
+            are absent.
         edge_features: Relation to the features of its edges, ``[num_edges, width]``.
         edge_weights: Relation to the weights of its edges, ``[num_edges]``.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
@@ -100,6 +102,8 @@ class TrainingShard:
     device: torch.device
     class_names: tuple[str, ...] = ()
     category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sparse: Mapping[str, SparseFeatures] = field(default_factory=dict)
+    sparse_counts: Mapping[str, int] = field(default_factory=dict)
     facts: GraphFacts | None = None
     notes: tuple[str, ...] = ()
     num_added_edges: int = 0
@@ -117,6 +121,7 @@ class TrainingShard:
             data=self.data.to(device, feature_device="cpu"),
             features={ntype: rows.to(device) for ntype, rows in self.features.items()},
             categories={ntype: rows.to(device) for ntype, rows in self.categories.items()},
+            sparse={ntype: rows.to(device) for ntype, rows in self.sparse.items()},
             edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
             edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             relation=relation,
@@ -130,7 +135,8 @@ class TrainingShard:
     def feature_widths(self) -> dict[str, int]:
         """Node type to the columns that a network is given; types without are absent."""
         widths = {ntype: rows.shape[1] for ntype, rows in self.features.items()}
-        for ntype, width in CategoryTables.widths(self.category_counts).items():
+        added = CategoryTables.widths(self.category_counts, self.sparse_counts)
+        for ntype, width in added.items():
             widths[ntype] = widths.get(ntype, 0) + width
         return {t: widths[t] for t in self.data.node_type_names if t in widths}
 
@@ -303,6 +309,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         num_relations=task.num_relations or 0,
         device=device,
         class_names=task.class_names,
+        sparse=sparse_features(data, config.torch_dtype),
     )
 
 
@@ -402,6 +409,36 @@ def _categories(data: PartitionData) -> dict[str, Tensor]:
             )
         categories[ntype] = columns.to(torch.int64)
     return categories
+
+
+def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, SparseFeatures]:
+    """Node type to its sparse features, checked."""
+    sparse = {}
+    for ntype in data.node_type_names:
+        columns = data.node_features.get(f"{ntype}/feat_columns")
+        values = data.node_features.get(f"{ntype}/feat_values")
+        if columns is None and values is None:
+            continue
+        if (
+            columns is None
+            or values is None
+            or columns.ndim != 2
+            or columns.shape != values.shape
+            or columns.is_floating_point()
+            or bool((columns < 0).any())
+        ):
+            raise ValueError(
+                f"'feat_columns' and 'feat_values' of '{ntype}' must be two matrices of one shape, "
+                "whole numbers from 0 on and values (got "
+                + " and ".join(
+                    "none" if c is None else f"{c.dtype} {tuple(c.shape)}"
+                    for c in (columns, values)
+                )
+                + "); load_dataset(keep_sparse=True) makes them"
+            )
+        rows = _finite_rows(values, f"{ntype}/feat_values", 2, dtype)
+        sparse[ntype] = SparseFeatures(columns.to(torch.int64), rows)
+    return sparse
 
 
 def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
@@ -589,7 +626,16 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"occurs; partition the graph again"
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
-    shard = replace(shard, category_counts=_category_counts(shard.categories))
+    tops = [
+        int(rows.columns.max()) + 1 if rows.columns.numel() else 1 for rows in shard.sparse.values()
+    ]
+    shard = replace(
+        shard,
+        category_counts=_category_counts(shard.categories),
+        sparse_counts=dict(
+            zip(shard.sparse, reduce_ints(tops, "max") if tops else [], strict=True)
+        ),
+    )
     if not is_multilabel:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
