@@ -60,8 +60,7 @@ class CategoryTables(nn.Module):
                 nn.init.normal_(table.weight, std=1 / math.sqrt(table.embedding_dim))
         self._sparse_types = tuple(sparse_counts)
         self.matrices = nn.ModuleList(
-            nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum", padding_idx=0)
-            for count in sparse_counts.values()
+            nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum") for count in sparse_counts.values()
         )
         for matrix in self.matrices:
             assert isinstance(matrix, nn.EmbeddingBag)
@@ -106,7 +105,9 @@ class CategoryTables(nn.Module):
         for ntype, matrix in zip(self._sparse_types, self.matrices, strict=True):
             assert isinstance(matrix, nn.EmbeddingBag)
             columns, values = sparse[ntype]
-            columns = torch.where(columns < matrix.num_embeddings, columns, 0)
-            product = matrix(columns, per_sample_weights=values)
+            is_entry = (columns > 0) & (columns < matrix.num_embeddings)
+            stops = is_entry.sum(1).cumsum(0)
+            starts = stops - is_entry.sum(1)
+            product = matrix(columns[is_entry], starts, per_sample_weights=values[is_entry])
             joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined

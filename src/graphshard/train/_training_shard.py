@@ -776,11 +776,15 @@ def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
     """A line for each kind of numbers on edges that the model does not read."""
     read = edge_columns(model)
     lines = []
+    times = any(name.endswith("/time") for name in shard.data.edge_features)
+    # Of a task on edges, what predicts them reads their features, but not for links.
+    is_read_there = shard.edges is not None and shard.links is None
     for what, name, has, readers in (
         ("weights", "weight", shard.edge_weights, "gcn and sage do"),
-        ("features", "feat", shard.edge_features, "gat and gatv2 do"),
+        ("features", "feat", shard.edge_features and not is_read_there, "gat and gatv2 do"),
+        ("times", "time", times, "no model does"),
     ):
-        if has and name not in read and shard.edges is None:
+        if has and name not in read:
             lines.append(f"{what} of edges are there, and {model} does not read them ({readers})")
     return lines
 
