@@ -64,6 +64,17 @@ def test_what_was_chosen_is_said_in_a_line(tmp_path: Path) -> None:
     )
 
 
+def test_layers_that_many_labels_bring_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphshard.train._defaults.MANY", 5)
+    notes = notes_of_a_run(write_parts(tmp_path, "plain", 1), model="gcn", lr=0.01)
+    assert notes[0] == (
+        "by default (many labels: a wide network): layers 2, dropout 0.2, "
+        "weight_decay 0.0, patience 50, encoder, residual, norm"
+    )
+
+
 def test_a_loss_that_stays_is_said(tmp_path: Path) -> None:
     graph = plain_graph()
     graph.ndata["feat"] = torch.zeros(graph.num_nodes(), 4, dtype=torch.float64)

@@ -64,7 +64,8 @@ class CategoryTables(nn.Module):
         )
         for matrix in self.matrices:
             assert isinstance(matrix, nn.EmbeddingBag)
-            nn.init.normal_(matrix.weight, std=1 / math.sqrt(_SPARSE_WIDTH))
+            # Small, as of a wide layer: columns that no training row reaches then say little.
+            nn.init.xavier_uniform_(matrix.weight)
 
     @staticmethod
     def widths(
