@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -21,7 +22,7 @@ from ..graph import add_self_loop as with_self_loops
 from ..graph import remove_self_loop as without_self_loops
 from ..graph import to_bidirected as in_both_directions
 from ._folder import FolderArrays, how_to_read, read_folder
-from .npy import SparseRows, dense_features, feature_dtype
+from .npy import SparseRows, dense_features, feature_dtype, padded_features
 
 SPLITS = ("train", "val", "test")
 """The three sets of nodes; a set is the field ``{name}_mask`` of the target type."""
@@ -167,6 +168,7 @@ def load_dataset(
     dtype: torch.dtype | None = None,
     idtype: torch.dtype = torch.int64,
     max_feature_bytes: int = 4 * 2**30,
+    keep_sparse: bool = False,
 ) -> NodeDataset:
     """Load a node classification data set.
 
@@ -193,6 +195,9 @@ def load_dataset(
             and ``norm`` in float32.
         idtype: int32 or int64, for node and edge ids.
         max_feature_bytes: Refuse to make sparse features dense, or wider, where that takes more.
+        keep_sparse: Keep them sparse instead: in place of ``feat``, nodes have ``feat_columns``
+            (int32) and ``feat_values``, ``[num_nodes, most non-zeros of a row]``, columns counted
+            from 1, and 0 behind a row's last. Training by command reads these.
 
     Returns:
         The data set, on CPU.
@@ -215,7 +220,15 @@ def load_dataset(
     arrays = read_folder(folder, split, features)
     _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
     dtypes = {t: dtype or feature_dtype(folder, m) for t, m in arrays.features.items()}
-    _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
+    sparse = {
+        ntype: matrix
+        for ntype, matrix in arrays.features.items()
+        if keep_sparse
+        and isinstance(matrix, SparseRows)
+        and math.prod(matrix.shape) * dtypes[ntype].itemsize > max_feature_bytes
+    }
+    dense = {t: matrix for t, matrix in arrays.features.items() if t not in sparse}
+    _check_feature_size(dense, folder, dtypes, max_feature_bytes)
 
     relation_names: Sequence[str] = ()
     target = arrays.target
@@ -233,8 +246,12 @@ def load_dataset(
 
     for ntype, matrix in arrays.features.items():
         is_normalized = row_normalize if isinstance(row_normalize, bool) else ntype in row_normalize
-        feat = dense_features(matrix, dtypes[ntype], is_normalized)
-        g.nodes[target if ntype == arrays.target else ntype].data["feat"] = feat
+        of_type = g.nodes[target if ntype == arrays.target else ntype].data
+        if ntype in sparse:
+            columns, values = padded_features(sparse[ntype], dtypes[ntype], is_normalized)
+            of_type["feat_columns"], of_type["feat_values"] = columns, values
+        else:
+            of_type["feat"] = dense_features(matrix, dtypes[ntype], is_normalized)
     fields = g.nodes[target].data
     fields["label"] = torch.from_numpy(arrays.label)
     for name in SPLITS:
@@ -284,11 +301,14 @@ def _check_options(
 
 
 def _check_feature_size(
-    arrays: FolderArrays, folder: Path, dtypes: dict[str, torch.dtype], max_feature_bytes: int
+    features: dict[str, np.ndarray | SparseRows],
+    folder: Path,
+    dtypes: dict[str, torch.dtype],
+    max_feature_bytes: int,
 ) -> None:
     size = sum(
         matrix.shape[0] * matrix.shape[1] * dtypes[ntype].itemsize
-        for ntype, matrix in arrays.features.items()
+        for ntype, matrix in features.items()
         if isinstance(matrix, SparseRows) or matrix.dtype.itemsize < dtypes[ntype].itemsize
     )
     if size > max_feature_bytes:

@@ -97,6 +97,7 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
         to_bidirected=preparation.bidirected,
         add_inverse=_default(preparation.inverse, relations),
         add_self_loop=self_loops,
+        keep_sparse=True,
     )
 
 

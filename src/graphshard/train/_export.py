@@ -69,6 +69,7 @@ class ModelCard:
         category_counts: Node type to the number of values of each of its columns of categories,
             which have tables of learnt rows.
         edge_category_counts: Likewise of edges, by relation.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
         embeddings_folder: Of the checkpoint with their rows, inside the run's folder.
@@ -102,6 +103,7 @@ class ModelCard:
     last: dict[str, Any]
     versions: dict[str, str]
     edge_category_counts: dict[str, Any] = field(default_factory=dict)
+    sparse_counts: dict[str, int] = field(default_factory=dict)
     folder: Path = field(default=Path(), compare=False)
 
     def resolved_config(self, **values: Any) -> ResolvedConfig:
@@ -187,6 +189,7 @@ def _card_of(
         },
         category_counts={t: list(counts) for t, counts in shard.category_counts.items()},
         edge_category_counts={t: list(c) for t, c in shard.edge_category_counts.items()},
+        sparse_counts=dict(shard.sparse_counts),
         num_nodes=dict(shard.num_all),
         embeddings={name: table.shape[1] for name, table in tables},
         embeddings_folder=rows_folder,

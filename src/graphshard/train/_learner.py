@@ -17,7 +17,7 @@ from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
 from ..partition.format import etype_key
-from ._categories import CategoryTables
+from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
 from ._edges import EdgeNetwork, EndRows, PairPredictor, TargetEdges
@@ -66,8 +66,9 @@ class Learner:
         torch.manual_seed(config.seed)
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
-        if shard.category_counts:
-            self.network.category_tables = CategoryTables(shard.category_counts)
+        if shard.category_counts or shard.sparse_counts:
+            tables = CategoryTables(shard.category_counts, shard.sparse_counts)
+            self.network.category_tables = tables
         if counts := edge_category_counts(shard, config.model):
             self.network.edge_category_tables = CategoryTables(counts)
         self._category_tables, self._edge_tables = (
@@ -151,17 +152,21 @@ class Learner:
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
-        rows = self.input_rows(self._shard.features, self._shard.categories)
+        shard = self._shard
+        rows = self.input_rows(shard.features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
 
     def input_rows(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures],
     ) -> dict[str, Tensor]:
         """What a network is given of nodes that have features or categories, by node type."""
         tables = self._category_tables
-        return dict(features) if tables is None else tables(features, categories)
+        return dict(features) if tables is None else tables(features, categories, sparse)
 
     def set_edge_features(
         self,

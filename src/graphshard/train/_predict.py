@@ -606,6 +606,7 @@ def _shard_of(
         class_names=(),
         category_counts={t: tuple(counts) for t, counts in card.category_counts.items()},
         edge_category_counts={t: tuple(c) for t, c in card.edge_category_counts.items()},
+        sparse_counts=card.sparse_counts,
     )
 
 
@@ -646,6 +647,12 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
                 f"'{name}' had {trained_count} columns of categories in training and has "
                 f"{columns.get(name, 0)}"
             )
+    for ntype in {*card.sparse_counts} ^ {*shard.sparse}:
+        is_sparse = ntype in shard.sparse
+        yield (
+            f"'{ntype}' {'has' if is_sparse else 'had'} sparse features (feat_columns) "
+            f"{'here, and not in training' if is_sparse else 'in training, and has none here'}"
+        )
     names, found_names = tuple(card.task.get("class_names") or ()), shard.task_info.class_names
     if names and found_names and names != found_names:
         yield f"the classes were {_few(names)} in training and are {_few(found_names)}"

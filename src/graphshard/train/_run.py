@@ -144,6 +144,11 @@ class TrainingRun:
             for name in ("hidden", "layers", "dropout", "lr", "weight_decay", "epochs", "patience")
             if name in values and getattr(given, name) is None
         ]
+        shown += [
+            name
+            for name in ("encoder", "residual", "norm")
+            if getattr(self.config, name) and getattr(given, name) is None
+        ]
         if shown:
             self._report(note=f"by default ({why}): {', '.join(shown)}")
 
