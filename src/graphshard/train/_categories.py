@@ -71,11 +71,11 @@ class CategoryTables(nn.Module):
 
     @staticmethod
     def widths(
-        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int]
+        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int] | None = None
     ) -> dict[str, int]:
         """Node type to the columns that its tables add."""
         widths = {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
-        for ntype in sparse_counts:
+        for ntype in sparse_counts or ():
             widths[ntype] = widths.get(ntype, 0) + _SPARSE_WIDTH
         return widths
 

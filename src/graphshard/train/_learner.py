@@ -67,8 +67,8 @@ class Learner:
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
         if shard.category_counts or shard.sparse_counts:
-            tables = CategoryTables(shard.category_counts, shard.sparse_counts)
-            self.network.category_tables = tables
+            counts_of_types = shard.category_counts, shard.sparse_counts
+            self.network.category_tables = CategoryTables(*counts_of_types)
         if counts := edge_category_counts(shard, config.model):
             self.network.edge_category_tables = CategoryTables(counts)
         self._category_tables, self._edge_tables = (

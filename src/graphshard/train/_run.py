@@ -56,7 +56,7 @@ from ._defaults import defaults_of
 from ._edges import EdgeOrder, RaggedIds, TargetEdges, ends_in_block, rows_in_block
 from ._export import export_run
 from ._learner import Learner, dropout_seed
-from ._links import End
+from ._links import KindOfEnd
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -534,7 +534,7 @@ class SampledRun(TrainingRun):
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
         self._order: EdgeOrder | None = None
-        self._wrong_ids: Mapping[End, Tensor] = {}
+        self._wrong_ids: Mapping[KindOfEnd, Tensor] = {}
         most = 1
         if shard.edges is None:
             first = shard.data.node_map(shard.target).starts[shard.data.rank]
@@ -651,7 +651,7 @@ class SampledRun(TrainingRun):
 
     def _drawn(
         self, blocks: MiniBatch, rows: Mapping[str, Tensor]
-    ) -> dict[End, tuple[Tensor, Tensor]]:
+    ) -> dict[KindOfEnd, tuple[Tensor, Tensor]]:
         """Rows and ids of what is drawn for each kind of ends of a step's edges."""
         drawn = {}
         for end, of_steps in self._wrong_ids.items():
