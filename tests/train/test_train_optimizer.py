@@ -170,8 +170,12 @@ def train_until(rank: int, world_size: int, values: dict[str, Any], is_sampled: 
         run.train()
 
 
-def test_autocast_computes_in_bfloat16_and_trains_nearly_the_same(tmp_path: Path) -> None:
+def test_autocast_computes_in_bfloat16_and_trains_nearly_the_same(
+    tmp_path: Path, run_all: bool
+) -> None:
     for model, kind in (("gcn", "plain"), ("gat", "plain"), ("rgcn", "typed"), ("hgt", "typed")):
+        if model in ("gcn", "hgt") and not run_all:
+            continue
         values = {"model": model, "dtype": "float32", "lr": 0.01, "epochs": 3}
         exact = run(tmp_path / model, kind, 2, **values)[0]
         cast = run(tmp_path / model, kind, 2, **values, autocast=True)[0]

@@ -51,6 +51,8 @@ ROW_NUMBER = "#"
 
 Dangling: TypeAlias = Literal["drop", "add", "error"]
 Parallel: TypeAlias = Literal["keep", "drop"]
+Split: TypeAlias = str | Sequence[float] | Mapping[str, Any] | None
+"""A column of names, three fractions, or a mapping: see `graphshard.data.labels`."""
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
@@ -100,7 +102,7 @@ class NodeTable:
     features: FeatureColumns = None
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class EdgeTable:
     weight: str | None = None
     time: str | None = None
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -294,7 +296,7 @@ class Tables:
         source: str | None = None,
         target: str | None = None,
         label: str | None = None,
-        split: Any = None,
+        split: Split = None,
         links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
@@ -382,7 +384,7 @@ class Tables:
         columns: Mapping[str, Sequence[str]],
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
-        split: Any,
+        split: Split,
         links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
@@ -447,7 +449,7 @@ def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
     return list(said)
 
 
-def split_columns(split: Any) -> list[str]:
+def split_columns(split: Split) -> list[str]:
     """The columns of a split."""
     if isinstance(split, str):
         return [split]
