@@ -22,6 +22,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "development" / "extending.md"
 
+LAYOUT = "tests/test_layout.py"
+OF_SOURCES = ("arrow_points_back", "private_names", "exports_exist", "words_are", "licence")
+
 # Before the finder of an editable install, which would be asked first; ranks start with it, too.
 SITE = """\
 import sys
@@ -96,6 +99,8 @@ def outcomes(folder: Path) -> tuple[dict[str, tuple[int, int]], str]:
     """(passed, not passed) of each file that the changes name, and what pytest printed."""
     report = folder / "report.xml"
     tests = [test for change in CHANGES.values() for test in change.tests]
+    names = re.findall(r"^def (test_\w+)", (folder / LAYOUT).read_text(encoding="utf-8"), re.M)
+    tests += [f"{LAYOUT}::{name}" for name in names if any(word in name for word in OF_SOURCES)]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
     options += ["--continue-on-collection-errors"]
     done = subprocess.run(
@@ -105,7 +110,7 @@ def outcomes(folder: Path) -> tuple[dict[str, tuple[int, int]], str]:
         | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     found: dict[str, tuple[int, int]] = {}
@@ -150,7 +155,7 @@ def test_a_diff_applies(name: str, copy: tuple[Path, dict[str, str]]) -> None:
 
 
 @needs_git
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CHANGES)
 def test_its_tests_pass(name: str, found: tuple[dict[str, tuple[int, int]], str]) -> None:
     by_file, printed = found
@@ -158,6 +163,14 @@ def test_its_tests_pass(name: str, found: tuple[dict[str, tuple[int, int]], str]
         passed, others = by_file.get(test.partition("::")[0], (0, 0))
         assert passed > 0, printed
         assert others == 0, printed
+
+
+@needs_git
+@pytest.mark.timeout(600)
+def test_the_layout_of_the_sources_holds(found: tuple[dict[str, tuple[int, int]], str]) -> None:
+    passed, others = found[0][LAYOUT]
+    assert passed >= len(OF_SOURCES), found[1]
+    assert others == 0, found[1]
 
 
 @needs_git
@@ -180,7 +193,7 @@ def test_its_lines_are_in_the_house_style(copy: tuple[Path, dict[str, str]]) -> 
 
 @needs_git
 @pytest.mark.exhaustive
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_its_tests_fail_without_its_source(tmp_path: Path) -> None:
     copy_library(tmp_path)
     for change in CHANGES.values():
