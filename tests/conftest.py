@@ -99,6 +99,7 @@ FIRST = (
     "test_kills.py",
     "test_launch.py",
     "test_docs.py",
+    "test_extending.py",
     "test_cli_commands.py",
     "test_failures.py",
     "test_train_killed.py",

@@ -208,6 +208,22 @@ def test_files_that_are_named_exist() -> None:
     assert not missing, missing
 
 
+def test_pages_that_the_source_names_exist() -> None:
+    """In errors and docstrings: from the root of the repository, with a heading if one is named."""
+    named = []
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        pages = re.findall(r"(?<![\w`*])((?:[\w.*-]+/)+[\w.*-]+\.(?:md|ipynb))(#[\w-]+)?", text)
+        named += [(file.relative_to(ROOT), *page) for page in pages]
+    assert any(page == "docs/guides/dgl_names.md" for _, page, _ in named)
+    missing = []
+    for source, page, fragment in named:
+        others = list(ROOT.glob(page))
+        if not others or (fragment and not any(fragment[1:] in anchors_of(p) for p in others)):
+            missing.append(f"{source}: {page}{fragment}")
+    assert not missing, missing
+
+
 def test_every_page_is_on_a_shelf() -> None:
     shelves = [page for page in PAGES if page.name == "index.md"]
     linked = set()
