@@ -18,11 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from .._base.typing import CanonicalEType
-from ..graph import Graph, heterograph
+from ..graph import Graph
+from ..graph.structure import check_type_name
+from ..ops import Adjacency
 from ..partition.format import etype_key
 from ._columns import family_of
+from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
-from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
+from ._table_files import FileOptions, TableBatch, TableSource, typed_column
 from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .labels import LabelFit, Labels
@@ -92,11 +95,18 @@ class _Reading:
             )
         self.report = TableReport()
         self.ids: dict[str, RowIds] = {}
+        self.kept = KeptColumns()
         self.columns: dict[Any, Columns] = {}
         self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
         self.pairs: tuple[Int64Array, Int64Array]  # of the relation that has a split
 
     def read(self) -> TablesGraph:
+        try:
+            return self._read()
+        finally:
+            self.kept.close()
+
+    def _read(self) -> TablesGraph:
         tables = self.tables
         for ntype, table in tables.nodes.items():
             self.read_nodes(ntype, table)
@@ -108,14 +118,7 @@ class _Reading:
         for etype, edge_table in tables.edges.items():
             self.read_edges(etype, edge_table)
         counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
-        graph = heterograph(
-            {
-                etype: (torch.from_numpy(src), torch.from_numpy(dst))
-                for etype, (src, dst) in self.ends.items()
-            },
-            num_nodes_dict=counts,
-            idtype=torch.int64,
-        )
+        graph = self._graph(counts)
         target = next(
             (e for e, of_edges in tables.edges.items() if of_edges.split is not None), None
         )
@@ -128,7 +131,7 @@ class _Reading:
         schema: dict[str, Any] = {"nodes": {}, "edges": {}, "label": None}
         if task.schema is not None:
             schema["label"] = task.schema["label"]
-        arrow_ids = {ntype: ids.arrow() for ntype, ids in self.ids.items()}
+        arrow_ids = {ntype: self.ids.pop(ntype).arrow() for ntype in list(self.ids)}
         for ntype in graph.ntypes:
             node_report, node_table = self.report.nodes[ntype], tables.nodes.get(ntype)
             node_report.num_nodes = counts[ntype]
@@ -160,6 +163,17 @@ class _Reading:
         task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
 
+    def _graph(self, counts: Mapping[str, int]) -> Graph:
+        """The graph, without fields; its ends are numbers of nodes and not checked again."""
+        relations = {}
+        for etype in sorted(self.ends):
+            for name, what in zip(etype, ("node type", "relation", "node type"), strict=True):
+                check_type_name(name, f"the name of a {what}")
+            src, dst = map(torch.from_numpy, self.ends[etype])
+            num_src, num_dst = counts[etype[0]], counts[etype[2]]
+            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
+        return Graph(dict(sorted(counts.items())), relations)
+
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
         """The encodings of a type in another partition."""
         if self.given is None:
@@ -181,7 +195,7 @@ class _Reading:
         report.unused = _unused(reader, needed, key)
         ids = self.ids[ntype] = RowIds(ntype)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        doubles = _Doubles(reader, needed)
+        doubles = _Doubles(reader, needed, self.kept)
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
@@ -208,11 +222,28 @@ class _Reading:
                     report.num_duplicates += len(doubled)
                     doubles.add(batch, kept, rows, doubled, places)
                     kept = kept.filter(_arrow(is_first))
-            for name in needed:
-                chunks[name].append(kept.column(name))
+            self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
-        self.columns[ntype] = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        self.columns[ntype] = {
+            name: _column(reader, name, chunks.pop(name), self.kept) for name in needed
+        }
         doubles.compare(self.columns[ntype], ids, report, self.report)
+
+    def _keep(self, reader: TableSource, rows: Any, chunks: Mapping[str, list[Any]]) -> None:
+        """Put the columns of a batch away, each in the type that it has in all files."""
+        for name, pieces in chunks.items():
+            values, kind = rows.column(name), reader.schema.field(name).type
+            values = values if values.type == kind else values.cast(kind)
+            pieces.append(values if reader.format == "memory" else self.kept.put(values))
+
+    def _filtered(self, values: Any, is_kept: NDArray[np.bool_]) -> Any:
+        """Some rows of a column."""
+        pieces, start = [], 0
+        for chunk in values.chunks:
+            rows = chunk.filter(_arrow(is_kept[start : start + len(chunk)]))
+            pieces.append(self.kept.put(rows))
+            start += len(chunk)
+        return self.kept.column(pieces, values.type)
 
     def fill(self, ntype: str, count: int) -> None:
         """Missing values for the nodes that edges have added to a table."""
@@ -239,10 +270,8 @@ class _Reading:
             asked = list(dict.fromkeys([*names, *needed]))
             for batch in reader.batches(asked, rows_at_once()):
                 report.num_rows += len(batch.columns)
-                kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
-                ends.append(src, dst)
-                for name in needed:
-                    chunks[name].append(kept.column(name))
+                kept = self._edges_of(etype, batch, names, reader, report, pool, ends)
+                self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
         src, dst = ends.arrays()
         if report.dangling and not len(src):
@@ -254,13 +283,13 @@ class _Reading:
                 f"{reader.malformed[0].row}: {reader.malformed[0].text[:60]!r}); say by what cells "
                 "are separated, or whether there is a header"
             )
-        columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
         )
         if is_first is not None and not is_first.all():
             src, dst = src[is_first], dst[is_first]
-            columns = {name: values.filter(_arrow(is_first)) for name, values in columns.items()}
+            columns = {name: self._filtered(values, is_first) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
         if etype[0] == etype[2]:
             report.num_self_loops = int(np.count_nonzero(src == dst))
@@ -293,8 +322,9 @@ class _Reading:
         reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
-    ) -> tuple[Any, Int64Array, Int64Array]:
-        """The rows of a batch that are edges, and the numbers of their two ends."""
+        ends_of_all: _EdgeEnds,
+    ) -> Any:
+        """The rows of a batch that are edges; their two ends are added to those before."""
         kept = batch.columns
         places: Int64Array | None = None
         values = [kept.column(name) for name in names]
@@ -307,15 +337,16 @@ class _Reading:
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
         # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
         is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
-        other = pool.submit(ends[0].find, values[0], columns[0]) if is_free else None
-        found: list[Int64Array] = []
+        found = ends_of_all.room(len(kept))
+        other = pool.submit(ends[0].find, values[0], columns[0], found[0]) if is_free else None
         if other is None:
-            found.append(ends[0].find(values[0], columns[0]))
-        found.append(ends[1].find(values[1], columns[1]))
+            ends[0].find(values[0], columns[0], found[0])
+        ends[1].find(values[1], columns[1], found[1])
         if other is not None:
-            found.insert(0, other.result())
-        if all((rows >= 0).all() for rows in found):
-            return kept, *found
+            other.result()
+        if all(rows.min(initial=0) >= 0 for rows in found):
+            ends_of_all.keep(None)
+            return kept
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
         bad: list[tuple[int, int]] = []
@@ -347,8 +378,8 @@ class _Reading:
                 f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
                 f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
             )
-        picked = _arrow(is_edge)
-        return kept.filter(picked), found[0][is_edge], found[1][is_edge]
+        ends_of_all.keep(is_edge)
+        return kept.filter(_arrow(is_edge))
 
     def _add_new(
         self,
@@ -739,17 +770,19 @@ class _Reading:
         start = 0
         for encoding in encodings:
             counts = EncodedCounts()
+            if encoding.kind == "embedding":
+                out: NDArray[Any] = categories[:, embedded.index(encoding)]
+            else:
+                out = feat[:, start : start + encoding.width]
+                start += encoding.width
+            row = 0
             try:
-                values = columns[encoding.column]
-                encoded = encoding.encode(values, counts=counts)
+                for chunk in columns[encoding.column].chunks:
+                    rows = encoding.encode(chunk, first_row=row, counts=counts)
+                    out[row : row + len(chunk)] = rows
+                    row += len(chunk)
             except ValueError as error:
                 raise ValueError(f"{self._name(owner)}: {error}") from None
-            if encoding.kind == "embedding":
-                categories[:, embedded.index(encoding)] = encoded
-            else:
-                feat[:, start : start + encoding.width] = encoded
-                start += encoding.width
-            del encoded
             if encoding.column not in roles:
                 del columns[encoding.column]
             report.features.append(
@@ -854,29 +887,41 @@ class _EdgeEnds:
     """
 
     def __init__(self, num_rows: int | None) -> None:
-        self._count = 0
-        self._arrays = [np.empty(num_rows or (1 << 20), np.int64) for _ in range(2)]
+        self._count = self._more = 0
+        self._arrays = [np.empty(num_rows or 0, np.int64) for _ in range(2)]
 
-    def append(self, *columns: Int64Array) -> None:
-        count = self._count + len(columns[0])
-        for place, column in enumerate(columns):
-            if count > len(self._arrays[place]):
-                grown = np.empty(max(count, 2 * len(self._arrays[place])), np.int64)
-                grown[: self._count] = self._arrays[place][: self._count]
-                self._arrays[place] = grown
-            self._arrays[place][self._count : count] = column
-        self._count = count
+    def room(self, num_rows: int) -> list[Int64Array]:
+        """Where the next rows are to be written."""
+        count = self._count + num_rows
+        if count > len(self._arrays[0]):
+            self._resize(count + count // 4 + (1 << 16))
+        self._more = num_rows
+        return [array[self._count : count] for array in self._arrays]
+
+    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
+        """Take the rows that were written, or these of them."""
+        if is_kept is not None:
+            written = self.room(self._more)
+            self._more = int(np.count_nonzero(is_kept))
+            for column in written:
+                column[: self._more] = column[is_kept]
+        self._count += self._more
 
     def arrays(self) -> tuple[Int64Array, Int64Array]:
-        first, second = (array[: self._count] for array in self._arrays)
+        self._resize(self._count)
+        first, second = self._arrays
         return first, second
+
+    def _resize(self, num_rows: int) -> None:
+        for array in self._arrays:  # moves no bytes where the system can move pages
+            array.resize(num_rows, refcheck=False)
 
 
 class _Doubles:
     """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
 
-    def __init__(self, reader: TableSource, columns: Sequence[str]) -> None:
-        self._reader, self._columns = reader, list(columns)
+    def __init__(self, reader: TableSource, columns: Sequence[str], kept: KeptColumns) -> None:
+        self._reader, self._columns, self._kept = reader, list(columns), kept
         self._rows: list[Int64Array] = []
         self._where: list[tuple[str, Int64Array]] = []
         self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
@@ -900,7 +945,12 @@ class _Doubles:
             numbers = numbers + (numbers >= number)
         self._where.append((batch.file, numbers))
         for name in self._columns:
-            self._chunks[name].append(kept.column(name).take(_arrow(doubled)))
+            values, kind = kept.column(name).take(_arrow(doubled)), self._type(name)
+            values = values if values.type == kind else values.cast(kind)
+            self._chunks[name].append(self._kept.put(values))
+
+    def _type(self, name: str) -> Any:
+        return self._reader.schema.field(name).type
 
     def compare(self, columns: Columns, ids: RowIds, of_type: NodeReport, report: Any) -> None:
         """Count the rows that say something else than the first of their id, and name some."""
@@ -912,7 +962,7 @@ class _Doubles:
         rows = np.concatenate(self._rows)
         differs = np.full(len(rows), -1, np.int64)
         for number, name in enumerate(self._columns):
-            values = _column(self._reader, name, self._chunks[name])
+            values = _column(self._reader, name, self._chunks[name], self._kept)
             first = columns[name].take(_arrow(rows))
             if values.type != first.type:
                 values, first = _text(values), _text(first)
@@ -979,11 +1029,10 @@ def shown_id(value: Any) -> str:
     return str(content)[:80]
 
 
-def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
+def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
     """A column of all batches, with a type."""
-    kind = reader.schema.field(name).type
-    values = joined_column(chunks, kind)
-    return typed_column(values, reader.has_decimal_comma) if reader.is_untyped else values
+    values = kept.column(pieces, reader.schema.field(name).type)
+    return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
 
 
 def _split_text(name: str, values: Any, separator: str) -> Any:

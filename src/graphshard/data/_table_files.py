@@ -21,6 +21,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -29,6 +30,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from .._base.files import check_text
+from ._kept_columns import KeptColumns
 
 TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
 
@@ -66,6 +68,7 @@ _NO_TABLES = {
 _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_JSON_BLOCK = 8 << 20
 
 
 class TableBatch(NamedTuple):
@@ -177,6 +180,7 @@ class TableSource:
         self._table: Any = None
         self._dialects: dict[str, _Dialect] = {}
         self._dataset: Any = None
+        self._names_in_json: dict[str, list[str]] = {}
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
@@ -256,7 +260,7 @@ class TableSource:
         import pyarrow
 
         waiting: list[TableBatch] = []
-        for batch in self._batches(list(columns)):
+        for batch in _read_ahead(self._batches(list(columns))):
             is_same = not waiting or waiting[-1].file == batch.file
             num_rows = sum(len(b.columns) for b in waiting)
             if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
@@ -276,8 +280,7 @@ class TableSource:
             if self.format == "csv":
                 return self._csv_schema()
             if self.format == "json":
-                tables = [self._json(file).schema for file in self.files]
-                return pyarrow.unify_schemas(tables, promote_options="permissive")
+                return self._json_schema()
             if self.format == "arrow":
                 schemas = [self._arrow_reader(file).schema for file in self.files]
                 return pyarrow.unify_schemas(schemas, promote_options="permissive")
@@ -319,15 +322,19 @@ class TableSource:
 
     def _parquet_schema(self) -> Any:
         import pyarrow
-        from pyarrow import dataset
+        from pyarrow import dataset, fs
 
         keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
+        # Whole row groups in advance are for what is far: here they take twice the time and memory.
+        is_far = not isinstance(self._filesystem, fs.LocalFileSystem)
         settings = {
             "filesystem": self._filesystem,
-            "format": "parquet",
+            "format": dataset.ParquetFileFormat(
+                default_fragment_scan_options=dataset.ParquetFragmentScanOptions(pre_buffer=is_far)
+            ),
             "partitioning": partitioning,
             "partition_base_dir": self._root,
         }
@@ -359,9 +366,8 @@ class TableSource:
             else:
                 for file in self.files:
                     if self.format == "json":
-                        reader = self._json(file)
-                        _check_there(file, columns, reader.schema.names)
-                        yield from self._numbered(file, reader.select(columns).to_batches())
+                        _check_there(file, columns, self._names_in_json[file])
+                        yield from self._numbered(file, self._json_batches(file, columns))
                     else:
                         yield from self._arrow_batches(file, columns)
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -375,7 +381,8 @@ class TableSource:
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
         path, row = "", 1
-        for tagged in self._dataset.scanner(columns=columns).scan_batches():
+        scanner = self._dataset.scanner(columns=columns, batch_readahead=4, fragment_readahead=2)
+        for tagged in scanner.scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
             yield TableBatch(path, row, without_views(tagged.record_batch))
@@ -400,16 +407,50 @@ class TableSource:
             read = iter(reader)
         yield from self._numbered(file, (batch.select(columns) for batch in read))
 
-    def _json(self, file: str) -> Any:
-        from pyarrow import json, types
+    def _json_schema(self) -> Any:
+        """The types of the fields of all objects of all files."""
+        import pyarrow
 
-        table = json.read_json(self._stream(file))
-        if not any(types.is_nested(column.type) for column in table.schema):
-            return table
-        # Where a list begins with a null, pyarrow 26 drops it and shifts what follows, unless the
-        # type is given.
-        typed = json.ParseOptions(explicit_schema=table.schema)
-        return json.read_json(self._stream(file), parse_options=typed)
+        unified: Any = None
+        for file in self.files:
+            names: dict[str, None] = {}
+            for table in self._json_blocks(file):
+                names |= dict.fromkeys(table.schema.names)
+                unified = table.schema if unified is None else _unified(unified, table.schema)
+            self._names_in_json[file] = list(names)
+        return pyarrow.schema([]) if unified is None else unified
+
+    def _json_batches(self, file: str, columns: Sequence[str]) -> Iterator[Any]:
+        import pyarrow
+
+        asked = pyarrow.schema([self.schema.field(name) for name in columns])
+        for table in self._json_blocks(file, asked):
+            yield from table.select(list(columns)).to_batches()
+
+    def _json_blocks(self, file: str, schema: Any = None) -> Iterator[Any]:
+        """Tables of whole lines of a file, of some megabytes each.
+
+        Args:
+            schema: Fields to read, and their types; None: all, by their values.
+        """
+        from pyarrow import json
+
+        parse = json.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="infer" if schema is None else "ignore",
+        )
+        rest = b""
+        with self._stream(file) as stream:
+            while True:
+                data = stream.read(_JSON_BLOCK)
+                whole = rest + data
+                end = whole.rfind(b"\n") + 1 if data else len(whole)
+                lines, rest = whole[:end], whole[end:]
+                if lines.strip():
+                    reading = json.ReadOptions(block_size=max(len(lines), 1))
+                    yield json.read_json(io.BytesIO(lines), reading, parse)
+                if not data:
+                    return
 
     def _stream(self, file: str) -> Any:
         compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
@@ -515,6 +556,15 @@ _MOST_BYTES = 1 << 28  # of batches that are put together; text of 2 GiB has no 
 
 def _num_bytes(batches: Sequence[TableBatch]) -> int:
     return sum(batch.columns.nbytes for batch in batches)
+
+
+def _read_ahead(batches: Iterator[TableBatch]) -> Iterator[TableBatch]:
+    """The same, the next of which is read while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
@@ -719,6 +769,21 @@ def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
     if not is_text or top.startswith((b"PK", b"\x80")):
         return None
     return "json" if top.lstrip().startswith(b"{") else "csv"
+
+
+def _unified(first: Any, second: Any) -> Any:
+    """One schema of two; text where one has times, as cells of some block looked like them."""
+    import pyarrow
+
+    fields = []
+    for field in second:
+        place = first.get_field_index(field.name)
+        kinds = [field.type, first.field(place).type] if place >= 0 else []
+        if any(map(pyarrow.types.is_timestamp, kinds)) and pyarrow.string() in kinds:
+            first = first.set(place, field.with_type(pyarrow.string()))
+            field = field.with_type(pyarrow.string())
+        fields.append(field)
+    return pyarrow.unify_schemas([first, pyarrow.schema(fields)], promote_options="permissive")
 
 
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -989,7 +1054,7 @@ _LIST_OF_REALS = (
 _THOUSANDS = r"^\s*[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?\s*$"
 
 
-def typed_column(values: Any, has_decimal_comma: bool = False) -> Any:
+def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False) -> Any:
     """A column of text with the type that all of its cells have.
 
     Whole numbers, then reals, true and false, dates and times, lists of reals of one length
@@ -997,6 +1062,7 @@ def typed_column(values: Any, has_decimal_comma: bool = False) -> Any:
 
     Args:
         values: A pyarrow ``ChunkedArray`` of strings.
+        kept: Where the cells are put away as soon as they have their type.
         has_decimal_comma: Whether 1,5 is a number, too, and 1.234,5: as where cells are separated
             by semicolons.
     """
@@ -1006,35 +1072,42 @@ def typed_column(values: Any, has_decimal_comma: bool = False) -> Any:
     if values.null_count == len(values):
         return pyarrow.chunked_array([pyarrow.nulls(len(values))])
     sample = values.slice(0, 1000).drop_null()
+
+    def cast(kind: Any, prepared: Any = None) -> Any:
+        """The column in a type; None where a cell has another."""
+
+        def in_type(cells: Any) -> Any:
+            return (cells if prepared is None else prepared(cells)).cast(kind)
+
+        try:
+            in_type(sample)
+            pieces = [kept.put(in_type(chunk)) for chunk in values.chunks]
+        except pyarrow.ArrowInvalid:
+            return None
+        return kept.column(pieces, kind)
+
     for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
-        for trim in (False, True):
-            try:
-                if trim:
-                    compute.utf8_trim_whitespace(sample).cast(kind)
-                    return compute.utf8_trim_whitespace(values).cast(kind)
-                sample.cast(kind)
-                return values.cast(kind)
-            except pyarrow.ArrowInvalid:
-                continue
+        for prepared in (None, compute.utf8_trim_whitespace):
+            if (typed := cast(kind, prepared)) is not None:
+                return typed
     words = compute.unique(compute.utf8_lower(sample)).to_pylist()
-    if words and set(words) <= _TRUTH:
-        everything = compute.unique(compute.utf8_lower(values.drop_null())).to_pylist()
-        if set(everything) <= _TRUTH:
-            return values.cast(pyarrow.bool_())
-    if has_decimal_comma and _all_match(sample, _DECIMAL_COMMA):
-        if _all_match(values, _DECIMAL_COMMA):
-            plain = compute.replace_substring(values, ".", "")
-            return compute.replace_substring(plain, ",", ".").cast(pyarrow.float64())
-        return values
+    if words and set(words) <= _TRUTH and (typed := cast(pyarrow.bool_())) is not None:
+        everything: set[str] = set()
+        for chunk in values.chunks:
+            everything |= set(compute.unique(compute.utf8_lower(chunk.drop_null())).to_pylist())
+        if everything <= _TRUTH:
+            return typed
+    cells = [sample, *values.chunks]
+    if has_decimal_comma and all(_all_match(part, _DECIMAL_COMMA) for part in cells):
+        return cast(pyarrow.float64(), _with_point)
     times = [pyarrow.date32()]
     times += [pyarrow.timestamp(unit, zone) for unit in ("ns", "us") for zone in (None, "UTC")]
     for kind in times:
-        try:
-            sample.cast(kind)
-            return values.cast(kind)
-        except pyarrow.ArrowInvalid:
-            continue
-    return _lists_of_reals(values, sample)
+        if (typed := cast(kind)) is not None:
+            return typed
+    if _are_lists(cells):
+        return cast(pyarrow.list_(pyarrow.float64()), _cut_lists)
+    return values
 
 
 def _all_match(values: Any, pattern: str) -> bool:
@@ -1044,27 +1117,34 @@ def _all_match(values: Any, pattern: str) -> bool:
     return bool(compute.all(does_match, min_count=0).as_py())
 
 
-def _lists_of_reals(values: Any, sample: Any) -> Any:
-    """The lists that all cells are, if they are of one length; else the cells."""
-    import pyarrow
+def _with_point(cells: Any) -> Any:
+    """Numbers such as 1.234,5 as 1234.5."""
     from pyarrow import compute
 
-    for cells in (sample, values):
-        if not _all_match(cells, _LIST_OF_REALS) or _all_match(cells, _THOUSANDS):
-            return values
-        bare = compute.utf8_trim(cells, " \t\r\n[]")
-        split = compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
-        lengths = compute.unique(compute.list_value_length(split)).drop_null()
-        if len(lengths) != 1:
-            return values
-    return split.cast(pyarrow.list_(pyarrow.float64()))
+    return compute.replace_substring(compute.replace_substring(cells, ".", ""), ",", ".")
 
 
-def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
-    """Chunks of one column, of several files, as a pyarrow ``ChunkedArray`` of one type."""
-    import pyarrow
+def _cut_lists(cells: Any) -> Any:
+    """Cells such as [0.1, 0.2] as lists of text."""
+    from pyarrow import compute
 
-    return pyarrow.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+    bare = compute.utf8_trim(cells, " \t\r\n[]")
+    return compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
+
+
+def _are_lists(parts: Sequence[Any]) -> bool:
+    """Whether all cells are lists of reals of one length, and not numbers such as 1,234."""
+    from pyarrow import compute
+
+    lengths: set[int] = set()
+    for cells in parts:
+        if not _all_match(cells, _LIST_OF_REALS):
+            return False
+        of_cells = compute.unique(compute.list_value_length(_cut_lists(cells)).drop_null())
+        lengths |= set(of_cells.to_pylist())
+        if len(lengths) > 1:
+            return False
+    return bool(lengths) and not all(_all_match(cells, _THOUSANDS) for cells in parts)
 
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:
