@@ -1077,9 +1077,7 @@ def shown_id(value: Any) -> str:
 def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
     """A column of all batches, with a type."""
     values = kept.column(pieces, reader.schema.field(name).type)
-    if not reader.is_untyped:
-        return values
-    return typed_column(values, kept, reader.has_decimal_comma)
+    return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
 
 
 def _split_text(name: str, values: Any, separator: str) -> Any:

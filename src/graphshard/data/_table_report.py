@@ -224,7 +224,7 @@ class TableReport:
 
     def _types_table(self) -> Table:
         table = Table(title="tables", title_justify="left")
-        table.add_column("type or relation")
+        table.add_column("type or relation", overflow="fold")
         for heading in ("rows", "kept"):
             table.add_column(heading, justify="right")
         table.add_column("of the rest, and what else there is")
@@ -259,7 +259,7 @@ class TableReport:
     def _features_table(self) -> Table:
         table = Table(title="features", title_justify="left")
         for heading in ("type or relation", "column", "read as", "encoding"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for heading in ("width", "missing", "unknown"):
             table.add_column(heading, justify="right")
         for name, report in self._named().items():
