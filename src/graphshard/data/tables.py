@@ -16,6 +16,11 @@
     [nodes.user.features]                    # left out: all other columns, by their types
     age = "standardized"
     country = {encoding = "category"}
+    embedding = "vector"
+
+    [[nodes.user.join]]                      # more columns of the same nodes, by their ids
+    files = "embeddings.parquet"
+    id = "user"
 
     [edges.follows]
     files = ["follows-*.csv.gz"]
@@ -43,6 +48,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from .._base.typing import CanonicalEType
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
+from ._table_files import TableFormat as TableFormat  # for whoever names it
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
 
@@ -81,6 +87,24 @@ DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinedTable:
+    """More columns of the nodes that another table has: rows are found by their ids.
+
+    A node without a row has missing values; a row without a node is counted and left out; of rows
+    with one id the first counts.
+
+    Args:
+        files: As of `NodeTable`.
+        id: The column with the ids of the nodes; "#" is the number of the row, from 0.
+        options: How to read the files.
+    """
+
+    files: Any
+    id: str
+    options: FileOptions = AS_IT_LOOKS
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeTable:
     """The table of one type of nodes: a row a node.
 
@@ -94,6 +118,7 @@ class NodeTable:
         label: The column of labels; or a mapping with ``column`` and more, see
             `graphshard.data.labels`.
         split: Three fractions; a column of names; or a mapping: `graphshard.data.labels`.
+        join: Other tables of the same nodes, whose columns are as those of this one.
         options: How to read the files.
     """
 
@@ -103,6 +128,7 @@ class NodeTable:
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
     split: Split = None
+    join: Sequence[JoinedTable] = ()
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -272,8 +298,11 @@ class Tables:
         if self.seed:
             lines.append(f"seed = {self.seed}")
         for ntype, table in self.nodes.items():
-            lines += ["", f"[nodes.{_toml_key(ntype)}]", *_toml_of_table(table, {})]
-            lines += _toml_of_features(table.features, f"nodes.{_toml_key(ntype)}")
+            key = f"nodes.{_toml_key(ntype)}"
+            lines += ["", f"[{key}]", *_toml_of_table(table, {})]
+            lines += _toml_of_features(table.features, key)
+            for joined in table.join:
+                lines += ["", f"[[{key}.join]]", *_toml_of_table(joined, {})]
         names = [name for _, name, _ in self.edges]
         for (source_type, name, target_type), edge in self.edges.items():
             key = name if names.count(name) == 1 else f"{source_type} {name} {target_type}"
@@ -307,7 +336,8 @@ class Tables:
     ) -> Tables:
         """The description that files suggest by their names and columns.
 
-        A file may be written ``NAME=PATH``, which names its type or relation, and a relation
+        A file may be written ``NAME=PATH``, which names its type or relation (a second one of one
+        type is joined to the first by its ids), and a relation
         ``SOURCE:NAME:TARGET=PATH``, which names the types of its ends, too; otherwise the name is
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
@@ -331,8 +361,17 @@ class Tables:
         for item in nodes:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
+            names = list(reader.schema.names)
+            if name in made_nodes and files != item:  # the name was given
+                first = made_nodes[name]
+                usual = first.id if node_id is None else node_id
+                own_key = usual if usual in names else _id_column(name, names)
+                joined = JoinedTable(files=files, id=own_key, options=options)
+                made_nodes[name] = replace(first, join=(*first.join, joined))
+                columns[name] += [column for column in names if column != own_key]
+                continue
             name = _unused_name(name, made_nodes)
-            columns[name] = list(reader.schema.names)
+            columns[name] = names
             key = node_id
             if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
                 key = _id_column(name, reader.telling_names)
@@ -353,13 +392,13 @@ class Tables:
             telling = reader.telling_names
             if len(telling) < 2:
                 telling = names
-            first = _column_of(reader, source, _SOURCES, telling[0])
-            rest = [column for column in telling if column != first]
-            second = _column_of(reader, target, _TARGETS, rest[0])
+            begin = _column_of(reader, source, _SOURCES, telling[0])
+            rest = [column for column in telling if column != begin]
+            end = _column_of(reader, target, _TARGETS, rest[0])
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
-                source_type, target_type = _types_of_ends((first, second), made_nodes, reader, base)
+                source_type, target_type = _types_of_ends((begin, end), made_nodes, reader, base)
             ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
@@ -367,8 +406,8 @@ class Tables:
             of_edges[etype] = names
             made_edges[etype] = EdgeTable(
                 files=files,
-                source=first,
-                target=second,
+                source=begin,
+                target=end,
                 weight=weight if weight in names else None,
                 time=time if time in names else None,
                 options=options,
@@ -516,6 +555,9 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 def _table_of(kind: Any, said: Any, where: str) -> Any:
     said = dict(_mapping(said, where))
+    if kind is NodeTable and "join" in said:
+        joined = said["join"] if isinstance(said["join"], list) else [said["join"]]
+        said["join"] = tuple(_table_of(JoinedTable, table, f"{where}.join") for table in joined)
     reading = {key: said.pop(key) for key in _READING if key in said}
     names = [option.name for option in fields(kind) if option.name != "options"]
     if unknown := sorted(set(said) - set(names)):
@@ -525,7 +567,7 @@ def _table_of(kind: Any, said: Any, where: str) -> Any:
         raise ValueError(
             f"[{where}]: unknown key {unknown[0]!r}; there are {', '.join(sorted(allowed))}"
         )
-    needed = ["files", "id"] if kind is NodeTable else ["files", "source", "target"]
+    needed = ["files", "source", "target"] if kind is EdgeTable else ["files", "id"]
     for key in needed:
         if key not in said:
             raise ValueError(f"[{where}] must say {key}")
@@ -557,7 +599,9 @@ def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
 
 
-def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> list[str]:
+def _toml_of_table(
+    table: NodeTable | EdgeTable | JoinedTable, more: Mapping[str, str]
+) -> list[str]:
     if is_in_memory(table.files):
         raise TypeError("a table in memory has no file to name; write it to Parquet first")
     lines = []
@@ -571,7 +615,7 @@ def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> lis
                 said = getattr(value, reading.name)
                 if said != getattr(FileOptions(), reading.name):
                     lines.append(f"{reading.name} = {_toml(said)}")
-        elif value is None or (option.name == "ignore" and not value):
+        elif value is None or option.name == "join" or (option.name == "ignore" and not value):
             continue
         elif option.name != "features" or not isinstance(value, Mapping):
             lines.append(f"{option.name} = {_toml(value)}")
@@ -598,7 +642,7 @@ def _named(item: Any) -> tuple[str, Any]:
         return name, path
     stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
     stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
-    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", text
+    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
 
 
 def _unused_name(name: str, names: Iterable[str]) -> str:
