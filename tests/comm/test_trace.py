@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 from graphshard.comm import trace
-from graphshard.comm.collectives import count
+from graphshard.comm.group import count
 
 
 def test_traces_nest():

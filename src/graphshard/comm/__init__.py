@@ -11,14 +11,12 @@ from .collectives import (
     Lanes,
     Pending,
     ThreadGroups,
-    Trace,
     agree,
     all_reduce,
     barrier,
     share_error,
-    trace,
 )
-from .group import come_together, is_initialized, rank, world_size
+from .group import Trace, come_together, is_initialized, rank, trace, world_size
 from .halo import (
     ExchangePlan,
     HaloFetch,

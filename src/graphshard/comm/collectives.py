@@ -6,10 +6,6 @@ the device that the backend needs, waits no longer than the group's timeout, and
 goes wrong into a `RankError` that names the operation and the ranks that are missing. With one
 rank none of them communicates or counts.
 
-`trace` counts the operations and the bytes that they send. Every communication function of the
-package reports to `count` as it starts, once; with no trace open that is a loop over an empty
-tuple.
-
 [Note: copies to and from the backend]
     A GPU's rows reach gloo through host memory, and CPU tensors reach NCCL through the device. What
     comes from or goes to a GPU is copied through page-locked memory, at the speed of the bus, on a
@@ -46,7 +42,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -58,6 +54,8 @@ from .group import (
     HOST_BACKENDS,
     THREAD_GROUP,
     GroupState,
+    TraceKind,
+    count,
     forget,
     group_state,
     is_initialized,
@@ -180,86 +178,6 @@ def rows_are_ready(state: GroupState, device: torch.device) -> torch.cuda.Event 
     if device.type != "cuda" or state.world_size == 1 or state.payload_device(device).type != "cpu":
         return None
     return torch.cuda.current_stream(device).record_event()
-
-
-# -- counting --------------------------------------------------------------------------------------
-
-TraceKind: TypeAlias = Literal[
-    "all_to_all", "send", "all_reduce", "broadcast", "all_gather", "agree", "barrier"
-]
-"""What is counted; ``agree`` is every check that ranks make among themselves."""
-
-
-class Trace:
-    """What this rank has sent while the trace was open.
-
-    Attributes:
-        calls: Number of operations by kind; a kind that did not occur is absent.
-        bytes_sent: Payload bytes sent to other ranks, by kind. What a rank keeps for itself is
-            not counted. An ``all_to_all`` or ``send`` counts what it sends, an ``all_gather`` and
-            (on the sending rank) a ``broadcast`` count the payload once for each other rank, and
-            an ``all_reduce`` counts its payload once, whatever algorithm the backend runs.
-    """
-
-    def __init__(self, thread: int | None = None) -> None:
-        self.calls: dict[str, int] = {}
-        self.bytes_sent: dict[str, int] = {}
-        self._thread = thread
-        self._lock = threading.Lock()
-
-    @property
-    def total_calls(self) -> int:
-        return sum(self.calls.values())
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.bytes_sent.values())
-
-    def _add(self, kind: TraceKind, num_bytes: int) -> None:
-        if self._thread is not None and self._thread != threading.get_ident():
-            return
-        with self._lock:
-            self.calls[kind] = self.calls.get(kind, 0) + 1
-            self.bytes_sent[kind] = self.bytes_sent.get(kind, 0) + num_bytes
-
-    def __repr__(self) -> str:
-        return f"Trace(calls={self.calls}, bytes_sent={self.bytes_sent})"
-
-
-# [Note: traces are process wide] The backward pass may run in autograd's own threads, so neither
-# a thread-local nor a context variable would see it. The tuple is replaced, never changed.
-_open: tuple[Trace, ...] = ()
-_open_lock = threading.Lock()
-
-
-@contextmanager
-def trace(only_this_thread: bool = False) -> Iterator[Trace]:
-    """Count the communication of this process while the block runs; traces may be nested.
-
-    Args:
-        only_this_thread: Leave out what other threads send. The backward pass may run in others.
-
-    Example:
-        >>> with trace() as counted:
-        ...     pass
-        >>> counted.total_calls, counted.total_bytes
-        (0, 0)
-    """
-    global _open
-    counted = Trace(threading.get_ident() if only_this_thread else None)
-    with _open_lock:
-        _open = (*_open, counted)
-    try:
-        yield counted
-    finally:
-        with _open_lock:
-            _open = tuple(other for other in _open if other is not counted)
-
-
-def count(kind: TraceKind, num_bytes: int) -> None:
-    """Report one operation to every open trace."""
-    for counted in _open:
-        counted._add(kind, num_bytes)
 
 
 # -- waiting ---------------------------------------------------------------------------------------
@@ -422,8 +340,9 @@ def start_all_to_all(
     """
     if state.world_size == 1:
         return Pending.of([payload.clone()])
-    sent = payload.numel() - send_splits[state.rank]
-    count("all_to_all", sent * payload.element_size())
+    sizes = {r: n * payload.element_size() for r, n in zip(state.members, send_splits, strict=True)}
+    sizes.pop(state.members[state.rank])
+    count("all_to_all", sum(sizes.values()), sizes)
     here = payload.device
     device = state.payload_device(here)
     (outgoing,) = to_backend([payload.contiguous()], device)
@@ -459,7 +378,7 @@ def all_gather(
     if state.world_size == 1:
         return [payload.clone()]
     if kind is not None:
-        count(kind, payload.nbytes * (state.world_size - 1))
+        _count_for_each(state, kind, payload.nbytes)
     here = payload.device
     device = state.payload_device(here)
     (outgoing,) = to_backend([payload.contiguous()], device)
@@ -492,11 +411,18 @@ def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "bro
     """Overwrite the payload with that of rank ``source`` of the group, in place."""
     if state.world_size == 1:
         return payload
-    count("broadcast", payload.nbytes * (state.world_size - 1) * (state.rank == source))
+    _count_for_each(state, "broadcast", payload.nbytes * (state.rank == source))
     root, group = state.members[source], state.group
     return _in_place(
         state, payload, name, lambda x: dist.broadcast(x, src=root, group=group, async_op=True)
     )
+
+
+def _count_for_each(state: GroupState, kind: TraceKind, num_bytes: int) -> None:
+    """Count a payload that goes to each other rank."""
+    to = dict.fromkeys(state.members, num_bytes)
+    del to[state.members[state.rank]]
+    count(kind, sum(to.values()), to)
 
 
 def _in_place(

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GroupState: what graphshard adds to a process group; `operation`: one step of communication.
 
+`trace` counts steps of communication and what they send, and notes when they wait. Every function
+that communicates reports to `count` as it starts, once; with no trace open that is a loop over an
+empty tuple.
+
 [Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
 that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
 process-wide state of this package. A group that the user made gets its entry on first use.
@@ -21,6 +25,10 @@ process-wide state of this package. A group that the user made gets its entry on
     After a rank has ended in good order the launcher gives the others the timeout to do so, too.
     torchrun, in place of the launcher, gives a process that it ends half a minute. After half of a
     wait a rank says for whom it waits (see `FailureMonitor`).
+
+[Note: traces are process wide]
+    The backward pass may run in autograd's own threads, so neither a thread-local nor a context
+    variable would see it. The tuple of open traces is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -34,11 +42,11 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -294,6 +302,128 @@ class OperationLog:
             self._last = (ended[1], ended[2], time.monotonic())
 
 
+# -- counting --------------------------------------------------------------------------------------
+
+TraceKind: TypeAlias = Literal[
+    "all_to_all", "send", "all_reduce", "broadcast", "all_gather", "agree", "barrier"
+]
+"""What is counted; ``agree`` is every check that ranks make among themselves."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a thread did for a while.
+
+    Attributes:
+        name: What waited, or what a user of `Trace.add_span` calls it.
+        begin, end: Nanoseconds of `time.perf_counter_ns`.
+        thread: Its `threading.get_ident`.
+        kind: "wait" for communication; what others give.
+    """
+
+    name: str
+    begin: int
+    end: int
+    thread: int
+    kind: str = "wait"
+
+
+class Trace:
+    """What this rank has sent while the trace was open.
+
+    Attributes:
+        calls: Number of operations by kind; a kind that did not occur is absent.
+        bytes_sent: Payload bytes sent to other ranks, by kind. What a rank keeps for itself is
+            not counted. An ``all_to_all`` or ``send`` counts what it sends, an ``all_gather`` and
+            (on the sending rank) a ``broadcast`` count the payload once for each other rank, and
+            an ``all_reduce`` counts its payload once, whatever algorithm the backend runs.
+        bytes_to: Bytes sent by `scope` and receiver: ``bytes_to[scope, r]``, with r a rank of the
+            job, or None for what goes to all, by whatever way the backend takes.
+        scope: Whose bytes those to come are: a name that is set from outside, such as a layer's.
+        spans: When this process has waited for others, or None: only with ``timeline=True``. Bytes
+            that move while threads compute are not waited for.
+    """
+
+    def __init__(self, thread: int | None = None, timeline: bool = False) -> None:
+        self.calls: dict[str, int] = {}
+        self.bytes_sent: dict[str, int] = {}
+        self.bytes_to: dict[tuple[str, int | None], int] = {}
+        self.scope = ""
+        self.spans: list[Span] | None = [] if timeline else None
+        self._thread = thread
+        self._lock = threading.Lock()
+
+    @property
+    def total_calls(self) -> int:
+        return sum(self.calls.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_sent.values())
+
+    def add_span(self, name: str, begin: int, end: int, kind: str) -> None:
+        """Note what this thread has done, in a trace with a timeline; see `Span`."""
+        if self.spans is not None and self._thread in (None, threading.get_ident()):
+            self.spans.append(Span(name, begin, end, threading.get_ident(), kind))
+
+    def _add(self, kind: TraceKind, num_bytes: int, to: Mapping[int, int] | None) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            return
+        with self._lock:
+            self.calls[kind] = self.calls.get(kind, 0) + 1
+            self.bytes_sent[kind] = self.bytes_sent.get(kind, 0) + num_bytes
+            for receiver, part in ({None: num_bytes} if to is None else to).items():
+                if part:
+                    key = self.scope, receiver
+                    self.bytes_to[key] = self.bytes_to.get(key, 0) + part
+
+    def __repr__(self) -> str:
+        return f"Trace(calls={self.calls}, bytes_sent={self.bytes_sent})"
+
+
+_open: tuple[Trace, ...] = ()
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def trace(only_this_thread: bool = False, *, timeline: bool = False) -> Iterator[Trace]:
+    """Count the communication of this process while the block runs; traces may be nested.
+
+    Args:
+        only_this_thread: Leave out what other threads send. The backward pass may run in others.
+        timeline: Also note when threads wait, see `Trace.spans`.
+
+    Example:
+        >>> with trace() as counted:
+        ...     pass
+        >>> counted.total_calls, counted.total_bytes
+        (0, 0)
+    """
+    global _open
+    counted = Trace(threading.get_ident() if only_this_thread else None, timeline)
+    with _open_lock:
+        _open = (*_open, counted)
+    try:
+        yield counted
+    finally:
+        with _open_lock:
+            _open = tuple(other for other in _open if other is not counted)
+
+
+def count(kind: TraceKind, num_bytes: int, to: Mapping[int, int] | None = None) -> None:
+    """Report one operation to every open trace.
+
+    Args:
+        num_bytes: All that it sends.
+        to: How much of that to which ranks of the job; None for what goes to all.
+    """
+    for counted in _open:
+        counted._add(kind, num_bytes, to)
+
+
+# -- one step of communication ---------------------------------------------------------------------
+
+
 @contextmanager
 def operation(
     state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
@@ -320,7 +450,7 @@ def operation(
     monitor = state.monitor
     if monitor is not None:
         monitor.enter(state.name, name, number, others, state.timeout.total_seconds())
-    start = time.monotonic()
+    start = time.perf_counter_ns()
     try:
         if monitor is not None and monitor.has_failure:
             raise RuntimeError("not started")
@@ -330,8 +460,12 @@ def operation(
     except RuntimeError as error:
         if state.shared is not None:
             state.shared.fail()
-        raise _rank_error(state, name, others, error, time.monotonic() - start) from error
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        raise _rank_error(state, name, others, error, seconds) from error
     finally:
+        for opened in _open:
+            if opened.spans is not None:
+                opened.add_span(name, start, time.perf_counter_ns(), "wait")
         if monitor is not None:
             monitor.leave()
 

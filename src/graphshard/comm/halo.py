@@ -57,7 +57,6 @@ from ._shared_memory import SharedBlocks
 from .collectives import (
     Pending,
     as_bytes,
-    count,
     from_backend,
     narrowed,
     room_for,
@@ -67,7 +66,7 @@ from .collectives import (
     wait,
     wire_dtype,
 )
-from .group import GroupState, group_state, operation
+from .group import GroupState, count, group_state, operation
 from .transport import exchange_rows, shared_blocks, start_exchange
 
 Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]
@@ -862,7 +861,7 @@ def _start_messages(
             messages.append(dist.P2POp(dist.isend, sent, to, state.group, tag))
             peers.append(target)
     if num_bytes:
-        count("send", num_bytes)
+        count("send", num_bytes, {to: num_bytes})
     works: list[tuple[int, dist.Work]] = []
     if messages:
         with operation(state, name, number, sorted({source, target})):

@@ -43,7 +43,6 @@ from .address import process_namespace
 from .collectives import (
     Pending,
     all_gather,
-    count,
     finish_collective,
     from_backend,
     room_for,
@@ -52,7 +51,14 @@ from .collectives import (
 )
 from .collectives import as_bytes as as_bytes
 from .collectives import row_bytes as row_bytes
-from .group import GroupState, close_in_children, close_inherited_groups, group_state, operation
+from .group import (
+    GroupState,
+    close_in_children,
+    close_inherited_groups,
+    count,
+    group_state,
+    operation,
+)
 
 Splits = Sequence[Sequence[int]]
 """``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
@@ -102,7 +108,9 @@ def start_exchange(
     likes = [first.new_empty((0, *first.shape[1:])) for first in firsts]
     send_bytes = bytes_by_rank(likes, send_splits)
     if blocks is not None:
-        count("all_to_all", sum(send_bytes) - send_bytes[state.rank])
+        to = dict(zip(state.members, send_bytes, strict=True))
+        del to[state.members[state.rank]]
+        count("all_to_all", sum(to.values()), to)
         return _start_shared(state, blocks, firsts, likes, send_splits, recv_splits, name)
     recv_bytes = bytes_by_rank(likes, recv_splits)
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):

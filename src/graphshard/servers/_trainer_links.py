@@ -23,8 +23,8 @@ from queue import Empty, SimpleQueue
 from torch import Tensor
 
 from .._base.kernels import empty
-from ..comm.collectives import count, gather_texts, is_in_vain, start_collective
-from ..comm.group import GroupState, operation
+from ..comm.collectives import gather_texts, is_in_vain, start_collective
+from ..comm.group import GroupState, count, operation
 from ..errors import MessageError
 from ._message_stream import (
     PROOF_SECONDS,
@@ -121,7 +121,8 @@ class TrainerLinks:
         except BaseException:
             self.close()
             raise
-        count("all_to_all", sum(link.num_sent for link in self._links.values()))
+        to = {self.state.members[rank]: link.num_sent for rank, link in self._links.items()}
+        count("all_to_all", sum(to.values()), to)
         return {rank: self._links[rank].received() for rank in self.peers}
 
     def close(self) -> None:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from .._base.files import writing
-from .._base.toml import toml_text
+from .._base.toml import read_toml, toml_text
 from .._base.typing import OnlyWith, notes_of
 from ..comm import rank
 from ..comm.collectives import shared_errors
@@ -62,3 +63,27 @@ def config_text(config: ResolvedConfig) -> str:
         if has_effect and field.name not in ("data", "resume"):
             values[field.name] = dict(value) if isinstance(value, Mapping) else value
     return toml_text({"train": values})
+
+
+def read_run_config(folder: str | os.PathLike[str]) -> FullBatchConfig | SampledConfig:
+    """The configuration of the run in a folder, as `config_text` wrote it.
+
+    Raises:
+        ValueError: There is no run, or the file is not what a run writes.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ValueError(
+            f"there is no {CONFIG} in {folder}; give the folder that --run named in training"
+        )
+    values = dict(read_toml(path).get("train", {}))
+    kinds = {kind.mode: kind for kind in (FullBatchConfig, SampledConfig)}
+    kind = kinds.get(values.pop("mode", None))
+    names = set() if kind is None else {field.name for field in dataclasses.fields(kind)}
+    if kind is None or "data" not in values or not values.keys() <= names:
+        raise ValueError(f"{path} is not the configuration of a run; train again")
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    made: FullBatchConfig | SampledConfig = kind(**values)
+    return made

@@ -52,6 +52,7 @@ FLAGS = {
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate
         --tls-key partition
     """,
+    "trace": "--config --help --no-plot --operators --out --plot --steps --warm-up run",
     "verify": "--checksums --config --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes

@@ -22,6 +22,7 @@ from ._cluster_commands import copy, launch, serve
 from ._options import CommandOfDGL, CommandWithDefaults
 from ._partitions import convert, inspect, partition, tables, verify
 from ._predict import predict
+from ._trace import trace
 from ._train import train
 
 app = typer.Typer(
@@ -30,7 +31,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, tables, inspect, verify, convert, train, predict, serve, copy, launch):
+_COMMANDS = (
+    *(partition, tables, inspect, verify, convert, train, predict, trace),
+    *(serve, copy, launch),
+)
+for command in _COMMANDS:
     app.command(cls=CommandOfDGL if command in (copy, launch) else CommandWithDefaults)(command)
 
 

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..._base.files import writing
 from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
 from ...data.id_files import check_id_file, copy_id_files, id_files
@@ -28,6 +27,7 @@ from ...partition import (
 from ...partition.assign import Objective
 from ...partition.format import PartitionConfig, etype_key, read_config, read_content
 from ._options import PartitionPath, is_partition, options_of, partition_json
+from ._partition_picture import plot_partition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def inspect(
     partition: PartitionPath,
     plot: Annotated[
         Path | None,
-        "Also draw balance, cut and halo per part to this PNG.",
+        "Also draw balance, rows per part, and what passes between parts to this PNG.",
         Unset("no picture"),
     ] = None,
 ) -> None:
@@ -289,7 +289,7 @@ def inspect(
     config, task = read_config(path), read_task(path)
     config.check_format()
     if plot is not None:
-        plot_partition(load_partition_stats(path), plot)
+        plot_partition(config, load_partition_stats(path), plot)
     console = Console(markup=False, emoji=False, highlight=False)
     console.print(_types_table(config))
     if config.stats is not None:
@@ -349,69 +349,6 @@ def _balance_table(stats: PartitionStats) -> Table:
             f"{item.ratio:.3f}",
         )
     return table
-
-
-def plot_partition(stats: PartitionStats, path: Path) -> None:
-    """Draw three panels over the parts: load over the mean, cut edges, halo nodes.
-
-    Args:
-        path: The PNG to write; its folder must exist.
-
-    Raises:
-        ImportError: matplotlib is missing; names the extra.
-        ValueError: ``path`` does not end in ``.png``, or its folder does not exist.
-    """
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"plot must be a file that ends in .png (got {path})")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"plot must be in a folder that exists (got {path})")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise ImportError(
-            'drawing needs matplotlib; install it with: pip install "graphshard[plot]"'
-        ) from None
-
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    balance, cut, halo = figure.subplots(1, 3)
-    FigureCanvasAgg(figure)
-    parts = range(stats.num_parts)
-
-    balance.axhline(1.0, color="0.6", linewidth=1)
-    balance.axhline(stats.tolerance, color="0.6", linewidth=1, linestyle="--")
-    for item in stats.balances:
-        mean = sum(item.loads) / stats.num_parts
-        loads = [load / mean if mean else 1.0 for load in item.loads]
-        label = f"{_drawn(item.name)} ({item.ratio:.3f})"
-        balance.plot(parts, loads, marker="o", label=label)
-    balance.set(title="balance", ylabel="load / mean")
-    if stats.balances:
-        balance.legend(title="constraint (max/mean)", fontsize="small")
-
-    cut.bar(parts, [part.inner_edges for part in stats.parts], color="0.85", label="in-edges")
-    cut.bar(parts, [part.cut_edges for part in stats.parts], label="from other parts")
-    cut.set(title=f"cut: {100 * stats.edge_cut_fraction:.2f} % of the edges", ylabel="edges")
-    cut.legend(fontsize="small")
-
-    halo.bar(parts, [part.inner_nodes for part in stats.parts], color="0.85", label="own nodes")
-    halo.bar(parts, [part.halo_nodes for part in stats.parts], label="halo", width=0.5)
-    halo.set(title=f"halo: {stats.halo_nodes:,} nodes", ylabel="nodes")
-    halo.legend(fontsize="small")
-
-    for axes in (balance, cut, halo):
-        axes.set_xlabel("part")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title = f"{_drawn(stats.graph_name)}, {stats.num_parts} parts ({stats.part_method})"
-    figure.suptitle(title)
-    with writing(path):
-        figure.savefig(path, dpi=120)
-
-
-def _drawn(name: str) -> str:
-    """A name as matplotlib shows it: between two dollar signs it would be a formula."""
-    return name.replace("$", r"\$")
 
 
 @options_of()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m graphshard.train.launch CONFIG``: one rank of what the launcher started.
 
-That is a training run, or a prediction.
+That is a training run, a prediction, or a trace of steps.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from ._worker import run_as_worker
 
 
 def _work(text: str) -> Callable[[], None]:
-    if json.loads(text)["mode"] == "predict":
+    mode = json.loads(text)["mode"]
+    if mode == "predict":
         from .._predict import PredictRequest, prediction_work
 
         return prediction_work(PredictRequest.from_json(text))
+    if mode == "trace":
+        from .._step_trace import TraceRequest, trace_work
+
+        return trace_work(TraceRequest.from_json(text))
     return rank_work(config_from_json(text))
 
 
