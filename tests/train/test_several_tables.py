@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,90 @@ def test_labels_of_several_types_are_refused() -> None:
     }
     with pytest.raises(ValueError, match="labels must be of the types of those of the other rel"):
         partition_tables(Tables(edges=edges), 1, "nowhere")
+
+
+def knowledge() -> pd.DataFrame:
+    random = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "head": [f"/m/{n}" for n in random.integers(0, 40, 300)],
+            "rel": random.choice(["born in", "knows", "é/is a"], 300),
+            "tail": [f"/m/{n}" for n in random.integers(0, 40, 300)],
+            "part": random.choice(["train", "val", "test"], 300, p=[0.8, 0.1, 0.1]),
+        }
+    )
+
+
+def test_a_knowledge_graph_from_one_table(tmp_path: Path) -> None:
+    frame = knowledge()
+    frame.to_csv(tmp_path / "triples.csv", index=False)
+    words = ["partition", "--edges", str(tmp_path / "triples.csv"), "--relation-column", "rel"]
+    words += ["--split", "part", "--inverse", "--parts", "2", "--method", "random", "--name", "g"]
+    assert run([*words, "--out", str(tmp_path / "p"), "--quiet"]) == 0
+    data = str(tmp_path / "p" / "g.json")
+    task = read_task(data)
+    names = ("born in", "knows", "é/is a")
+    assert task.relation_names == (*names, *(f"rev_{name}" for name in names))
+    assert task.num_relations == 6
+    assert task.reverse_of == task.target == ("node", "triples", "node")
+    found = []
+    for part in (0, 1):
+        of_part = load_dgl_partition_data(data, part)
+        fields = of_part.edge_features
+        columns = ("orig_id", "etype", "train_mask", "val_mask", "test_mask")
+        key = "node:triples:node"
+        found.append(pd.DataFrame({name: fields[f"{key}/{name}"].numpy() for name in columns}))
+    rows = pd.concat(found).sort_values("orig_id").reset_index(drop=True)
+    number = frame["rel"].map({name: n for n, name in enumerate(names)})
+    assert rows["etype"].tolist() == [*number, *(number + 3)]
+    for split in ("train", "val", "test"):
+        expected = [*(frame["part"] == split), *[False] * 300]
+        assert rows[f"{split}_mask"].tolist() == expected
+    flags = ["--run", str(tmp_path / "run"), "--epochs", "2", "--device", "cpu", "--quiet"]
+    assert run(["train", "--data", data, "--model", "rgcn", "--num-bases", "2", *flags]) == 0
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert set(card["best"]["by_relation"]) <= {*names}
+    assert set(card["best"]["by_relation"])
+    out = ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "x.csv"), "--top", "2"]
+    assert run(["predict", "--data", data, *out, "--relations", "born in", "--quiet"]) == 0
+    best = pd.read_csv(tmp_path / "x.csv")
+    assert set(best["relation"]) == {"born in"}
+    known = frame[frame["rel"] == "born in"]
+    pairs = {*zip(best["source"], best["target"], strict=True)}
+    assert not pairs & {*zip(known["head"], known["tail"], strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parallel": "drop"}, "with parallel edges kept"),
+        ({"rel": None}, "each row must have a relation (got 300 rows without one in 'rel')"),
+    ],
+)
+def test_what_a_knowledge_graph_cannot_be(change: dict[str, Any], message: str) -> None:
+    frame = knowledge()
+    settings = {key: value for key, value in change.items() if key == "parallel"}
+    if "rel" in change:
+        frame["rel"] = pd.Series([None] * 300, dtype="string")
+    table = EdgeTable(files=frame, source="head", target="tail", relation_column="rel")
+    with pytest.raises(ValueError) as caught:
+        partition_tables(Tables(edges={("n", "r", "n"): table}, **settings), 1, "nowhere")
+    assert message in str(caught.value)
+
+
+def test_relations_are_numbered_as_in_training(tmp_path: Path) -> None:
+    frame = knowledge()
+    options = {"source": "head", "target": "tail", "relation_column": "rel"}
+
+    def tables(rows: pd.DataFrame) -> Tables:
+        return Tables(edges={("n", "r", "n"): EdgeTable(files=rows, ignore=["part"], **options)})
+
+    first = partition_tables(tables(frame), 1, tmp_path / "a")
+    fewer = frame[frame["rel"] != "born in"]
+    second = partition_tables(tables(fewer), 1, tmp_path / "b", encodings_from=first)
+    assert read_task(second).relation_names == read_task(first).relation_names
+    etype = load_dgl_partition_data(str(second), 0).edge_features["n:r:n/etype"]
+    assert sorted(set(etype.tolist())) == [1, 2]
+    other = frame.assign(rel="has")
+    with pytest.raises(ValueError, match="1 relations in 'rel' are not those of the encodings"):
+        partition_tables(tables(other), 1, tmp_path / "c", encodings_from=first)

@@ -101,6 +101,9 @@ class EdgeTable:
         target: The column with the ids of the nodes where they end.
         weight: A column of numbers, which becomes the edge feature ``weight``; 1 where missing.
         time: A column of times or whole numbers, which becomes the edge feature ``time``.
+        relation_column: Of a knowledge graph, the column that says of which relation an edge is;
+            its number becomes the edge feature ``etype``. Relations are numbered as their names are
+            sorted. There is one table of edges then, between nodes of one type.
         split: Without a label it makes the task link prediction: edges are told from no edges.
     """
 
@@ -111,6 +114,7 @@ class EdgeTable:
     ignore: Sequence[str] = ()
     weight: str | None = None
     time: str | None = None
+    relation_column: str | None = None
     label: str | Mapping[str, Any] | None = None
     split: Any = None
     options: FileOptions = AS_IT_LOOKS
@@ -175,6 +179,17 @@ class Tables:
                     "a table of edges must be under (source type, relation, target type) (got "
                     f"{etype!r})"
                 )
+        numbered = [e for e, of_edges in self.edges.items() if of_edges.relation_column is not None]
+        if numbered and not (
+            len(self.edges) == 1
+            and len({*self.nodes, numbered[0][0], numbered[0][2]}) == 1
+            and self.parallel == "keep"
+        ):
+            raise ValueError(
+                "a table with relation_column must be the only one of edges, between nodes of one "
+                f"type, with parallel edges kept (got edges {', '.join(map(str, self.edges))}, "
+                f"parallel={self.parallel!r}); give a table for each relation"
+            )
         for name in {*self.nodes, *(name for etype in self.edges for name in etype)}:
             if not isinstance(name, str) or not name or set(name) & set("/:~"):
                 raise ValueError(
@@ -283,6 +298,7 @@ class Tables:
         links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
+        relation_column: str | None = None,
         ignore: Sequence[str] = (),
         options: FileOptions = AS_IT_LOOKS,
         base: Path | None = None,
@@ -321,7 +337,8 @@ class Tables:
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
-        said = [name for name in (source, target, label, weight, time) if name is not None]
+        of_all = (source, target, label, weight, time, relation_column)
+        said = [name for name in of_all if name is not None]
         of_edges: dict[CanonicalEType, list[str]] = {}
         for item in edges:
             name, files = _named(item)
@@ -350,9 +367,11 @@ class Tables:
                 target=second,
                 weight=weight if weight in names else None,
                 time=time if time in names else None,
+                relation_column=relation_column if relation_column in names else None,
                 options=options,
             )
-        for name, value in (("weight", weight), ("time", time)):
+        of_rows = {"weight": weight, "time": time, "relation_column": relation_column}
+        for name, value in of_rows.items():
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
@@ -445,7 +464,7 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
     """Raise unless every column of a table has one role."""
     roles: dict[str, str] = {}
     named = {"id": getattr(table, "id", None)}
-    for role in ("source", "target", "weight", "time"):
+    for role in ("source", "target", "weight", "time", "relation_column"):
         named[role] = getattr(table, role, None)
     for role, column in named.items():
         if column is None:

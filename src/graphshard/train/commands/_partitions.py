@@ -75,6 +75,11 @@ class TableFlags:
     ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
+    relation_column: Annotated[
+        str | None,
+        "Column of edges with the relation of each, of a knowledge graph.",
+        Unset("none"),
+    ] = None
     ignore: Annotated[
         list[str] | None, "Column that is no feature. Several times.", Unset("none")
     ] = None
@@ -116,6 +121,7 @@ class TableFlags:
             links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
+            relation_column=self.relation_column,
             ignore=self.ignore or (),
             options=FileOptions(
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
