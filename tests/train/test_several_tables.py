@@ -14,7 +14,7 @@ import pytest
 from graphshard.data import EdgeTable, NodeTable, Tables, partition_tables
 from graphshard.data.dataset import SPLITS
 from graphshard.fullbatch import load_dgl_partition_data
-from graphshard.train import read_task
+from graphshard.train import FullBatchConfig, FullBatchRun, read_task
 from graphshard.train.commands import run
 
 BUYS, FOLLOWS = ("user", "buys", "item"), ("user", "follows", "user")
@@ -213,3 +213,22 @@ def test_relations_are_numbered_as_in_training(tmp_path: Path) -> None:
     other = frame.assign(rel="has")
     with pytest.raises(ValueError, match="1 relations in 'rel' are not those of the encodings"):
         partition_tables(tables(other), 1, tmp_path / "c", encodings_from=first)
+
+
+def test_whole_numbers_are_values_where_that_is_said(tmp_path: Path) -> None:
+    frames()["follows"].assign(stars=range(60)).to_csv(tmp_path / "follows.csv", index=False)
+    words = ["partition", "--edges", str(tmp_path / "follows.csv"), "--label", "stars", "--quiet"]
+    words += ["--parts", "1", "--name", "g", "--label-task", "regression"]
+    assert run([*words, "--out", str(tmp_path / "p")]) == 0
+    assert read_task(tmp_path / "p" / "g.json").kind == "edge regression"
+    classes = Tables(
+        edges={
+            FOLLOWS: EdgeTable(
+                files=frames()["follows"], source="source", target="target", label="stars"
+            )
+        }
+    )
+    data = str(partition_tables(classes, 1, tmp_path / "c"))
+    config = FullBatchConfig(data=data, task="edge regression", device="cpu")
+    with pytest.raises(ValueError, match=r"labels that were made classes \(bad, so so\)"):
+        FullBatchRun(config)

@@ -294,6 +294,7 @@ class Tables:
         source: str | None = None,
         target: str | None = None,
         label: str | None = None,
+        label_task: str | None = None,
         split: Any = None,
         links: Sequence[str] = (),
         weight: str | None = None,
@@ -315,6 +316,8 @@ class Tables:
 
         Args:
             label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            label_task: What labels are, where their type does not tell: "classification",
+                "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
                 without a label is that of the only relation.
             **settings: More for `Tables`.
@@ -375,13 +378,17 @@ class Tables:
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
-        return made._with_columns(columns, of_edges, label, split, links, ignore)
+        if label_task is not None and label is None:
+            raise ValueError(f"label_task is of a label (got {label_task!r}); say label, too")
+        said_of_label = {} if label_task is None else {"task": label_task}
+        return made._with_columns(columns, of_edges, label, said_of_label, split, links, ignore)
 
     def _with_columns(
         self,
         columns: Mapping[str, Sequence[str]],
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
+        said_of_label: Mapping[str, Any],
         split: Any,
         links: Sequence[str],
         ignore: Sequence[str],
@@ -434,8 +441,9 @@ class Tables:
                 f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
             )
         tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
+        said = {"column": label, **said_of_label} if said_of_label else label
         for target in targets:
-            tables[target] = replace(tables[target], label=label, split=split)
+            tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 

@@ -19,15 +19,15 @@ FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
         --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
-        --label --links --method --name --no-header --no-inverse --no-reorder --no-row-normalize
-        --no-self-loops --node-id --nodes --objective --out --parallel --parts --quiet
-        --relation-column --reorder --row-normalize --seed --self-loops --source --split --tables
-        --target --time --tolerance --weight
+        --label --label-task --links --method --name --no-header --no-inverse --no-reorder
+        --no-row-normalize --no-self-loops --node-id --nodes --objective --out --parallel --parts
+        --quiet --relation-column --reorder --row-normalize --seed --self-loops --source --split
+        --tables --target --time --tolerance --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --encoding --header --help --ignore --label --links
-        --no-header --node-id --nodes --parallel --relation-column --source --split --target --time
-        --weight
+        --config --dangling --delimiter --edges --encoding --header --help --ignore --label
+        --label-task --links --no-header --node-id --nodes --parallel --relation-column --source
+        --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",

@@ -62,6 +62,11 @@ class TableFlags:
         Unset("target, dst or the like, or the second"),
     ] = None
     label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    label_task: Annotated[
+        str | None,
+        "What labels are: classification, 'multi-label classification' or regression.",
+        Unset("as their type says"),
+    ] = None
     split: Annotated[
         str | None,
         "Fractions for training, validation and test, such as 0.6,0.2,0.2, or a column that says "
@@ -117,6 +122,7 @@ class TableFlags:
             source=self.source,
             target=self.target,
             label=self.label,
+            label_task=self.label_task,
             split=_split_of(self.split),
             links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
