@@ -14,7 +14,7 @@ import pytest
 from graphshard.data import EdgeTable, NodeTable, Tables, partition_tables
 from graphshard.data.dataset import SPLITS
 from graphshard.fullbatch import load_dgl_partition_data
-from graphshard.train import FullBatchConfig, FullBatchRun, read_task
+from graphshard.train import FullBatchConfig, FullBatchRun, predict, read_task
 from graphshard.train.commands import run
 
 BUYS, FOLLOWS = ("user", "buys", "item"), ("user", "follows", "user")
@@ -54,7 +54,7 @@ def write(folder: Path) -> list[str]:
 
 def test_links_of_several_relations_by_flags(tmp_path: Path) -> None:
     words = write(tmp_path)
-    out = ["--parts", "2", "--method", "random", "--out", str(tmp_path / "p"), "--name", "g"]
+    out = ["--parts", "1", "--out", str(tmp_path / "p"), "--name", "g"]
     flags = ["--links", "buys,follows", "--split", "0.5,0.25,0.25", "--ignore", "stars"]
     assert run(["partition", *words, *flags, *out, "--inverse"]) == 0
     data = str(tmp_path / "p" / "g.json")
@@ -62,11 +62,9 @@ def test_links_of_several_relations_by_flags(tmp_path: Path) -> None:
     assert task.kind == "link prediction"
     assert task.targets == (BUYS, FOLLOWS)
     assert task.reverses == (("item", "rev_buys", "user"), ("user", "rev_follows", "user"))
-    flags = ["--run", str(tmp_path / "run"), "--epochs", "2", "--device", "cpu", "--quiet"]
-    assert run(["train", "--data", data, *flags]) == 0
-    out = ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "x.csv"), "--top", "2"]
-    assert run(["predict", "--data", data, *out, "--relations", "buys", "--quiet"]) == 0
-    found = pd.read_csv(tmp_path / "x.csv")
+    config = FullBatchConfig(data=data, run=str(tmp_path / "run"), epochs=2, device="cpu")
+    FullBatchRun(config).train()
+    found = predict(data, config.run, top=2, relations="buys", device="cpu").to_pandas()
     assert set(found["relation"]) == {"user:buys:item"}
     assert found["source"].tolist() == [f"u{n}" for n in range(30) for _ in range(2)]
     assert set(found["target"]) <= set(frames()["items"]["item_id"])
@@ -144,8 +142,8 @@ def test_a_knowledge_graph_from_one_table(tmp_path: Path) -> None:
     frame = knowledge()
     frame.to_csv(tmp_path / "triples.csv", index=False)
     words = ["partition", "--edges", str(tmp_path / "triples.csv"), "--relation-column", "rel"]
-    words += ["--split", "part", "--inverse", "--parts", "2", "--method", "random", "--name", "g"]
-    assert run([*words, "--out", str(tmp_path / "p"), "--quiet"]) == 0
+    words += ["--split", "part", "--inverse", "--method", "random", "--name", "g"]
+    assert run([*words, "--parts", "2", "--out", str(tmp_path / "p"), "--quiet"]) == 0
     data = str(tmp_path / "p" / "g.json")
     task = read_task(data)
     names = ("born in", "knows", "é/is a")
@@ -165,14 +163,15 @@ def test_a_knowledge_graph_from_one_table(tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
         expected = [*(frame["part"] == split), *[False] * 300]
         assert rows[f"{split}_mask"].tolist() == expected
-    flags = ["--run", str(tmp_path / "run"), "--epochs", "2", "--device", "cpu", "--quiet"]
-    assert run(["train", "--data", data, "--model", "rgcn", "--num-bases", "2", *flags]) == 0
+    one = str(tmp_path / "one" / "g.json")
+    assert run([*words, "--parts", "1", "--out", str(tmp_path / "one"), "--quiet"]) == 0
+    values = {"model": "rgcn", "num_bases": 2, "epochs": 2, "device": "cpu"}
+    FullBatchRun(FullBatchConfig(data=one, run=str(tmp_path / "run"), **values)).train()
     card = json.loads((tmp_path / "run" / "model.json").read_text())
     assert set(card["best"]["by_relation"]) <= {*names}
     assert set(card["best"]["by_relation"])
-    out = ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "x.csv"), "--top", "2"]
-    assert run(["predict", "--data", data, *out, "--relations", "born in", "--quiet"]) == 0
-    best = pd.read_csv(tmp_path / "x.csv")
+    run_folder = tmp_path / "run"
+    best = predict(one, run_folder, top=2, relations="born in", device="cpu").to_pandas()
     assert set(best["relation"]) == {"born in"}
     known = frame[frame["rel"] == "born in"]
     pairs = {*zip(best["source"], best["target"], strict=True)}
