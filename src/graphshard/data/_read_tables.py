@@ -56,7 +56,7 @@ from .tables import (
     label_columns,
     split_columns,
 )
-from .task import TaskInfo
+from .task import TaskInfo, inverse_names
 
 _LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
 _ROWS_IN_ORDER = 1 << 17
@@ -169,6 +169,9 @@ class _Reading:
             fields = graph.edges[etype].data
             encodings = self.encode(etype, edge_table, given, rows, fields, edge_report)
             self.add_weight_and_time(etype, edge_table, fields)
+            if edge_table.relation_column is not None:
+                names = self.add_relation_numbers(etype, edge_table.relation_column, fields)
+                task = replace(task, relation_names=names, num_relations=len(names))
             schema["edges"][etype_key(etype)] = {
                 "source": edge_table.source,
                 "target": edge_table.target,
@@ -603,7 +606,7 @@ class _Reading:
         Args:
             of: The table that it is joined to.
         """
-        roles = "id", "source", "target", "weight", "time"
+        roles = "id", "source", "target", "weight", "time", "relation_column"
         named = [getattr(table, role, None) for role in roles]
         said = table if of is None else of
         assert not isinstance(said, JoinedTable)
@@ -636,7 +639,8 @@ class _Reading:
             return name if name in names else reader.column(name)
 
         roles = [*label_columns(table.label), *split_columns(table.split)]
-        roles += [c for c in (getattr(table, "weight", None), getattr(table, "time", None)) if c]
+        if isinstance(table, EdgeTable):
+            roles += [c for c in (table.weight, table.time, table.relation_column) if c is not None]
         roles = [column(name) for name in roles]
         for name in table.ignore:
             column(name)
@@ -914,7 +918,7 @@ class _Reading:
         """Make the fields ``feat`` and ``categories`` of the columns of a type."""
         columns = self.columns[owner]
         roles: set[Any] = {*label_columns(table.label), *split_columns(table.split)}
-        roles |= {getattr(table, "weight", None), getattr(table, "time", None)}
+        roles |= {getattr(table, name, None) for name in ("weight", "time", "relation_column")}
         if given is not None:
             encodings = given
         else:
@@ -1045,6 +1049,44 @@ class _Reading:
                 earliest = compute.min(values)
                 values = compute.fill_null(values, earliest if earliest.is_valid else 0)
             fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
+
+    def add_relation_numbers(
+        self, etype: CanonicalEType, column: str, fields: Any
+    ) -> tuple[str, ...]:
+        """Number the relations that a column names; their names."""
+        import pyarrow
+        from pyarrow import compute
+
+        values = pyarrow.chunked_array([self.columns[etype].pop(column)]).combine_chunks()
+        if pyarrow.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if values.null_count:
+            raise ValueError(
+                f"{self._name(etype)}: each row must have a relation (got {values.null_count} rows "
+                f"without one in {column!r}); fill them in or drop them"
+            )
+        names = compute.unique(values)
+        names = names.take(compute.sort_indices(names))
+        texts = tuple(map(str, names.to_pylist()))
+        known = () if self.given_task is None else self.given_task.relation_names
+        half = len(known) // 2  # inverses are added again, where they are asked for
+        if known[half:] == inverse_names(known[:half]):
+            known = known[:half]
+        if known:
+            unknown = [text for text in texts if text not in known]
+            if unknown:
+                raise ValueError(
+                    f"{self._name(etype)}: {len(unknown)} relations in {column!r} are not those of "
+                    f"the encodings (got {unknown[0]!r}); leave their edges out"
+                )
+            number = {name: place for place, name in enumerate(known)}
+            of_values = torch.tensor([number[text] for text in texts], dtype=torch.int64)
+            texts = known
+        else:
+            of_values = torch.arange(len(texts))
+        places = compute.index_in(values, value_set=names).to_numpy(zero_copy_only=False)
+        fields["etype"] = of_values[torch.from_numpy(places.astype(np.int64))]
+        return texts
 
 
 class _EdgeEnds:

@@ -144,6 +144,9 @@ class EdgeTable:
         target: The column with the ids of the nodes where they end.
         weight: A column of numbers, which becomes the edge feature ``weight``; 1 where missing.
         time: A column of times or whole numbers, which becomes the edge feature ``time``.
+        relation_column: Of a knowledge graph, the column that says of which relation an edge is;
+            its number becomes the edge feature ``etype``. Relations are numbered as their names are
+            sorted. There is one table of edges then, between nodes of one type.
         split: Without a label it makes the task link prediction: edges are told from no edges.
     """
 
@@ -154,6 +157,7 @@ class EdgeTable:
     ignore: Sequence[str] = ()
     weight: str | None = None
     time: str | None = None
+    relation_column: str | None = None
     label: str | Mapping[str, Any] | None = None
     split: Split = None
     options: FileOptions = AS_IT_LOOKS
@@ -218,6 +222,17 @@ class Tables:
                     "a table of edges must be under (source type, relation, target type) (got "
                     f"{etype!r})"
                 )
+        numbered = [e for e, of_edges in self.edges.items() if of_edges.relation_column is not None]
+        if numbered and not (
+            len(self.edges) == 1
+            and len({*self.nodes, numbered[0][0], numbered[0][2]}) == 1
+            and self.parallel == "keep"
+        ):
+            raise ValueError(
+                "a table with relation_column must be the only one of edges, between nodes of one "
+                f"type, with parallel edges kept (got edges {', '.join(map(str, self.edges))}, "
+                f"parallel={self.parallel!r}); give a table for each relation"
+            )
         for name in {*self.nodes, *(name for etype in self.edges for name in etype)}:
             if not isinstance(name, str) or not name or set(name) & set("/:~"):
                 raise ValueError(
@@ -325,10 +340,12 @@ class Tables:
         source: str | None = None,
         target: str | None = None,
         label: str | None = None,
+        label_task: str | None = None,
         split: Split = None,
         links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
+        relation_column: str | None = None,
         ignore: Sequence[str] = (),
         options: FileOptions = AS_IT_LOOKS,
         base: Path | None = None,
@@ -347,6 +364,8 @@ class Tables:
 
         Args:
             label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            label_task: What labels are, where their type does not tell: "classification",
+                "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
                 without a label is that of the only relation.
             **settings: More for `Tables`.
@@ -378,7 +397,8 @@ class Tables:
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
-        said = [name for name in (source, target, label, weight, time) if name is not None]
+        of_all = (source, target, label, weight, time, relation_column)
+        said = [name for name in of_all if name is not None]
         of_edges: dict[CanonicalEType, list[str]] = {}
         for item in edges:
             name, files = _named(item)
@@ -410,19 +430,25 @@ class Tables:
                 target=end,
                 weight=weight if weight in names else None,
                 time=time if time in names else None,
+                relation_column=relation_column if relation_column in names else None,
                 options=options,
             )
-        for name, value in (("weight", weight), ("time", time)):
+        of_rows = {"weight": weight, "time": time, "relation_column": relation_column}
+        for name, value in of_rows.items():
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
-        return made._with_columns(columns, of_edges, label, split, links, ignore)
+        if label_task is not None and label is None:
+            raise ValueError(f"label_task is of a label (got {label_task!r}); say label, too")
+        said_of_label = {} if label_task is None else {"task": label_task}
+        return made._with_columns(columns, of_edges, label, said_of_label, split, links, ignore)
 
     def _with_columns(
         self,
         columns: Mapping[str, Sequence[str]],
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
+        said_of_label: Mapping[str, Any],
         split: Split,
         links: Sequence[str],
         ignore: Sequence[str],
@@ -475,8 +501,9 @@ class Tables:
                 f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
             )
         tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
+        said = {"column": label, **said_of_label} if said_of_label else label
         for target in targets:
-            tables[target] = replace(tables[target], label=label, split=split)
+            tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 
@@ -505,7 +532,7 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
     """Raise unless every column of a table has one role."""
     roles: dict[str, str] = {}
     named = {"id": getattr(table, "id", None)}
-    for role in ("source", "target", "weight", "time"):
+    for role in ("source", "target", "weight", "time", "relation_column"):
         named[role] = getattr(table, role, None)
     for role, column in named.items():
         if column is None:

@@ -397,6 +397,12 @@ def _rows_of_splits(
 def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
     """The task that the partition is for, or another one that is asked for."""
     kind = config.task or task.kind
+    if kind.endswith("regression") and kind != task.kind and task.class_names:
+        raise ValueError(
+            f"{config.data} has labels that were made classes ({', '.join(task.class_names[:5])}), "
+            f"and no values, which {kind} needs; partition with --label-task regression, or task = "
+            '"regression" in the label of the TOML file'
+        )
     if kind.startswith("node"):
         if config.relations is not None:
             raise ValueError(

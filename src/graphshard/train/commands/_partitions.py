@@ -63,6 +63,11 @@ class TableFlags:
         Unset("target, dst or the like, or the second"),
     ] = None
     label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    label_task: Annotated[
+        str | None,
+        "What labels are: classification, 'multi-label classification' or regression.",
+        Unset("as their type says"),
+    ] = None
     split: Annotated[
         str | None,
         "Fractions for training, validation and test, such as 0.6,0.2,0.2, or a column that says "
@@ -81,6 +86,11 @@ class TableFlags:
     ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
+    relation_column: Annotated[
+        str | None,
+        "Column of edges with the relation of each, of a knowledge graph.",
+        Unset("none"),
+    ] = None
     ignore: Annotated[
         list[str] | None, "Column that is no feature. Several times.", Unset("none")
     ] = None
@@ -129,10 +139,12 @@ class TableFlags:
             source=self.source,
             target=self.target,
             label=self.label,
+            label_task=self.label_task,
             split=self._split(),
             links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
+            relation_column=self.relation_column,
             ignore=self.ignore or (),
             options=FileOptions(
                 format=self.format,
