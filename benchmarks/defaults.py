@@ -103,7 +103,7 @@ def run(line: Line, seed: int, timeout: float) -> dict[str, Any]:
         if done.returncode:
             return {"error": (done.stderr or done.stdout).strip().splitlines()[-1]}
         card = json.loads((Path(folder) / "model.json").read_text())
-    notes = [text for text in done.stdout.splitlines() if "by default" in text or "edges" in text]
+    notes = [text for text in done.stderr.splitlines() if "by default" in text or "edges" in text]
     return {
         "best": card["best"],
         "last": card["last"],
