@@ -132,10 +132,7 @@ class Learner:
 
     def _penalized_parameters(self) -> list[nn.Parameter]:
         own = getattr(self.network, "penalized_parameters", None)
-        penalized = list(self.network.parameters() if own is None else own())
-        if self._category_tables is not None:  # sparse features meet their first matrix there
-            penalized += self._category_tables.matrices.parameters()
-        return penalized
+        return list(self.network.parameters() if own is None else own())
 
     def host_graph(self) -> GraphShardManager:
         """The graph on the CPU, as samplers want it; collective."""
