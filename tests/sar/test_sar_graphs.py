@@ -318,6 +318,7 @@ def test_logging_setup(tmp_path: Path) -> None:
     sar.logging_setup("ERROR", rank=1, world_size=2)
     (shown,) = [h for h in sar.logger.handlers if not isinstance(h, logging.NullHandler)]
     assert shown.level == logging.ERROR
+    assert not sar.logger.propagate
     sar.logger.removeHandler(shown)
     sar.logger.propagate, sar.logger.level = before
 
