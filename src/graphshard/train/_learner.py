@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._base.typing import CanonicalEType
 from ..comm import anchor, gather_grads, is_initialized, rank, sync_params
 from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
-from ._categories import CategoryTables
+from ..partition.format import etype_key
+from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
-from ._edges import EdgeNetwork, NodeRows, PairPredictor, TargetEdges
+from ._edges import EdgeNetwork, EndRows, PairPredictor, TargetEdges
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._links import LinkPredictor, LinkScorer
 from ._models import (
@@ -37,7 +39,7 @@ from ._models import (
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model
 from ._tasks import Classes, Links, gather_rows, widened
-from ._training_shard import TrainingShard, all_finite
+from ._training_shard import TrainingShard, all_finite, edge_columns
 
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
@@ -64,10 +66,14 @@ class Learner:
         torch.manual_seed(config.seed)
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
-        if shard.category_counts:
-            self.network.category_tables = CategoryTables(shard.category_counts)
-        self._category_tables: CategoryTables | None = getattr(
-            self.network, "category_tables", None
+        if shard.category_counts or shard.sparse_counts:
+            counts_of_types = shard.category_counts, shard.sparse_counts
+            self.network.category_tables = CategoryTables(*counts_of_types)
+        if counts := edge_category_counts(shard, config.model):
+            self.network.edge_category_tables = CategoryTables(counts)
+        self._category_tables, self._edge_tables = (
+            getattr(self.network, name, None)
+            for name in ("category_tables", "edge_category_tables")
         )
         self.model: nn.Module = self.network
         if shard.edges is not None:
@@ -106,7 +112,7 @@ class Learner:
         others = [p for p in self._named.values() if id(p) not in chosen]
         self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
         self.optimizer = self.descent.optimizer
-        self._sources: dict[str | None, NodeRows] = {}
+        self._ends: dict[str | None, EndRows] = {}
         #: Losses and ranks of link prediction; None of other tasks.
         self.links: LinkScorer | None = None
         if self._shard.links is not None:
@@ -146,16 +152,39 @@ class Learner:
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
-        rows = self.input_rows(self._shard.features, self._shard.categories)
+        shard = self._shard
+        rows = self.input_rows(shard.features, shard.categories, shard.sparse)
         rows |= self.embeddings()
+        self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
 
     def input_rows(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures],
     ) -> dict[str, Tensor]:
         """What a network is given of nodes that have features or categories, by node type."""
         tables = self._category_tables
-        return dict(features) if tables is None else tables(features, categories)
+        return dict(features) if tables is None else tables(features, categories, sparse)
+
+    def set_edge_features(
+        self,
+        graphs: Sequence[MessagePassingGraph],
+        features: Mapping[CanonicalEType, Tensor],
+        categories: Mapping[CanonicalEType, Tensor],
+    ) -> None:
+        """Put on the edges of graphs what a network is given of relations with categories."""
+        if self._edge_tables is None or "feat" not in edge_columns(self._config.model):
+            return
+        names = {etype_key(etype): etype for etype in categories}
+        rows = self._edge_tables(
+            {etype_key(etype): feat for etype, feat in features.items()},
+            {name: categories[etype] for name, etype in names.items()},
+        )
+        for name, etype in names.items():
+            for graph in {id(graph): graph for graph in graphs}.values():
+                graph.edges[etype].data["feat"] = rows[name]
 
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""
@@ -163,20 +192,34 @@ class Learner:
         assert edges is not None
         if split is not None:
             edges = edges.at(self._shard.rows[split])
-        sources, destinations = edges.ends
-        if split not in self._sources:
-            ranges = self._shard.data.node_map(sources[0])
-            self._sources[split] = NodeRows(sources[1], ranges)
-        own = destinations[1] - self._shard.data.node_map(destinations[0]).starts[rank()]
-        of_sources = self._sources[split](rows[sources[0]])
-        return self.score(of_sources, rows[destinations[0]].index_select(0, own), edges)
+        if split not in self._ends:
+            ranges = {t: self._shard.data.node_map(t) for t in self._shard.data.node_type_names}
+            self._ends[split] = EndRows(edges, ranges)
+        return self.score(*self._ends[split](rows), edges)
 
     def score(self, sources: Tensor, destinations: Tensor, edges: TargetEdges) -> Tensor:
         """Scores of edges from the rows of their ends, in the precision that is configured."""
+        columns = [] if edges.feat is None else [edges.feat]
+        if edges.categories is not None:
+            columns += self._rows_of_categories(edges, edges.categories)
+        feat = torch.cat(columns, dim=1) if columns else None
         with self._autocast():
             assert isinstance(self.model, EdgeNetwork)
-            scores: Tensor = self.model.predictor(sources, destinations, edges.feat)
+            scores: Tensor = self.model.predictor(sources, destinations, feat)
         return scores
+
+    def _rows_of_categories(self, edges: TargetEdges, categories: Tensor) -> list[Tensor]:
+        """Learnt rows of each relation that has categories, zeros for edges of others."""
+        assert self._edge_tables is not None
+        columns, first = [], 0
+        for number, etype in enumerate(edges.relations):
+            key = etype_key(etype)
+            last = first + len(self._shard.edge_category_counts.get(key, ()))
+            if last > first:
+                rows = self._edge_tables.rows_of(key, categories[:, first:last])
+                columns.append(torch.where((edges.number == number).unsqueeze(1), rows, 0))
+            first = last
+        return columns
 
     def _autocast(self) -> torch.autocast:
         is_enabled = self._config.autocast
@@ -456,7 +499,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     hidden, layers, heads = config.hidden, config.layers, config.heads
     classes, dropout, name = shard.out_width(config), config.dropout, config.model
     widths = shard.feature_widths
-    edge_feats = {etype: rows.shape[1] for etype, rows in shard.edge_features.items()}
+    edge_feats = shard.edge_feature_widths
     if ":" in name:
         arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
         return build_own_model(
@@ -469,14 +512,20 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     if shard.is_typed:
         how = config.aggregator
-        return TypedNetwork(
+        network = TypedNetwork(
             name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
         )
+        network.encodes = config.encoder
+        if config.norm:
+            network.add_norms()
+        return network
     in_feats = widths.get(shard.target)
     if name == "rgcn":
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
-    width = hidden if in_feats is None else in_feats
+    width = in_width = hidden if in_feats is None else in_feats
+    if config.encoder:
+        width = hidden * heads if name in ("gat", "gatv2") else hidden
     model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
@@ -486,6 +535,8 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         model = GCN(width, hidden, classes, layers, dropout)
     else:
         model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    if config.encoder:
+        model.add_encoder(in_width)
     model.add_own_rows_and_norms(config.residual, config.norm)
     return model
 
@@ -500,7 +551,9 @@ def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
         node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
         edge_widths={
             etype: {
-                name: 1 if column.dim() == 1 else column.shape[1] for name, column in rows.items()
+                column: shard.edge_feature_widths[etype] if column == "feat" else 1
+                for column in ("weight", "feat")
+                if column in rows or (column == "feat" and "categories" in rows)
             }
             for etype, rows in shard.edge_rows(name).items()
         },
@@ -511,17 +564,27 @@ def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
 def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfig) -> EdgeNetwork:
     """A network with what scores edges, with weights from torch's default generator."""
     assert shard.edges is not None
-    feat, width = shard.edges.feat, shard.out_width(config)
-    ntypes = shard.edges.relation[::2]
+    width, ntypes = shard.out_width(config), shard.edges.node_types
     if isinstance(shard.task, Links):
         has_factors = config.predictor == "distmult" or (
-            config.predictor is None and shard.relation is not None
+            config.predictor is None
+            and (shard.relation is not None or len(shard.edges.relations) > 1)
         )
         factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
         return EdgeNetwork(network, factors, ntypes)
-    edge_width = 0 if feat is None else feat.shape[1]
+    edge_width = sum(shard.edge_feature_widths.get(etype, 0) for etype in shard.edges.relations)
     predictor = PairPredictor(width, edge_width, shard.task.width, config.dropout)
     return EdgeNetwork(network, predictor, ntypes)
+
+
+def edge_category_counts(shard: TrainingShard, model: str) -> dict[str, tuple[int, ...]]:
+    """Relation to the numbers of values of its columns, of relations whose categories are read."""
+    read = {etype_key(etype) for etype in shard.edge_categories}
+    if "feat" not in edge_columns(model):
+        is_scored = shard.edges is not None and not isinstance(shard.task, Links)
+        scored = shard.edges.relations if is_scored and shard.edges is not None else ()
+        read &= {etype_key(etype) for etype in scored}
+    return {key: counts for key, counts in shard.edge_category_counts.items() if key in read}
 
 
 def link_scorer(shard: TrainingShard, model: nn.Module, config: ResolvedConfig) -> LinkScorer:
