@@ -100,6 +100,8 @@ def with_links_of_site(text: str, source: str, page: str) -> str:
             assert file.is_file(), f"{source} links to the folder {target}: link a file of it"
             place = f"files/{wanted}"
             write(STAGE / place, file.read_text(encoding="utf-8"))
+        if wanted == "README.md":  # the front page has other headings
+            hash_mark = fragment = ""
         return f"{before}{relative(place, page)}{hash_mark}{fragment}{after}"
 
     pieces, last = [], 0

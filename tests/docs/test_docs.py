@@ -235,4 +235,6 @@ def test_every_page_is_on_a_shelf() -> None:
         for entry in re.findall(r"<([\w/]+)>$", shelf.read_text(encoding="utf-8"), re.M):
             linked.add((shelf.parent / f"{entry}.md").resolve())
     pages = {*PAGES, *DOCS.rglob("*.ipynb")} - {DOCS / "index.md"}
-    assert not pages - linked, "link them in the index.md of their folder"
+    assert not pages - linked, (
+        f"link in the index.md of a shelf: {sorted(map(str, pages - linked))}"
+    )

@@ -123,7 +123,7 @@ def test_everything_is_staged_and_links_lead_somewhere(site: Any) -> None:
 def test_links_are_moved_with_their_pages(site: Any) -> None:
     text = "[a](../../README.md#install) [b](../../examples/sampled.py) [c](pyg.md) `[d](x.md)`"
     moved = site.with_links_of_site(text.split(" `")[0], "docs/guides/gpus.md", "guides/gpus.md")
-    assert moved == "[a](../index.md#install) [b](../examples/sampled.md) [c](pyg.md)"
+    assert moved == "[a](../index.md) [b](../examples/sampled.md) [c](pyg.md)"
     code = "```text\n[x](not/a/file.md)\n```"
     assert site.with_links_of_site(code, "docs/index.md", "index.md") == code
     with pytest.raises(AssertionError, match="which is not there"):
