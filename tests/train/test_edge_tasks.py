@@ -20,9 +20,10 @@ from train_cases import (
     write_parts,
 )
 
+from graphshard._base.ranges import RangeMap
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun, SampledRun, TaskInfo, write_task
-from graphshard.train._edges import TargetEdges, distinct_ends
+from graphshard.train._edges import EndRows, TargetEdges, distinct_ends
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "classes": ("edge_classes", {"model": "gcn", "task": "edge classification"}),
@@ -138,10 +139,17 @@ def test_the_partition_says_what_to_learn_of_which_edges(tmp_path: Path) -> None
 
 def test_ends_of_two_types_are_apart() -> None:
     ids = torch.tensor([3, 1, 3])
-    edges = TargetEdges(("a", "r", "b"), ids, ids, ids + 1, None, ids)
-    assert {t: n.tolist() for t, n in distinct_ends(edges).items()} == {"a": [1, 3], "b": [2, 4]}
-    edges = TargetEdges(("a", "r", "a"), ids, ids, ids + 1, None, ids)
-    assert {t: n.tolist() for t, n in distinct_ends(edges).items()} == {"a": [1, 2, 3, 4]}
+    number = torch.tensor([0, 1, 0])
+    relations = ("a", "r", "b"), ("b", "q", "b")
+    edges = TargetEdges(relations, number, ids, ids, ids + 1, None, None, number)
+    assert {t: i.tolist() for t, i in distinct_ends(edges).items()} == {"a": [3], "b": [1, 2, 4]}
+    assert edges.node_types == ("a", "b")
+    assert [t for t, _ in edges.by_type(1)] == ["b"]
+    rows = {"a": torch.arange(5.0).view(-1, 1), "b": 10 + torch.arange(5.0).view(-1, 1)}
+    ranges = {"a": RangeMap((0, 5)), "b": RangeMap((0, 5))}
+    sources, destinations = EndRows(edges, ranges)(rows)
+    assert sources.view(-1).tolist() == [3, 11, 3]
+    assert destinations.view(-1).tolist() == [14, 12, 14]
 
 
 def test_a_partition_without_labels_of_edges_is_refused(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_edges_in_their_own_order(kind: str, parts: int, how: str, tmp_path: Pat
     assert table["source"].tolist() == src.tolist()
     assert table["target"].tolist() == dst.tolist()
     run: Any = trained(kind)[2]
-    source, name, target = run._shard.edges.relation
+    ((source, name, target),) = run._shard.edges.relations
     rows = {t: torch.from_numpy(of_type) for t, of_type in rows_of_nodes(kind).items()}
     edata = GRAPHS[kind]().edges[source, name, target].data
     feat = edata.get("feat")
@@ -179,7 +179,7 @@ def test_rows_of_nodes_by_which_edges_are_scored(kind: str, parts: int, tmp_path
     rows = rows_of_nodes(kind)
     if kind == "typed_links":
         assert found["type"].tolist() == ["author"] * 30 + ["paper"] * 40
-        assert found["id"].tolist() == [str(n) for size in (30, 40) for n in range(size)]
+        assert found["id"].tolist() == [*range(30), *range(40)]
         expected = np.concatenate([rows["author"], rows["paper"]])
     else:
         assert found["id"].tolist() == list(range(40))

@@ -71,7 +71,13 @@ def trained(folder: Path, case: str, world_size: int, is_sampled: bool = False, 
     return run_ranks(train, world_size, as_values(config))
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=pytest.mark.exhaustive if c in ("sage", "gatv2", "gat_typed") else ())
+        for c in CASES
+    ],
+)
 def test_ranks_and_samples_train_as_one_process_does(case: str, tmp_path: Path) -> None:
     (one,) = trained(tmp_path, case, 1)
     losses = one["result"]["losses"]
@@ -116,11 +122,14 @@ def test_attention_reads_edges_as_pygs_does(kind: str) -> None:
     ours: Any
     theirs: Any
     if kind == "gat":
-        ours, theirs = EdgeScoredGATConv(5, 4, 2, 0.0, 0.0, 3), GATConv(5, 4, **options)
+        ours, theirs = EdgeScoredGATConv(5, 4, 2, 0.0, 0.0, edge_feats=3), GATConv(5, 4, **options)
         pairs = {"lin": "fc", "lin_edge": "fc_edge"}
         vectors = {"att_src": "attn_l", "att_dst": "attn_r", "att_edge": "attn_e"}
     else:
-        ours, theirs = EdgeScoredGATv2Conv(5, 4, 2, 0.0, 0.0, 3), GATv2Conv(5, 4, **options)
+        ours, theirs = (
+            EdgeScoredGATv2Conv(5, 4, 2, 0.0, 0.0, edge_feats=3),
+            GATv2Conv(5, 4, **options),
+        )
         pairs = {"lin_l": "fc_src", "lin_r": "fc_dst", "lin_edge": "fc_edge"}
         vectors = {"att": "attn"}
     ours, theirs = ours.double(), theirs.double()

@@ -190,6 +190,49 @@ def typed_links() -> graphshard.Graph:
     return both
 
 
+def several_links() -> graphshard.Graph:
+    """Links of two relations: authors write papers, which cite papers."""
+    graph = typed_links()
+    set_links(graph, ("paper", "cites", "paper"), 48)
+    return graph
+
+
+def several_edge_classes() -> graphshard.Graph:
+    """Classes of edges of two relations, of which one has features, and both have categories."""
+    graph = typed_graph()
+    for seed, name in ((50, "writes"), (60, "cites")):
+        set_edge_task(graph, name, seed)
+        count = graph.num_edges(name)
+        graph.edges[name].data["categories"] = torch.randint(
+            0, 4, (count, 1 + seed // 60), generator=_random(seed + 5)
+        )
+    del graph.edges["cites"].data["feat"]
+    return graph
+
+
+def edge_categories() -> graphshard.Graph:
+    """Classes of nodes, and edges with features and two columns of categories."""
+    graph = plain_graph()
+    count = graph.num_edges()
+    graph.edata["feat"] = torch.rand(count, 2, generator=_random(70), dtype=torch.float64)
+    graph.edata["categories"] = torch.stack(
+        [torch.randint(0, n, (count,), generator=_random(70 + n)) for n in (3, 9)], dim=1
+    )
+    del graph.edata["etype"]
+    return graph
+
+
+def typed_categories() -> graphshard.Graph:
+    """A typed graph, of which two relations have categories, and none features."""
+    graph = typed_graph()
+    for name in ("writes", "cites"):
+        count = graph.num_edges(name)
+        graph.edges[name].data["categories"] = torch.randint(
+            0, 5, (count, 1), generator=_random(80 + len(name))
+        )
+    return graph
+
+
 def bipartite_links() -> graphshard.Graph:
     """Users and what they buy: no relation leads to users."""
     generator = torch.Generator().manual_seed(46)
@@ -204,6 +247,10 @@ def bipartite_links() -> graphshard.Graph:
 
 
 GRAPHS = {
+    "several_links": several_links,
+    "several_edge_classes": several_edge_classes,
+    "edge_categories": edge_categories,
+    "typed_categories": typed_categories,
     "bipartite_links": bipartite_links,
     "plain_links": plain_links,
     "relation_links": relation_links,

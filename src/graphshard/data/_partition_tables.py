@@ -88,6 +88,11 @@ def partition_tables(
     if not quiet:
         read.report.show(Console(emoji=False))
     num_nodes = graph.num_nodes()
+    if not num_nodes:
+        raise ValueError(
+            f"the tables of {name} must have a row at least (got none); check that the files are "
+            "the right ones, and by what their cells are separated"
+        )
     if num_parts > num_nodes:
         raise ValueError(
             f"there must be no more parts, or workers, than nodes of {name}, {num_nodes} (got "
@@ -139,21 +144,21 @@ def _prepared(read: TablesGraph, preparation: Preparation) -> tuple[Graph, TaskI
             "self_loops is for graphs of one relation (got "
             f"{', '.join(map(str, graph.canonical_etypes))}); leave it out"
         )
-    reverse_of: CanonicalEType | None = None
+    reverse_of: tuple[CanonicalEType | None, ...] = task.reverses
     if preparation.bidirected:
         before = graph.num_edges()
         graph = _in_both_directions(graph)
         notes.append(f"edges in both directions: {before:,} became {graph.num_edges():,}")
-        reverse_of = task.target if isinstance(task.target, tuple) else None
+        reverse_of = task.targets
     if preparation.inverse:
         graph, inverses = _with_inverses(graph)
         notes.append(f"inverse relations: {', '.join(name for _, name, _ in inverses.values())}")
-        if reverse_of is None and isinstance(task.target, tuple):
-            reverse_of = inverses[task.target]
+        if not any(reverse_of):
+            reverse_of = tuple(inverses[etype] for etype in task.targets)
     if preparation.self_loops:
         graph = _with_self_loops(graph)
         notes.append("every node has one self loop")
-    return graph, replace(task, reverse_of=reverse_of)
+    return graph, replace(task, reverse_of=reverse_of if any(reverse_of) else None)
 
 
 def _in_both_directions(graph: Graph) -> Graph:

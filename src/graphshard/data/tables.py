@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
+from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
@@ -53,10 +54,28 @@ Parallel: TypeAlias = Literal["keep", "drop"]
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
-_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head")
-_TARGETS = ("target", "dst", "to", "destination", "target_id", "dst_id", "dest", "v", "tail")
+_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head", "_start")
+_TARGETS = (
+    "target",
+    "dst",
+    "to",
+    "destination",
+    "target_id",
+    "dst_id",
+    "dest",
+    "v",
+    "tail",
+    "_end",
+)
+_OF_NEO4J = re.compile(r"[^:]*:(START_ID|END_ID|ID)(?:\((.*)\))?", re.IGNORECASE)
+"""How Neo4j names columns of ids: personId:ID(Person), :START_ID(Person), :END_ID(Movie)."""
 _IDS = ("id", "node_id", "node", "key", "uuid")
+_LABEL_KEYS = ("column", "columns", "task", "max_classes", "separator")
 _READING = tuple(option.name for option in fields(FileOptions))
+
+
+DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
+"""Of rows for training, validation and test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +197,11 @@ class Tables:
                     "rename it"
                 )
         told = [t for t, table in self.nodes.items() if table.label is not None]
-        told += [str(e) for e, edge in self.edges.items() if edge.label is not None]
-        if len(told) > 1:
+        of_edges = [str(e) for e, edge in self.edges.items() if edge.label is not None]
+        if len(told) > 1 or (told and of_edges):
             raise ValueError(
-                f"one table may have labels, as a graph has one task (got {' and '.join(told)}); "
-                "leave one label out"
+                "one table of nodes may have labels, or tables of edges, as a graph has one task "
+                f"(got {' and '.join(told + of_edges)}); leave one label out"
             )
 
     # ------------------------------------------------------------------ TOML
@@ -276,6 +295,7 @@ class Tables:
         target: str | None = None,
         label: str | None = None,
         split: Any = None,
+        links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
         ignore: Sequence[str] = (),
@@ -290,10 +310,13 @@ class Tables:
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
         ``source`` and ``target``, ``src`` and ``dst`` or the like, or stand first and second. The
-        type of an end is the one that the name of its column begins with, or the only one.
+        type of an end is the one that the name of its column begins with, or the only one, or the
+        only one whose table has ids that stand in the column.
 
         Args:
-            label: A column of nodes or, if no nodes have it, of edges.
+            label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            links: Names of relations whose edges are to be predicted; without them, a split
+                without a label is that of the only relation.
             **settings: More for `Tables`.
 
         Raises:
@@ -310,7 +333,7 @@ class Tables:
             columns[name] = list(reader.schema.names)
             key = node_id
             if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
-                key = _id_column(name, columns[name])
+                key = _id_column(name, reader.telling_names)
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
@@ -325,13 +348,16 @@ class Tables:
                     f"{reader.name} must have a column for each end of an edge (got {names}); say "
                     "by what cells are separated, if they are"
                 )
-            first = _column_of(reader, source, _SOURCES, names[0])
-            rest = [column for column in names if column != first]
+            telling = reader.telling_names
+            if len(telling) < 2:
+                telling = names
+            first = _column_of(reader, source, _SOURCES, telling[0])
+            rest = [column for column in telling if column != first]
             second = _column_of(reader, target, _TARGETS, rest[0])
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
-                source_type, target_type = _types_of_ends((first, second), made_nodes)
+                source_type, target_type = _types_of_ends((first, second), made_nodes, reader, base)
             ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
@@ -349,7 +375,7 @@ class Tables:
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
-        return made._with_columns(columns, of_edges, label, split, ignore)
+        return made._with_columns(columns, of_edges, label, split, links, ignore)
 
     def _with_columns(
         self,
@@ -357,6 +383,7 @@ class Tables:
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
         split: Any,
+        links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
         """The same with a label and split where they belong, and columns left out."""
@@ -368,25 +395,47 @@ class Tables:
             nodes[ntype] = replace(nodes[ntype], ignore=[c for c in ignore if c in names])
         for etype, names in of_edges.items():
             edges[etype] = replace(edges[etype], ignore=[c for c in ignore if c in names])
-        if label is None and split is None:
+        if label is None and split is None and not links:
             return replace(self, nodes=nodes, edges=edges)
-        with_label: list[Any] = []
+        targets: list[Any] = []
         every = [*columns.values(), *of_edges.values()]
+        if links and label is not None:
+            raise ValueError(
+                f"links are edges that are told from none, and have no label (got label {label!r} "
+                f"and links {', '.join(links)}); leave one out"
+            )
         if label is not None:
-            with_label = [t for t, names in columns.items() if label in names]
-            with_label = with_label or [e for e, names in of_edges.items() if label in names]
-            if len(with_label) != 1:
+            targets = [t for t, names in columns.items() if label in names]
+            is_clear = len(targets) == 1
+            if not targets:
+                targets = [e for e, names in of_edges.items() if label in names]
+                is_clear = bool(targets)
+            if not is_clear:
                 raise ValueError(
-                    f"label must be a column of one table (got {label!r}, in {len(with_label)}; "
-                    f"there are {'; '.join(', '.join(names) for names in every)})"
+                    f"label must be a column of one table of nodes, or of tables of edges (got "
+                    f"{label!r}, in {len(targets)}; there are "
+                    f"{'; '.join(', '.join(names) for names in every)})"
                 )
+        elif links:
+            for name in links:
+                fitting = [e for e in edges if name in (e[1], ":".join(e))]
+                if len(fitting) != 1:
+                    raise ValueError(
+                        f"links must name relations (got {name!r}, which {len(fitting)} of "
+                        f"{', '.join(':'.join(e) for e in edges)} are)"
+                    )
+                targets += fitting
+            split = DEFAULT_FRACTIONS if split is None else split
         elif len(edges) == 1:
-            with_label = list(edges)
+            targets = list(edges)
         else:
-            raise ValueError("split without a label is for one table of edges; write a TOML file")
-        (target,) = with_label
-        tables: dict[Any, Any] = nodes if target in nodes else edges
-        tables[target] = replace(tables[target], label=label, split=split)
+            raise ValueError(
+                "split without a label is for one table of edges; say which relations are to be "
+                f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
+            )
+        tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
+        for target in targets:
+            tables[target] = replace(tables[target], label=label, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 
@@ -434,9 +483,14 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
         said = dict(table.label)
         if ("column" in said) + ("columns" in said) != 1:
             raise ValueError(f"label must say its column, or its columns (got {said})")
-        if unknown := sorted(set(said) - {"column", "columns", "task", "max_classes"}):
+        if unknown := sorted(set(said) - set(_LABEL_KEYS)):
+            raise ValueError(f"a label has {', '.join(_LABEL_KEYS)} (got {unknown[0]!r})")
+        separator = said.get("separator", ",")
+        if ("columns" in said and "separator" in said) or not (
+            isinstance(separator, str) and separator
+        ):
             raise ValueError(
-                f"a label has column or columns, task and max_classes (got {unknown[0]!r})"
+                f"separator of a label must be the text between the classes of a cell (got {said})"
             )
     split = table.split
     if isinstance(split, Mapping):
@@ -558,7 +612,18 @@ def _stems(ntype: str) -> list[str]:
     return [name, name.removesuffix("s"), re.sub(r"ies$", "y", name)]
 
 
+def _of_neo4j(role: str, columns: Sequence[str]) -> str | None:
+    """The column that Neo4j has given a role: ID, START_ID or END_ID."""
+    for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        if named is not None and named[1].upper() == role:
+            return column
+    return None
+
+
 def _id_column(ntype: str, columns: Sequence[str]) -> str:
+    if (column := _of_neo4j("ID", columns)) is not None:
+        return column
     usual = [*_IDS[:1], *(f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))]
     for name in (*usual, *_IDS[1:]):
         for column in columns:
@@ -570,6 +635,9 @@ def _id_column(ntype: str, columns: Sequence[str]) -> str:
 def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], first: str) -> str:
     if asked is not None:
         return reader.column(asked)
+    role = "START_ID" if usual is _SOURCES else "END_ID"
+    if (named := _of_neo4j(role, reader.schema.names)) is not None:
+        return named
     for name in usual:
         for column in reader.schema.names:
             if column.casefold() == name:
@@ -577,16 +645,57 @@ def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], fir
     return first
 
 
-def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> list[str]:
-    """The node types that the two columns of ends speak of.
+def _group_of(column: str, ntype: str) -> str:
+    """The group of ids that Neo4j names in a column; the node type where it names none."""
+    named = _OF_NEO4J.fullmatch(column)
+    return ntype if named is None or not named[2] else named[2]
+
+
+def _type_by_ids(
+    column: str, reader: TableSource, nodes: Mapping[str, NodeTable], base: Path | None
+) -> str:
+    """The one type of nodes whose first million ids the first rows of a column name; else ""."""
+    batch = next(reader.batches([column]), None)
+    if batch is None:
+        return ""
+    values = batch.columns.column(column).slice(0, 10_000).drop_null()
+    told: list[str] = []
+    for ntype, table in nodes.items():
+        ids = RowIds(ntype)
+        source = TableSource(table.files, table.options, base=base, named=[table.id])
+        if table.id == ROW_NUMBER:
+            return ""
+        try:
+            for rows in source.batches([table.id]):
+                of_rows = rows.columns.column(table.id).drop_null()
+                ids.add(of_rows, IdColumn(rows.file, source.is_untyped))
+                if len(ids) >= 1_000_000:
+                    break
+            found = ids.find(values, IdColumn(batch.file, reader.is_untyped))
+        except ValueError:  # ids of another kind
+            continue
+        if (found >= 0).any():
+            told.append(ntype)
+    return told[0] if len(told) == 1 else ""
+
+
+def _types_of_ends(
+    columns: Sequence[str], nodes: Mapping[str, NodeTable], reader: TableSource, base: Path | None
+) -> list[str]:
+    """The node types that the two columns of ends speak of, by their names or else their ids.
 
     Raises:
-        ValueError: Their names do not tell.
+        ValueError: They do not tell.
     """
     if not nodes:
         return ["node", "node"]
     types: list[str] = []
     for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        of_group = [t for t, table in nodes.items() if named and _group_of(table.id, t) == named[2]]
+        if named is not None and named[2] and len(of_group) == 1:
+            types.append(of_group[0])
+            continue
         name = column.casefold()
         fitting = [t for t in nodes if any(stem and name.startswith(stem) for stem in _stems(t))]
         of_ids = [t for t, table in nodes.items() if table.id.casefold() == name]
@@ -596,8 +705,9 @@ def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> li
         is_another = all(c.casefold().endswith("id") for c in columns) and any(types)
         if not is_another or all(types):
             return list(nodes) * 2
-    for column, ntype in zip(columns, types, strict=True):
-        if not ntype:
+    for side, column in enumerate(columns):
+        types[side] = types[side] or _type_by_ids(column, reader, nodes, base)
+        if not types[side]:
             raise ValueError(
                 f"column {column!r} does not tell of which type its nodes are, {' or '.join(nodes)}"
                 " or one without a table; name the types as SOURCE:RELATION:TARGET=FILE, or in a "

@@ -52,7 +52,7 @@ class TaskInfo:
     Args:
         kind: One of `TASK_KINDS`.
         target: Node type that has labels; None: the one that has the feature ``label``. For tasks
-            on edges, the relation, as three names.
+            on edges, the relation, as three names, or several relations.
         num_classes: Number of classes; None: counted. None for regression and link prediction.
         num_relations: Number of values of the edge feature ``etype``; None: counted, or there is
             no such feature.
@@ -60,9 +60,11 @@ class TaskInfo:
         is_multilabel: Whether a node or edge may have several classes, or none.
         options: How the graph was prepared, for the reader.
         reverse_of: For tasks on edges, the relation with the reverse of each edge of the target
-            (the target itself, where it has both directions); None: there is none.
+            (the target itself, where it has both directions), or None, where there is none; for
+            several relations, such an entry for each.
         schema: Of a partition that was made from tables: columns of ids, encodings of features, and
             the label, by type; see `graphshard.data.partition_tables`.
+        relation_names: Of the values of the edge feature ``etype``, as they are shown.
 
     Raises:
         ValueError: There is no such kind, or the target is not of it.
@@ -70,14 +72,15 @@ class TaskInfo:
 
     name: str
     kind: str = TASK_KINDS[0]
-    target: str | CanonicalEType | None = None
+    target: str | CanonicalEType | tuple[CanonicalEType, ...] | None = None
     num_classes: int | None = None
     num_relations: int | None = None
     class_names: tuple[str, ...] = ()
     is_multilabel: bool = False
     options: dict[str, Any] | None = None
-    reverse_of: CanonicalEType | None = None
+    reverse_of: CanonicalEType | tuple[CanonicalEType | None, ...] | None = None
     schema: dict[str, Any] | None = None
+    relation_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in TASK_KINDS:
@@ -87,6 +90,38 @@ class TaskInfo:
         ):
             of = "a relation, three names" if self.is_on_edges else "a node type"
             raise ValueError(f"the target of {self.kind} must be {of} (got {self.target!r})")
+        if isinstance(self.target, tuple):
+            if not self.targets or len({*self.targets}) < len(self.targets):
+                raise ValueError(
+                    f"the relations of {self.kind} must differ, and be one at least (got "
+                    f"{self.target!r})"
+                )
+            if len(self.targets) == 1:
+                object.__setattr__(self, "target", self.targets[0])
+            if len(self.reverses) == 1:
+                object.__setattr__(self, "reverse_of", self.reverses[0])
+            if len(self.reverses) != len(self.targets):
+                raise ValueError(
+                    f"reverse_of must have an entry for each of {len(self.targets)} relations (got "
+                    f"{self.reverse_of!r})"
+                )
+
+    @property
+    def targets(self) -> tuple[CanonicalEType, ...]:
+        """The relations of a task on edges; none of one on nodes."""
+        if not isinstance(self.target, tuple):
+            return ()
+        is_one = bool(self.target) and isinstance(self.target[0], str)
+        return (self.target,) if is_one else self.target  # type: ignore[return-value]
+
+    @property
+    def reverses(self) -> tuple[CanonicalEType | None, ...]:
+        """For each of the targets the relation with its reverses, if there is one."""
+        given = self.reverse_of
+        if given is None:
+            return (None,) * len(self.targets)
+        is_one = bool(given) and isinstance(given[0], str)
+        return (given,) if is_one else given  # type: ignore[return-value]
 
     @property
     def is_on_edges(self) -> bool:
@@ -104,6 +139,7 @@ class TaskInfo:
             class_names=dataset.class_names,
             is_multilabel=dataset.graph.nodes[dataset.target].data["label"].ndim > 1,
             options=options,
+            relation_names=dataset.relation_names,
         )
 
 
@@ -259,11 +295,11 @@ def _read(content: Mapping[str, Any]) -> TaskInfo:
             raise ValueError(f"is_multilabel must be true or false (got {shown(is_multilabel)})")
         more = {
             "is_multilabel": is_multilabel,
-            "reverse_of": None if reverse_of is None else _relation(reverse_of),
+            "reverse_of": None if reverse_of is None else _relations(reverse_of),
             "schema": None if schema is None else _schema(schema),
         }
     if isinstance(target, list):
-        target = _relation(target)
+        target = _relations(target)
     elif target is not None:
         target = text(target, "target")
     return TaskInfo(
@@ -274,8 +310,20 @@ def _read(content: Mapping[str, Any]) -> TaskInfo:
         num_relations=_count(content, "num_relations"),
         class_names=tuple(text(name, "the name of a class") for name in names),
         options=None if options is None else mapping(options, "options"),
+        relation_names=tuple(
+            text(name, "the name of a relation")
+            for name in listing(content.get("relation_names", []), "names")
+        ),
         **more,
     )
+
+
+def _relations(value: Any) -> Any:
+    """A relation, or several, of which some may be none."""
+    entries = listing(value, "relations")
+    if entries and all(isinstance(entry, str) for entry in entries):
+        return _relation(entries)
+    return tuple(None if entry is None else _relation(entry) for entry in entries)
 
 
 def _relation(value: Any) -> CanonicalEType:

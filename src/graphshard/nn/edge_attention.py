@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,23 +25,15 @@ class EdgeScoredGATConv(GATConv):
     as PyG's ``GATConv(edge_dim=...)`` has it; messages are without it.
 
     Args:
+        arguments: Of `GATConv`.
         edge_feats: Width of the features of edges.
     """
 
-    def __init__(
-        self,
-        in_feats: int,
-        out_feats: int,
-        num_heads: int,
-        feat_drop: float,
-        attn_drop: float,
-        edge_feats: int,
-    ) -> None:
-        super().__init__(in_feats, out_feats, num_heads, feat_drop, attn_drop)
-        self.fc_edge = nn.Linear(edge_feats, num_heads * out_feats, bias=False)
-        self.attn_e = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        for weight in (self.fc_edge.weight, self.attn_e):
-            nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu"))
+    def __init__(self, *arguments: Any, edge_feats: int) -> None:
+        super().__init__(*arguments)
+        self.fc_edge = _linear_of_edges(self, edge_feats)
+        self.attn_e = nn.Parameter(torch.empty(1, self._num_heads, self._out_feats))
+        nn.init.xavier_normal_(self.attn_e, gain=nn.init.calculate_gain("relu"))
 
     def forward(  # type: ignore[override]
         self, graph: MessagePassingGraph, feat: Features, edge_feat: Tensor
@@ -60,21 +54,13 @@ class EdgeScoredGATv2Conv(GATv2Conv):
     as PyG's ``GATv2Conv(edge_dim=...)`` has it; messages are without it.
 
     Args:
+        arguments: Of `GATv2Conv`.
         edge_feats: Width of the features of edges.
     """
 
-    def __init__(
-        self,
-        in_feats: int,
-        out_feats: int,
-        num_heads: int,
-        feat_drop: float,
-        attn_drop: float,
-        edge_feats: int,
-    ) -> None:
-        super().__init__(in_feats, out_feats, num_heads, feat_drop, attn_drop)
-        self.fc_edge = nn.Linear(edge_feats, num_heads * out_feats, bias=False)
-        nn.init.xavier_normal_(self.fc_edge.weight, gain=nn.init.calculate_gain("relu"))
+    def __init__(self, *arguments: Any, edge_feats: int) -> None:
+        super().__init__(*arguments)
+        self.fc_edge = _linear_of_edges(self, edge_feats)
 
     def forward(  # type: ignore[override]
         self, graph: MessagePassingGraph, feat: Features, edge_feat: Tensor
@@ -82,6 +68,13 @@ class EdgeScoredGATv2Conv(GATv2Conv):
         """Apply the layer: ``edge_feat`` is ``[num_edges, edge_feats]``."""
         rows = self.fc_edge(edge_feat).unflatten(1, (self._num_heads, self._out_feats))
         return _attended(self, graph, feat, rows)
+
+
+def _linear_of_edges(layer: LeakyAttentionConv, edge_feats: int) -> nn.Linear:
+    """What makes rows of features of edges, all heads side by side."""
+    linear = nn.Linear(edge_feats, layer._num_heads * layer._out_feats, bias=False)
+    nn.init.xavier_normal_(linear.weight, gain=nn.init.calculate_gain("relu"))
+    return linear
 
 
 def _attended(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .._base.device import device_of
 from .._base.memory import keep_freed_memory
-from .._base.typing import EdgeIds, NodeIds
+from .._base.typing import CanonicalEType, EdgeIds, NodeIds
 from ..comm import ThreadGroups, trace
 from ..comm.collectives import all_gather, verify
 from ..comm.group import GroupState, alone, group_state
@@ -119,6 +119,9 @@ class StepSeeds(Protocol):
     def batch(self, order: Any, step: int) -> dict[str, Tensor]:
         """Node type to the seeds of a step; of the same types in every step, on every rank."""
 
+    def excluded(self, order: Any, step: int) -> Mapping[CanonicalEType, Tensor] | None:
+        """Relation to global ids of edges that are not drawn for this rank's seeds of a step."""
+
 
 class SeedOrder(BatchOrder):
     """Batches of one rank, where every rank has seeds of its own.
@@ -181,6 +184,9 @@ class SeedOrder(BatchOrder):
         num_used = self._used[self._rank]
         first = min(step * self._batch_size, num_used)
         return self._taken(order, first, min(first + self._batch_size, num_used))
+
+    def excluded(self, order: Tensor | None, step: int) -> None:
+        """None: seeds are nodes."""
 
 
 def _rows(values: Tensor, places: Tensor) -> Tensor:
@@ -521,6 +527,7 @@ class BatchStages:
                 self.store,
                 seeds,
                 DrawSeed(self.seed, epoch, step),
+                excluded=self.seeds.excluded(order, step),
                 tables=self._tables,
                 with_eids=self.with_eids,
             )

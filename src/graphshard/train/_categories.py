@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categories and sparse features of nodes: learnt rows beside the features of the first layer."""
+"""Categories of nodes and edges, and sparse features: learnt rows beside the other features."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ class CategoryTables(nn.Module):
     A row of sparse features becomes what it is times a matrix, of which no other row is read.
 
     Args:
-        counts: Node type to the number of values of each of its columns, 0 (unknown) among them.
+        counts: Node type, or name of a relation, to the number of values of each of its columns, 0
+            (unknown) among them.
         sparse_counts: Node type to the number of columns of its sparse features, plus 1.
     """
 
     def __init__(
-        self, counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int]
+        self, counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int] | None = None
     ) -> None:
         super().__init__()
-        self._node_types = tuple(counts)
+        sparse_counts = sparse_counts or {}
+        self._types = tuple(counts)
         # Lists, because node types may have names that an attribute cannot have.
         self.tables = nn.ModuleList(
             nn.ModuleList(nn.Embedding(count, table_width(count)) for count in of_type)
@@ -69,11 +71,11 @@ class CategoryTables(nn.Module):
 
     @staticmethod
     def widths(
-        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int]
+        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int] | None = None
     ) -> dict[str, int]:
         """Node type to the columns that its tables add."""
         widths = {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
-        for ntype in sparse_counts:
+        for ntype in sparse_counts or ():
             widths[ntype] = widths.get(ntype, 0) + _SPARSE_WIDTH
         return widths
 
@@ -81,7 +83,7 @@ class CategoryTables(nn.Module):
         self,
         features: Mapping[str, Tensor],
         categories: Mapping[str, Tensor],
-        sparse: Mapping[str, SparseFeatures],
+        sparse: Mapping[str, SparseFeatures] | None = None,
     ) -> dict[str, Tensor]:
         """Features with the rows of the categories beside them.
 
@@ -93,18 +95,12 @@ class CategoryTables(nn.Module):
             sparse: Node type to its sparse features, for each type that has them.
         """
         joined = dict(features)
-        for ntype, tables in zip(self._node_types, self.tables, strict=True):
-            assert isinstance(tables, nn.ModuleList)
-            numbers = categories[ntype]
-            rows = [features[ntype]] if ntype in features else []
-            for column, table in enumerate(tables):
-                assert isinstance(table, nn.Embedding)
-                of_column = numbers[:, column]
-                known = (of_column > 0) & (of_column < table.num_embeddings)
-                rows.append(table(torch.where(known, of_column, 0)))
-            joined[ntype] = torch.cat(rows, dim=1)
+        for name in self._types:
+            rows = [features[name]] if name in features else []
+            joined[name] = torch.cat([*rows, self.rows_of(name, categories[name])], dim=1)
         for ntype, matrix in zip(self._sparse_types, self.matrices, strict=True):
             assert isinstance(matrix, nn.EmbeddingBag)
+            assert sparse is not None
             columns, values = sparse[ntype]
             is_entry = (columns > 0) & (columns < matrix.num_embeddings)
             stops = is_entry.sum(1).cumsum(0)
@@ -112,3 +108,13 @@ class CategoryTables(nn.Module):
             product = matrix(columns[is_entry], starts, per_sample_weights=values[is_entry])
             joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined
+
+    def rows_of(self, name: str, numbers: Tensor) -> Tensor:
+        """``[n, width]``: of one type the learnt rows of all columns ``[n, k]``, side by side."""
+        tables = self.tables[self._types.index(name)].children()
+        rows = []
+        for column, table in zip(numbers.unbind(1), tables, strict=True):
+            assert isinstance(table, nn.Embedding)
+            known = (column > 0) & (column < table.num_embeddings)
+            rows.append(table(torch.where(known, column, 0)))
+        return torch.cat(rows, dim=1)

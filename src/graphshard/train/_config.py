@@ -55,7 +55,8 @@ FREE_FIELDS = frozenset(
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
 _NEWER_FIELDS = frozenset(
     "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
-    "both_directions norm residual encoder task loss metrics predictor negatives".split()
+    "both_directions norm residual encoder task loss metrics predictor negatives relations "
+    "exclude_targets".split()
 )
 
 DEFAULT_FANOUT = 10
@@ -195,6 +196,12 @@ class RunConfig:
         "float32"
     )
     task: Annotated[TaskName | None, "What to learn.", Unset("what the partition is for")] = None
+    relations: Annotated[
+        str | None,
+        "Tasks on edges: the relations whose edges are learnt, names or source:name:target between "
+        "commas.",
+        Unset("those of the task"),
+    ] = None
     loss: Annotated[
         Literal["mse", "l1", "softmax", "bce"] | None,
         "What is minimised: mse or l1 for values; for links softmax, of an edge among negatives, "
@@ -487,6 +494,11 @@ class SampledConfig(RunConfig):
         int, "sample: memory of a worker for often used rows of others.", Lowest(0)
     ] = 0
     prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", Lowest(0)] = 2
+    exclude_targets: Annotated[
+        bool | None,
+        "sample: tasks on edges: those of a step, and their reverses, carry no messages in it.",
+        Unset("yes for links, no for labels"),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

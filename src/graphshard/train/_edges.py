@@ -27,45 +27,85 @@ class TargetEdges:
     """This rank's edges that are in a split and have a label; the rows of the task.
 
     Args:
-        index: int64 ``[n]``, which of the edges into this rank's nodes they are, as the part has
-            them.
+        relations: Those that the task is on.
+        number: int64 ``[n]``, which of these each edge is of.
+        index: int64 ``[n]``, which of its relation's edges into this rank's nodes it is, as the
+            part has them.
         src: int64 ``[n]``, global ids of the sources, of any rank.
         dst: int64 ``[n]``, global ids of the destinations, of this rank.
-        feat: ``[n, width]``, features of the edges; None without.
-        etype: int64 ``[n]``, relation numbers of the edges; 0 without.
+        feat: ``[n, width]``, features of the edges, those of several relations side by side, with
+            zeros in the columns of others; None without.
+        categories: int64 ``[n, k]``, likewise.
+        etype: int64 ``[n]``, relation numbers of the edges: ``number``, if the task is on several
+            relations; else what the edges of a plain graph carry; 0 without.
     """
 
-    relation: CanonicalEType
+    relations: tuple[CanonicalEType, ...]
+    number: Tensor
     index: Tensor
     src: Tensor
     dst: Tensor
     feat: Tensor | None
+    categories: Tensor | None
     etype: Tensor
 
     def __len__(self) -> int:
         return self.src.numel()
 
     @property
-    def ends(self) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
-        """Node type and ids, of the sources and of the destinations."""
-        return (self.relation[0], self.src), (self.relation[2], self.dst)
+    def node_types(self) -> tuple[str, ...]:
+        """Of all ends, each once."""
+        return tuple(dict.fromkeys(t for s, _, d in self.relations for t in (s, d)))
+
+    def by_relation(self) -> list[tuple[CanonicalEType, Tensor]]:
+        """Each relation with the edges that are of it."""
+        return [
+            (etype, (self.number == number).nonzero().view(-1))
+            for number, etype in enumerate(self.relations)
+        ]
+
+    def by_type(self, side: int) -> list[tuple[str, Tensor | slice]]:
+        """Each node type of sources (side 0) or destinations (1) with the edges of such an end."""
+        ntypes = [etype[2 * side] for etype in self.relations]
+        if len({*ntypes}) == 1:
+            return [(ntypes[0], slice(None))]
+        kinds = {t: [n for n, other in enumerate(ntypes) if other == t] for t in ntypes}
+        return [
+            (t, torch.isin(self.number, self.number.new_tensor(numbers)).nonzero().view(-1))
+            for t, numbers in kinds.items()
+        ]
+
+    def ends(self, side: int) -> Tensor:
+        """Global ids of the sources (side 0) or destinations (1)."""
+        return self.dst if side else self.src
 
     def at(self, rows: Tensor) -> TargetEdges:
         """Some of them."""
-        return self._of_each(lambda values: values[rows])
+        return self.of_each(lambda values: values[rows])
 
     def to(self, device: torch.device) -> TargetEdges:
-        return self._of_each(lambda values: values.to(device))
+        return self.of_each(lambda values: values.to(device))
 
-    def _of_each(self, function: Callable[[Tensor], Tensor]) -> TargetEdges:
+    def of_each(self, function: Callable[[Tensor], Tensor]) -> TargetEdges:
+        """With each column changed alike."""
         return TargetEdges(
-            relation=self.relation,
+            relations=self.relations,
+            number=function(self.number),
             index=function(self.index),
             src=function(self.src),
             dst=function(self.dst),
             feat=None if self.feat is None else function(self.feat),
+            categories=None if self.categories is None else function(self.categories),
             etype=function(self.etype),
         )
+
+
+def in_order(parts: Sequence[Tensor], places: Sequence[Tensor | slice]) -> Tensor:
+    """Rows that stand in parts, each put in its place."""
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.cat([p for p in places if isinstance(p, Tensor)])
+    return torch.cat(list(parts)).index_select(0, torch.argsort(order))
 
 
 class NodeRows:
@@ -98,6 +138,34 @@ class NodeRows:
             (halo,) = fetch_halo([(self._plan, rows)])
             distinct = torch.cat([halo[: self._num_before], distinct, halo[self._num_before :]])
         return distinct.index_select(0, self._places)
+
+
+class EndRows:
+    """Rows of both ends of some edges; making it and calling it is collective.
+
+    Args:
+        edges: Into this rank's nodes.
+        ranges: Node type to the global ids that each rank owns.
+    """
+
+    def __init__(self, edges: TargetEdges, ranges: Mapping[str, RangeMap]) -> None:
+        self._sources = [
+            (ntype, places, NodeRows(edges.src[places], ranges[ntype]))
+            for ntype, places in edges.by_type(0)
+        ]
+        self._destinations = [
+            (ntype, places, edges.dst[places] - ranges[ntype].starts[rank()])
+            for ntype, places in edges.by_type(1)
+        ]
+
+    def __call__(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """``[n, width]`` of the sources and of the destinations, from this rank's rows by type."""
+        sources = [fetch(rows[ntype]) for ntype, _, fetch in self._sources]
+        own = [rows[ntype].index_select(0, ids) for ntype, _, ids in self._destinations]
+        return (
+            in_order(sources, [places for _, places, _ in self._sources]),
+            in_order(own, [places for _, places, _ in self._destinations]),
+        )
 
 
 class PairPredictor(nn.Module):
@@ -144,9 +212,10 @@ class EdgeOrder:
     """Which edges, and so which seeds, a step of sampled training takes.
 
     It is for the ``order`` of `graphshard.sampling.DataLoader`. Making it is collective. Each rank
-    takes its own edges; one that has run out takes none.
+    takes its own share of the edges; one that has run out takes none.
 
     Args:
+        hidden: Edges that carry no messages in the step that takes an edge; None: all carry some.
         wrong: Called on all ranks with an epoch and the number of steps, for further seeds.
     """
 
@@ -155,9 +224,10 @@ class EdgeOrder:
         edges: TargetEdges,
         batch_size: int,
         seed: int,
+        hidden: Mapping[CanonicalEType, RaggedIds] | None = None,
         wrong: Callable[[int, int], Mapping[str, Tensor]] | None = None,
     ) -> None:
-        self._edges, self._seed, self._wrong = edges, seed, wrong
+        self._edges, self._seed, self._hidden, self._wrong = edges, seed, hidden, wrong
         self._sizes = gather_int(len(edges))
         self._batch_size = batch_size or max(1, *self._sizes)
         self.num_steps = -(-max(self._sizes) // self._batch_size)
@@ -188,12 +258,20 @@ class EdgeOrder:
             ends[ntype] = torch.unique(torch.cat([ends[ntype], ids[step]]))
         return ends
 
+    def excluded(self, order: EpochOfEdges, step: int) -> dict[CanonicalEType, Tensor] | None:
+        """Relation to global ids of edges that carry no messages in a step."""
+        if self._hidden is None:
+            return None
+        chosen = self.edges(order, step)
+        return {etype: ids.of_rows(chosen) for etype, ids in self._hidden.items()}
+
 
 def distinct_ends(edges: TargetEdges) -> dict[str, Tensor]:
     """Node type to the distinct ends of edges, ascending."""
     ids: dict[str, list[Tensor]] = {}
-    for ntype, of_type in edges.ends:
-        ids.setdefault(ntype, []).append(of_type)
+    for side in (0, 1):
+        for ntype, places in edges.by_type(side):
+            ids.setdefault(ntype, []).append(edges.ends(side)[places])
     return {ntype: torch.unique(torch.cat(parts)) for ntype, parts in ids.items()}
 
 
@@ -203,6 +281,39 @@ def rows_in_block(
     """Rows of some nodes, from those of the destinations of a block, whose ids ascend."""
     places = torch.searchsorted(block.dstnodes[ntype].data[NID].long(), ids)
     return rows[ntype].index_select(0, places)
+
+
+def ends_in_block(
+    block: MessagePassingGraph, rows: Mapping[str, Tensor], edges: TargetEdges
+) -> tuple[Tensor, Tensor]:
+    """Rows of the sources and of the destinations of edges, likewise."""
+    sides = []
+    for side in (0, 1):
+        kinds = edges.by_type(side)
+        ids = edges.ends(side)
+        parts = [rows_in_block(block, rows, ntype, ids[places]) for ntype, places in kinds]
+        sides.append(in_order(parts, [places for _, places in kinds]))
+    return sides[0], sides[1]
+
+
+class RaggedIds(NamedTuple):
+    """For each of some rows any number of ids."""
+
+    counts: Tensor  # int64 [n]
+    ids: Tensor  # int64 [sum of counts]
+
+    @classmethod
+    def of_pairs(cls, rows: Tensor, ids: Tensor, num_rows: int) -> RaggedIds:
+        """From the row of each id."""
+        order = torch.argsort(rows, stable=True)
+        return cls(torch.bincount(rows, minlength=num_rows), ids[order])
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """The ids of some rows, one row after another."""
+        counts = self.counts[rows]
+        starts = (self.counts.cumsum(0) - self.counts)[rows] - (counts.cumsum(0) - counts)
+        first = torch.repeat_interleave(starts, counts)
+        return self.ids[first + torch.arange(first.numel())]
 
 
 def _seed_of(seed: int, *places: int) -> int:

@@ -68,6 +68,7 @@ class ModelCard:
         edge_feature_widths: Likewise of edges, by relation, "source:name:destination".
         category_counts: Node type to the number of values of each of its columns of categories,
             which have tables of learnt rows.
+        edge_category_counts: Likewise of edges, by relation.
         sparse_counts: Node type to the number of columns of its sparse features, plus 1.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
@@ -91,7 +92,6 @@ class ModelCard:
     feature_widths: dict[str, int]
     edge_feature_widths: dict[str, int]
     category_counts: dict[str, Any]
-    sparse_counts: dict[str, int]
     num_nodes: dict[str, int]
     embeddings: dict[str, int]
     embeddings_folder: str | None
@@ -102,6 +102,8 @@ class ModelCard:
     best: dict[str, Any]
     last: dict[str, Any]
     versions: dict[str, str]
+    edge_category_counts: dict[str, Any] = field(default_factory=dict)
+    sparse_counts: dict[str, int] = field(default_factory=dict)
     folder: Path = field(default=Path(), compare=False)
 
     def resolved_config(self, **values: Any) -> ResolvedConfig:
@@ -186,6 +188,7 @@ def _card_of(
             etype_key(etype): rows.shape[1] for etype, rows in shard.edge_features.items()
         },
         category_counts={t: list(counts) for t, counts in shard.category_counts.items()},
+        edge_category_counts={t: list(c) for t, c in shard.edge_category_counts.items()},
         sparse_counts=dict(shard.sparse_counts),
         num_nodes=dict(shard.num_all),
         embeddings={name: table.shape[1] for name, table in tables},
@@ -357,22 +360,43 @@ def read_card(run: str | os.PathLike[str]) -> ModelCard:
             raise ValueError("it is no JSON object")
         version = content.pop("format", None), content.pop("format_version", None)
         if version != (FORMAT, FORMAT_VERSION):
-            raise ValueError(f"its format is {version[0]} {version[1]}")
+            raise ValueError(
+                f"its format is {version[0]} {version[1]}, and this version, {VERSION}, reads "
+                f"{FORMAT} {FORMAT_VERSION}"
+            )
         whole = {"format": version[0], "format_version": version[1], **content}
         if content.pop("digest", None) != digest_of_content(whole, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
-        content.setdefault("sparse_counts", {})  # of which earlier versions knew nothing
-        names = {f.name for f in dataclasses.fields(ModelCard)} - {"folder"}
-        if set(content) != names:
-            raise ValueError(f"it must have {', '.join(sorted(names))}")
+        _check_fields(content)
     except FileNotFoundError:
         raise ValueError(
             f"{folder} has no {CARD}: no run has ended there; train with --run {folder} first"
         ) from None
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not the card of a model ({error}); train again") from None
+        raise ValueError(
+            f"{path} is not the card of a model ({error}); train again, or predict with the "
+            "version that trained"
+        ) from None
     content["node_types"] = tuple(content["node_types"])
     content["relations"] = tuple(tuple(relation) for relation in content["relations"])
     if isinstance(content["target"], list):
         content["target"] = tuple(content["target"])
     return ModelCard(**content, folder=folder)
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    """Whether a card has the fields of this version; those with a default may be absent."""
+    fields = [f for f in dataclasses.fields(ModelCard) if f.name != "folder"]
+    names = {f.name for f in fields}
+    needed = {
+        f.name
+        for f in fields
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    absent, unknown = sorted(needed - set(content)), sorted(set(content) - names)
+    if not absent and not unknown:
+        return
+    versions = content.get("versions")
+    writer = versions.get("graphshard", "?") if isinstance(versions, dict) else "?"
+    what = f"lacks {absent[0]!r}" if absent else f"has {unknown[0]!r}"
+    raise ValueError(f"graphshard {writer} wrote it, and it {what} for {VERSION}, which reads it")

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._base.typing import CanonicalEType
 from ..comm import anchor, gather_grads, is_initialized, rank, sync_params
 from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
+from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
-from ._edges import EdgeNetwork, NodeRows, PairPredictor, TargetEdges
+from ._edges import EdgeNetwork, EndRows, PairPredictor, TargetEdges
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._links import LinkPredictor, LinkScorer
 from ._models import (
@@ -37,7 +39,7 @@ from ._models import (
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model
 from ._tasks import Classes, Links, gather_rows, widened
-from ._training_shard import TrainingShard, all_finite
+from ._training_shard import TrainingShard, all_finite, edge_columns
 
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
@@ -65,10 +67,13 @@ class Learner:
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
         if shard.category_counts or shard.sparse_counts:
-            counts = shard.category_counts, shard.sparse_counts
-            self.network.category_tables = CategoryTables(*counts)
-        self._category_tables: CategoryTables | None = getattr(
-            self.network, "category_tables", None
+            counts_of_types = shard.category_counts, shard.sparse_counts
+            self.network.category_tables = CategoryTables(*counts_of_types)
+        if counts := edge_category_counts(shard, config.model):
+            self.network.edge_category_tables = CategoryTables(counts)
+        self._category_tables, self._edge_tables = (
+            getattr(self.network, name, None)
+            for name in ("category_tables", "edge_category_tables")
         )
         self.model: nn.Module = self.network
         if shard.edges is not None:
@@ -107,7 +112,7 @@ class Learner:
         others = [p for p in self._named.values() if id(p) not in chosen]
         self.descent = Descent(config, penalized, others, owned=self.embeddings.rows)
         self.optimizer = self.descent.optimizer
-        self._sources: dict[str | None, NodeRows] = {}
+        self._ends: dict[str | None, EndRows] = {}
         #: Losses and ranks of link prediction; None of other tasks.
         self.links: LinkScorer | None = None
         if self._shard.links is not None:
@@ -150,6 +155,7 @@ class Learner:
         shard = self._shard
         rows = self.input_rows(shard.features, shard.categories, shard.sparse)
         rows |= self.embeddings()
+        self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
 
     def input_rows(
@@ -162,26 +168,58 @@ class Learner:
         tables = self._category_tables
         return dict(features) if tables is None else tables(features, categories, sparse)
 
+    def set_edge_features(
+        self,
+        graphs: Sequence[MessagePassingGraph],
+        features: Mapping[CanonicalEType, Tensor],
+        categories: Mapping[CanonicalEType, Tensor],
+    ) -> None:
+        """Put on the edges of graphs what a network is given of relations with categories."""
+        if self._edge_tables is None or "feat" not in edge_columns(self._config.model):
+            return
+        names = {etype_key(etype): etype for etype in categories}
+        rows = self._edge_tables(
+            {etype_key(etype): feat for etype, feat in features.items()},
+            {name: categories[etype] for name, etype in names.items()},
+        )
+        for name, etype in names.items():
+            for graph in {id(graph): graph for graph in graphs}.values():
+                graph.edges[etype].data["feat"] = rows[name]
+
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""
         edges = self._shard.edges
         assert edges is not None
         if split is not None:
             edges = edges.at(self._shard.rows[split])
-        sources, destinations = edges.ends
-        if split not in self._sources:
-            ranges = self._shard.data.node_map(sources[0])
-            self._sources[split] = NodeRows(sources[1], ranges)
-        own = destinations[1] - self._shard.data.node_map(destinations[0]).starts[rank()]
-        of_sources = self._sources[split](rows[sources[0]])
-        return self.score(of_sources, rows[destinations[0]].index_select(0, own), edges)
+        if split not in self._ends:
+            ranges = {t: self._shard.data.node_map(t) for t in self._shard.data.node_type_names}
+            self._ends[split] = EndRows(edges, ranges)
+        return self.score(*self._ends[split](rows), edges)
 
     def score(self, sources: Tensor, destinations: Tensor, edges: TargetEdges) -> Tensor:
         """Scores of edges from the rows of their ends, in the precision that is configured."""
+        columns = [] if edges.feat is None else [edges.feat]
+        if edges.categories is not None:
+            columns += self._rows_of_categories(edges, edges.categories)
+        feat = torch.cat(columns, dim=1) if columns else None
         with self._autocast():
             assert isinstance(self.model, EdgeNetwork)
-            scores: Tensor = self.model.predictor(sources, destinations, edges.feat)
+            scores: Tensor = self.model.predictor(sources, destinations, feat)
         return scores
+
+    def _rows_of_categories(self, edges: TargetEdges, categories: Tensor) -> list[Tensor]:
+        """Learnt rows of each relation that has categories, zeros for edges of others."""
+        assert self._edge_tables is not None
+        columns, first = [], 0
+        for number, etype in enumerate(edges.relations):
+            key = etype_key(etype)
+            last = first + len(self._shard.edge_category_counts.get(key, ()))
+            if last > first:
+                rows = self._edge_tables.rows_of(key, categories[:, first:last])
+                columns.append(torch.where((edges.number == number).unsqueeze(1), rows, 0))
+            first = last
+        return columns
 
     def _autocast(self) -> torch.autocast:
         is_enabled = self._config.autocast
@@ -461,7 +499,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     hidden, layers, heads = config.hidden, config.layers, config.heads
     classes, dropout, name = shard.out_width(config), config.dropout, config.model
     widths = shard.feature_widths
-    edge_feats = {etype: rows.shape[1] for etype, rows in shard.edge_features.items()}
+    edge_feats = shard.edge_feature_widths
     if ":" in name:
         arguments = {"hidden": hidden, "layers": layers, "dropout": dropout, "out": classes}
         return build_own_model(
@@ -513,7 +551,9 @@ def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
         node_widths={ntype: shard.feature_widths.get(ntype, hidden) for ntype in names},
         edge_widths={
             etype: {
-                name: 1 if column.dim() == 1 else column.shape[1] for name, column in rows.items()
+                column: shard.edge_feature_widths[etype] if column == "feat" else 1
+                for column in ("weight", "feat")
+                if column in rows or (column == "feat" and "categories" in rows)
             }
             for etype, rows in shard.edge_rows(name).items()
         },
@@ -524,17 +564,27 @@ def model_schema(shard: TrainingShard, name: str, hidden: int) -> ModelSchema:
 def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfig) -> EdgeNetwork:
     """A network with what scores edges, with weights from torch's default generator."""
     assert shard.edges is not None
-    feat, width = shard.edges.feat, shard.out_width(config)
-    ntypes = shard.edges.relation[::2]
+    width, ntypes = shard.out_width(config), shard.edges.node_types
     if isinstance(shard.task, Links):
         has_factors = config.predictor == "distmult" or (
-            config.predictor is None and shard.relation is not None
+            config.predictor is None
+            and (shard.relation is not None or len(shard.edges.relations) > 1)
         )
         factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
         return EdgeNetwork(network, factors, ntypes)
-    edge_width = 0 if feat is None else feat.shape[1]
+    edge_width = sum(shard.edge_feature_widths.get(etype, 0) for etype in shard.edges.relations)
     predictor = PairPredictor(width, edge_width, shard.task.width, config.dropout)
     return EdgeNetwork(network, predictor, ntypes)
+
+
+def edge_category_counts(shard: TrainingShard, model: str) -> dict[str, tuple[int, ...]]:
+    """Relation to the numbers of values of its columns, of relations whose categories are read."""
+    read = {etype_key(etype) for etype in shard.edge_categories}
+    if "feat" not in edge_columns(model):
+        is_scored = shard.edges is not None and not isinstance(shard.task, Links)
+        scored = shard.edges.relations if is_scored and shard.edges is not None else ()
+        read &= {etype_key(etype) for etype in scored}
+    return {key: counts for key, counts in shard.edge_category_counts.items() if key in read}
 
 
 def link_scorer(shard: TrainingShard, model: nn.Module, config: ResolvedConfig) -> LinkScorer:

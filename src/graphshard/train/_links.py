@@ -2,9 +2,11 @@
 """Link prediction: edges held out of the structure, negatives, and filtered ranks.
 
 An edge ``(u, r, v)`` has the score ``sum(h_u * w_r * h_v)``, without ``w_r`` where there is one
-relation. In training it is told from pairs ``(u, r, v')`` whose ends ``v'`` are drawn, the same
-for all edges of a step; in an evaluation, from those with all nodes ``v'`` of the type that are
-not known to be right, in any split. Where edges carry relation numbers, ``(u', r, v)`` too.
+relation. Relations are those of a typed graph that the task is on, or the numbers that edges of a
+plain graph carry. In training an edge is told from pairs ``(u, r, v')`` whose ends ``v'`` are
+drawn, the same for all edges of a step; in an evaluation, from those with all nodes ``v'`` of the
+type that are not known to be right, in any split. Where edges carry relation numbers, ``(u', r,
+v)`` too.
 
 [Note: ranks]
     The ranks of an evaluation are exact. A rank of the process group sends its queries, ``h_u *
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +35,7 @@ from ..comm.collectives import all_gather, gather_int, reduce_ints
 from ..comm.group import group_state
 from ..fullbatch import PartitionData
 from ..ops.counter_random import key_state, states, unit, word
-from ._edges import NodeRows, TargetEdges
+from ._edges import EndRows, RaggedIds, TargetEdges
 from ._graph_edges import pair_codes, without_edges
 from ._tasks import HITS, Links, widened
 
@@ -115,77 +118,186 @@ class LinkPredictor(nn.Module):
 
 def held_out(
     data: PartitionData,
-    relation: CanonicalEType,
+    is_evaluated: Mapping[CanonicalEType, Tensor],
+    reverse_of: Mapping[CanonicalEType, CanonicalEType | None],
     etype: Tensor | None,
-    is_evaluated: Tensor,
-    reverse_of: CanonicalEType | None,
     num_relations: int,
 ) -> tuple[PartitionData, dict[CanonicalEType, Tensor]]:
     """The part without the edges that are evaluated, and their reverses; collective.
 
     Args:
-        etype: Relation numbers of the edges, or None.
-        is_evaluated: ``[num_edges]`` bool.
+        is_evaluated: Relation to ``[num_edges]`` bool.
         reverse_of: The relation of the reverses; where it is the same, and edges have relation
             numbers, that of a reverse is further by half of their number.
+        etype: Relation numbers of the edges of the only relation, or None.
 
     Returns:
         The part, and for each relation that lost edges, which of them are left.
     """
-    edges = data.edges[relation]
-    kept = {relation: ~is_evaluated}
-    if reverse_of is not None:
-        lost = is_evaluated.nonzero().view(-1)
-        number = None if etype is None else (etype[lost] + num_relations // 2) % num_relations
-        pairs = sent_to_sources(data, relation, lost, number)
-        codes = pair_codes(data, reverse_of)
-        wanted = pairs[:, 0] * max(1, data.num_owned(reverse_of[2])) + pairs[:, 1]
-        if etype is not None and reverse_of == relation:
-            codes = codes * num_relations + etype
-            wanted = wanted * num_relations + pairs[:, 2]
-        is_left = ~torch.isin(codes, wanted)
-        kept[reverse_of] = kept.get(reverse_of, torch.ones_like(is_left)) & is_left
-    assert edges.num_edges == is_evaluated.numel()
+    kept = {relation: ~lost for relation, lost in is_evaluated.items()}
+    for relation, lost in is_evaluated.items():
+        back = reverse_of[relation]
+        if back is None:
+            continue
+        chosen = lost.nonzero().view(-1)
+        number = None if etype is None else (etype[chosen] + num_relations // 2) % num_relations
+        src, dst = global_ends(data, relation)
+        pairs, _ = sent_to_sources(data, relation, src[chosen], dst[chosen], number)
+        wanted = _wanted(data, back, pairs, etype, num_relations)
+        is_left = ~torch.isin(_pair_codes(data, back, etype, num_relations), wanted)
+        kept[back] = kept.get(back, torch.ones_like(is_left)) & is_left
     return without_edges(data, kept), kept
 
 
-def sent_to_sources(
-    data: PartitionData, relation: CanonicalEType, chosen: Tensor, number: Tensor | None
+def _pair_codes(
+    data: PartitionData, etype: CanonicalEType, number: Tensor | None, num_relations: int
 ) -> Tensor:
-    """``[n, 3]``: global id of the destination, row of the source, and number, of chosen edges.
+    """A number for the ends of each edge, and its relation number where there are any."""
+    codes = pair_codes(data, etype)
+    return codes if number is None else codes * num_relations + number
+
+
+def _wanted(
+    data: PartitionData,
+    etype: CanonicalEType,
+    pairs: Tensor,
+    number: Tensor | None,
+    num_relations: int,
+) -> Tensor:
+    """The same of pairs ``[n, 3]``: global id of a source, row of a destination, number."""
+    codes = pairs[:, 0] * max(1, data.num_owned(etype[2])) + pairs[:, 1]
+    return codes if number is None else codes * num_relations + pairs[:, 2]
+
+
+class Route(NamedTuple):
+    """How rows have been sent, by which answers come back."""
+
+    order: Tensor  # of the rows by receiver
+    send: list[int]
+    recv: list[int]
+
+    def answered(self, answers: Tensor) -> Tensor:
+        """Answers for the rows that came, as those who sent them had them; collective."""
+        back = ragged_all_to_all(answers, self.recv, self.send) if world_size() > 1 else answers
+        return back.index_select(0, torch.argsort(self.order))
+
+
+def global_ends(data: PartitionData, relation: CanonicalEType) -> tuple[Tensor, Tensor]:
+    """Global ids of the sources and destinations of this rank's edges."""
+    edges = data.edges[relation]
+    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
+    first = data.node_map(relation[2]).starts[data.rank]
+    return starts[edges.src_part.long()] + edges.src, edges.dst.long() + first
+
+
+def sent_to_sources(
+    data: PartitionData, relation: CanonicalEType, src: Tensor, dst: Tensor, number: Tensor | None
+) -> tuple[Tensor, Route]:
+    """``[n, 3]``: global id of the destination, row of the source, and number, of pairs of ids.
 
     Each is sent to the rank that owns the source; collective.
     """
-    edges = data.edges[relation]
-    owner = edges.src_part[chosen].long()
+    ranges = data.node_map(relation[0])
+    owner = ranges.part_of(src)
     order = torch.argsort(owner, stable=True)
-    first = data.node_map(relation[2]).starts[data.rank]
-    number = torch.zeros_like(chosen) if number is None else number
-    columns = (edges.dst[chosen].long() + first, edges.src[chosen].long(), number)
+    number = torch.zeros_like(dst) if number is None else number
+    columns = (dst, ranges.local_of(src, owner).long(), number)
     rows = torch.stack(columns, dim=1)[order]
     if world_size() == 1:
-        return rows
+        return rows, Route(order, [len(rows)], [len(rows)])
     size = world_size()
     sent = torch.zeros(size, size, dtype=torch.int64)
-    sent[rank()] = torch.bincount(owner, minlength=size)
+    sent[rank()] = torch.bincount(owner.long(), minlength=size)
     matrix = torch.tensor(reduce_ints(sent.flatten().tolist())).view(size, size)
-    return ragged_all_to_all(rows, matrix[rank()].tolist(), matrix[:, rank()].tolist())
+    route = Route(order, matrix[rank()].tolist(), matrix[:, rank()].tolist())
+    return ragged_all_to_all(rows, route.send, route.recv), route
 
 
 def link_facts(
-    data: PartitionData, relation: CanonicalEType, etype: Tensor | None, num_relations: int
+    data: PartitionData,
+    relations: Sequence[CanonicalEType],
+    etype: Tensor | None,
+    num_relations: int,
 ) -> LinkFacts:
-    """What is known, of a part that has all edges; collective."""
-    edges = data.edges[relation]
-    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
-    source = starts[edges.src_part.long()] + edges.src
-    number = torch.zeros_like(source) if etype is None else etype
-    tails = Facts.of(source, number, num_relations, edges.dst.long())
+    """What is known, of a part that has all edges; collective.
+
+    Args:
+        etype: Relation numbers of the edges of the only relation; None: relations are numbered.
+    """
+    sources, numbers, rows = [], [], []
+    for number, relation in enumerate(relations):
+        sources.append(global_ends(data, relation)[0])
+        numbers.append(torch.full_like(sources[-1], number) if etype is None else etype)
+        rows.append(data.edges[relation].dst.long())
+    tails = Facts.of(torch.cat(sources), torch.cat(numbers), num_relations, torch.cat(rows))
     heads = None
     if etype is not None:
-        rows = sent_to_sources(data, relation, torch.arange(edges.num_edges), number)
-        heads = Facts.of(rows[:, 0], rows[:, 2], num_relations, rows[:, 1])
+        (relation,) = relations
+        pairs, _ = sent_to_sources(data, relation, *global_ends(data, relation), etype)
+        heads = Facts.of(pairs[:, 0], pairs[:, 2], num_relations, pairs[:, 1])
     return LinkFacts(tails, heads, num_relations)
+
+
+def edges_of_pairs(
+    data: PartitionData,
+    edges: TargetEdges,
+    reverses: Mapping[CanonicalEType, Sequence[tuple[CanonicalEType, int]]],
+    etype: Tensor | None,
+    num_relations: int,
+) -> dict[CanonicalEType, RaggedIds]:
+    """Of each edge all edges between its two ends, in its relation and back; collective.
+
+    Args:
+        data: This rank's part.
+        edges: Into this rank's nodes.
+        reverses: Relation to those that hold reverses of its edges, each with how much further
+            their relation numbers are.
+        etype: Relation numbers of the edges of the only relation, or None.
+
+    Returns:
+        Relation to the global ids of such edges, for each of ``edges``.
+    """
+    found: dict[CanonicalEType, list[tuple[Tensor, Tensor]]] = {}
+    for relation, rows in edges.by_relation():
+        own = edges.dst[rows] - data.node_map(relation[2]).starts[data.rank]
+        pairs = torch.stack((edges.src[rows], own, edges.etype[rows]), dim=1)
+        query, ids = _ids_of_pairs(data, relation, pairs, etype, num_relations)
+        found.setdefault(relation, []).append((rows[query], ids))
+        for back, shift in reverses[relation]:
+            number = (edges.etype[rows] + shift) % num_relations
+            pairs, route = sent_to_sources(data, relation, edges.src[rows], edges.dst[rows], number)
+            query, ids = _ids_of_pairs(data, back, pairs, etype, num_relations)
+            theirs = RaggedIds.of_pairs(query, ids, len(pairs))
+            counts = route.answered(theirs.counts)
+            sums = [int(part.sum()) for part in theirs.counts.split(route.recv)]
+            mine = counts[route.order]
+            to_come = [int(part.sum()) for part in mine.split(route.send)]
+            if world_size() > 1:
+                ids = ragged_all_to_all(theirs.ids, sums, to_come)
+            else:
+                ids = theirs.ids
+            of_rows = torch.repeat_interleave(rows[route.order], mine)
+            found.setdefault(back, []).append((of_rows, ids))
+    return {
+        relation: RaggedIds.of_pairs(
+            torch.cat([rows for rows, _ in parts]), torch.cat([ids for _, ids in parts]), len(edges)
+        )
+        for relation, parts in found.items()
+    }
+
+
+def _ids_of_pairs(
+    data: PartitionData,
+    relation: CanonicalEType,
+    pairs: Tensor,
+    etype: Tensor | None,
+    num_relations: int,
+) -> tuple[Tensor, Tensor]:
+    """Number of the pair, and global id, of each edge of this rank that is of one of the pairs."""
+    codes = _pair_codes(data, relation, etype, num_relations)
+    known = Facts.of(codes, torch.zeros_like(codes), 1, torch.arange(codes.numel()))
+    query, position = known.of_queries(_wanted(data, relation, pairs, etype, num_relations))
+    return query, position + sum(gather_int(codes.numel())[: data.rank])
 
 
 # ----------------------------------------------------------------------------- negatives
@@ -343,6 +455,10 @@ def rank_sums(ranks: Tensor, relation: Tensor, num_relations: int) -> Tensor:
     return sums.index_add_(0, relation, torch.stack(columns, dim=1))
 
 
+KindOfEnd: TypeAlias = tuple[int, str]
+"""A side of edges, 0 of sources and 1 of destinations, and a node type that is there."""
+
+
 class LinkScorer:
     """Losses and ranks of a rank's links, from the rows that a network gives to its nodes.
 
@@ -364,69 +480,89 @@ class LinkScorer:
         seed: int,
     ) -> None:
         self._task, self._predictor, self._facts = task, predictor, facts
-        self._edges, self._rows, self._data = edges, rows, data
-        self._sources: dict[str, NodeRows] = {}
-        source, _, target = edges.relation
-        sides = [target] if facts.heads is None else [target, source]
-        #: What is drawn in the place of destinations, and of sources where these are ranked.
-        self.negatives = [
-            Negatives(original_ids[t], data.node_map(t), num_negatives, seed, side)
-            for side, t in enumerate(sides)
-        ]
-        self.sides = sides
+        self._edges, self._rows = edges, rows
+        self._ranges = {t: data.node_map(t) for t in data.node_type_names}
+        self._of_split: dict[str, EndRows] = {}
+        # Destinations are drawn, and sources where these are ranked.
+        ends = [(1, t) for t, _ in edges.by_type(1)]
+        if facts.heads is not None:
+            ends += [(0, t) for t, _ in edges.by_type(0)]
+        self._negatives = {
+            (side, t): Negatives(original_ids[t], self._ranges[t], num_negatives, seed, 1 - side)
+            for side, t in ends
+        }
 
-    def wrong(self, epoch: int, num_steps: int) -> list[Tensor]:
-        """For each side ``[num_steps, count]`` ids; collective."""
-        return [negatives.drawn(epoch, num_steps) for negatives in self.negatives]
+    def wrong(self, epoch: int, num_steps: int) -> dict[KindOfEnd, Tensor]:
+        """For each kind of ends ``[num_steps, count]`` ids; collective."""
+        return {end: drawn.drawn(epoch, num_steps) for end, drawn in self._negatives.items()}
 
     def loss(self, rows: Mapping[str, Tensor], split: str, epoch: int) -> Tensor:
         """Summed over this rank's edges of a split; collective."""
         sources, destinations, edges = self._ends(rows, split)
-        drawn = []
-        for negatives, side in zip(self.negatives, self.sides, strict=True):
+        drawn = {}
+        for end, negatives in self._negatives.items():
             ids = negatives.drawn(epoch)[0].to(sources.device)
-            drawn.append((negatives.rows(ids, rows[side]), ids))
+            drawn[end] = negatives.rows(ids, rows[end[1]]), ids
         total = self.loss_of(sources, destinations, edges, drawn)
-        return anchor(total, sources, *(wrong for wrong, _ in drawn))
+        return anchor(total, sources, *(wrong for wrong, _ in drawn.values()))
 
     def loss_of(
         self,
         sources: Tensor,
         destinations: Tensor,
         edges: TargetEdges,
-        drawn: Sequence[tuple[Tensor, Tensor]],
+        drawn: Mapping[KindOfEnd, tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Summed over edges, with rows and ids of what is drawn for each side."""
-        kind = self._task.kind
-        queries = self._predictor.queries(sources, edges.etype)
-        total = link_loss(kind, queries, destinations, edges.dst, *drawn[0])
-        if len(drawn) > 1:
-            queries = self._predictor.queries(destinations, edges.etype)
-            total = (total + link_loss(kind, queries, sources, edges.src, *drawn[1])) / 2
+        """Summed over edges, with rows and ids of what is drawn for each kind of ends."""
+        total = self._loss_of_side(1, sources, destinations, edges, drawn)
+        if self._facts.heads is not None:
+            total = (total + self._loss_of_side(0, destinations, sources, edges, drawn)) / 2
         return total
+
+    def _loss_of_side(
+        self,
+        side: int,
+        given: Tensor,
+        right: Tensor,
+        edges: TargetEdges,
+        drawn: Mapping[KindOfEnd, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        queries, answers = self._predictor.queries(given, edges.etype), edges.ends(side)
+        losses = [
+            link_loss(
+                self._task.kind,
+                queries[places],
+                right[places],
+                answers[places],
+                *drawn[side, ntype],
+            )
+            for ntype, places in edges.by_type(side)
+        ]
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def numbers(self, rows: Mapping[str, Tensor], split: str) -> list[float]:
         """What the metrics of a split are summed from, by relation; collective."""
         sources, destinations, edges = self._ends(rows, split)
         num_relations, facts = self._facts.num_relations, self._facts
-        directions = [(sources, destinations, edges.src, facts.tails, self.sides[0])]
+        directions = [(1, sources, destinations, facts.tails)]
         if facts.heads is not None:
-            directions.append((destinations, sources, edges.dst, facts.heads, self.sides[1]))
+            directions.append((0, destinations, sources, facts.heads))
         sums = torch.zeros(num_relations, 2 + len(HITS), dtype=torch.float64)
-        for given, right, ids, known, side in directions:
+        for side, given, right, known in directions:
             queries = widened(self._predictor.queries(given, edges.etype))
             scores = (queries * widened(right)).sum(1)
-            codes = ids * num_relations + edges.etype
-            ranks = ranks_of(queries, scores, codes, widened(rows[side]), known)
-            sums += rank_sums(ranks, edges.etype, num_relations).cpu()
+            codes = edges.ends(1 - side) * num_relations + edges.etype
+            for ntype, places in edges.by_type(side):
+                ranks = ranks_of(
+                    queries[places], scores[places], codes[places], widened(rows[ntype]), known
+                )
+                sums += rank_sums(ranks, edges.etype[places], num_relations).cpu()
         return sums.flatten().tolist()
 
     def _ends(self, rows: Mapping[str, Tensor], split: str) -> tuple[Tensor, Tensor, TargetEdges]:
         """Rows of sources and of destinations of a split's edges; collective."""
         edges = self._edges.at(self._rows[split])
-        source, _, target = edges.relation
-        if split not in self._sources:
-            self._sources[split] = NodeRows(edges.src, self._data.node_map(source))
-        own = edges.dst - self._data.node_map(target).starts[rank()]
-        return self._sources[split](rows[source]), rows[target].index_select(0, own), edges
+        if split not in self._of_split:
+            self._of_split[split] = EndRows(edges, self._ranges)
+        return *self._of_split[split](rows), edges

@@ -266,7 +266,7 @@ class GAT(NodeClassifier):
         def layer_of(index: int, out_width: int, num_heads: int) -> nn.Module:
             arguments = widths[index], out_width, num_heads, drops[index], dropout
             if edge_feats:
-                return self._kind_with_edges(*arguments, edge_feats)
+                return self._kind_with_edges(*arguments, edge_feats=edge_feats)
             return self._kind(*arguments)
 
         self.layers = nn.ModuleList(layer_of(i, hidden, heads) for i in range(layers - 1))
@@ -532,7 +532,7 @@ class TypedNetwork(TypedClassifier):
             arguments = in_width, out_width // num_heads, num_heads, 0.0, dropout
             if etype in edge_feats:
                 with_edges = EdgeScoredGATConv if kind == "gat" else EdgeScoredGATv2Conv
-                return with_edges(*arguments, edge_feats[etype])
+                return with_edges(*arguments, edge_feats=edge_feats[etype])
             return GATConv(*arguments) if kind == "gat" else GATv2Conv(*arguments)
 
         heads_of_layers = [heads] * (layers - 1) + [1]

@@ -49,21 +49,17 @@ from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
 from ._learner import Learner
 from ._links import LinkPredictor
 from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
-from ._predict_edges import Ends, best_links, fetched_ids, score_pairs
+from ._predict_edges import Ends, LinkScores, alike, joined_ids
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
+    OwnRows,
     TrainingShard,
-    _categories,
-    _edge_features,
-    _edge_weights,
-    _features,
     _relation,
-    _target_edges,
     _with_edges_added,
     _without_held_out,
+    assemble,
     check_num_workers,
-    sparse_features,
 )
 
 if TYPE_CHECKING:
@@ -95,6 +91,7 @@ class PredictRequest:
     embeddings: bool = False
     top: int | None = None
     pairs: str | None = None
+    relations: str | None = None
     device: str = "auto"
     timeout: float = 300.0
 
@@ -159,7 +156,8 @@ def predict(
     ``id`` is the user's, or the node's original number where no tables were partitioned. Rows are
     in the order of those numbers: that of the node table. Of a task on edges there are ``source``
     and ``target`` instead, in the order of the table of edges. Of link prediction there are these
-    and ``score``: of given pairs, or with ``rank`` of the best new links of each node.
+    and ``score``: of given pairs, or with ``rank`` of the best new links of each node. Where there
+    are several relations, ``relation`` says which.
 
     Args:
         data: The JSON of a partition: of the graph of training, cut into any number of parts, or
@@ -175,7 +173,9 @@ def predict(
         top: Show so many of the most probable classes instead of all; of links, find so many for
             each node, 10 by default.
         pairs: Of link prediction, a table of pairs of ids with the columns ``source`` and
-            ``target``, which are to be scored.
+            ``target``, which are to be scored; of several relations also ``relation``.
+        relations: Of link prediction, names between commas of the relations in which the best links
+            are looked for; None: all that were learnt.
         device: As in training.
         timeout: Seconds that a wait for another worker may take.
 
@@ -361,6 +361,13 @@ def _check_request(request: PredictRequest, card: ModelCard) -> None:
     kind, is_file = card.task["kind"], request.nodes not in CHOICES
     if request.pairs is not None and kind != LINK_PREDICTION:
         raise ValueError(f"pairs is for link prediction (got a model of {kind}); leave it out")
+    if request.relations is not None and (kind != LINK_PREDICTION or request.embeddings):
+        raise ValueError(
+            f"relations is for the best links of nodes (got relations={request.relations!r}); "
+            "leave it out"
+        )
+    if request.pairs is not None and request.relations is not None:
+        raise ValueError("relations says which links to look for; leave out pairs")
     if request.pairs is not None and (request.top is not None or request.nodes != ALL):
         raise ValueError("top and nodes say for which nodes to look for links; leave out pairs")
     if kind == LINK_PREDICTION and not is_file and request.nodes != ALL:
@@ -412,37 +419,33 @@ def _nodes(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
 
 def _ends(request: PredictRequest, shard: TrainingShard) -> Ends:
     assert shard.edges is not None
-    source, _, target = shard.edges.relation
+    ntypes = shard.edges.node_types
     with shared_errors():
-        ids = tuple(user_ids_of(shard, ntype, request.data) for ntype in (source, target))
-    ranges = shard.data.node_map(source), shard.data.node_map(target)
-    return Ends(shard.edges.relation, (ids[0], ids[1]), ranges)
+        ids = {ntype: user_ids_of(shard, ntype, request.data) for ntype in ntypes}
+    return Ends(shard.edges.relations, ids, {t: shard.data.node_map(t) for t in ntypes})
 
 
 def _rows_of_ends(request: PredictRequest, learner: Learner) -> PredictedRows:
-    """What a network gives to the nodes at the ends of a relation, by which it scores edges."""
+    """What a network gives to the nodes at the ends of edges, by which it scores these."""
     shard = learner._host
     ends, rows = _ends(request, shard), learner.node_rows()
-    sides = dict(zip(ends.relation[::2], ends.ids, strict=True))
     numbers, ids, vectors, names, before = [], [], [], [], 0
-    for ntype, of_type in sides.items():
+    for ntype, of_type in ends.ids.items():
         order = torch.argsort(shard.original_ids[ntype])
         numbers.append(before + shard.original_ids[ntype][order].long())
         ids.append(of_type.take(_arrow(order)))
         vectors.append(rows[ntype].cpu()[order])
         names += [ntype] * len(order)
         before += shard.num_all[ntype]
-    all_vectors = torch.cat(vectors)
+    all_vectors, all_ids = torch.cat(vectors), joined_ids(ids)
 
     def columns(places: slice) -> dict[str, pa.Array]:
         import pyarrow as pa
 
-        embedding = _vectors(all_vectors[places])
-        if len(sides) == 1:
-            return {"id": ids[0][places], "embedding": embedding}
-        texts = pa.concat_arrays([of_type.cast(pa.large_string()) for of_type in ids])
-        kinds = pa.array(names[places], pa.string())
-        return {"type": kinds, "id": texts[places], "embedding": embedding}
+        made = {"id": all_ids[places], "embedding": _vectors(all_vectors[places])}
+        if len(ids) == 1:
+            return made
+        return {"type": pa.array(names[places], pa.string()), **made}
 
     return PredictedRows(torch.cat(numbers), columns)
 
@@ -460,44 +463,42 @@ def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
     assert edges is not None
     ends = _ends(request, shard)
     predictions = shard.task.predictions(learner.scores()).cpu()
-    original = shard.data.edge_features[f"{etype_key(edges.relation)}/orig_id"][edges.index].long()
-    order = torch.argsort(original)
-    sources = fetched_ids(edges.src, ends.ranges[0], ends.ids[0])
-    own = edges.dst - ends.ranges[1].starts[rank()]
+    numbers, before = torch.zeros_like(edges.src), 0
+    for etype, places in edges.by_relation():
+        ids = shard.data.edge_features[f"{etype_key(etype)}/orig_id"].long()
+        numbers[places] = before + ids[edges.index[places]]
+        before += reduce_ints([int(ids.max()) + 1 if ids.numel() else 0], "max")[0]
+    order = torch.argsort(numbers)
+    sources, targets = (ends.ids_of(edges, side) for side in (0, 1))
     make = columns_of(card, request.top)
+    names = list(map(etype_key, edges.relations))
 
     def columns(places: slice) -> dict[str, pa.Array]:
         import pyarrow as pa
 
         rows = order[places]
-        return {
-            "source": sources.take(pa.array(rows.numpy())),
-            "target": ends.ids[1].take(pa.array(own[rows].numpy())),
-            **make(predictions[rows]),
-        }
+        made = {"source": sources.take(_arrow(rows)), "target": targets.take(_arrow(rows))}
+        if len(names) > 1:
+            made["relation"] = pa.array(names).take(_arrow(edges.number[rows]))
+        return {**made, **make(predictions[rows])}
 
-    return PredictedRows(original[order], columns)
+    return PredictedRows(numbers[order], columns)
 
 
 def _links(request: PredictRequest, learner: Learner) -> PredictedRows:
     shard, predictor = learner._shard, learner.model.predictor
     assert isinstance(predictor, LinkPredictor) and shard.links is not None
-    ends, rows = _ends(request, learner._host), learner.node_rows()
-    num_relations = shard.links.num_relations if predictor.has_relations else 1
+    scores = LinkScores(_ends(request, learner._host), learner.node_rows(), predictor, shard)
     if request.pairs is not None:
-        found = score_pairs(Path(request.pairs), ends, rows, predictor, num_relations)
-    elif num_relations > 1:
-        raise ValueError(
-            f"the best links of a node are of one relation, and edges carry {num_relations} "
-            "relation numbers; give pairs with the columns source, target and relation"
-        )
+        found = scores.of_pairs(Path(request.pairs))
     else:
-        original = shard.original_ids[ends.relation[0]].cpu()
-        chosen = torch.argsort(original)
+        chosen = {}
+        for ntype in dict.fromkeys(etype[0] for etype in scores.ends.relations):
+            chosen[ntype] = torch.argsort(shard.original_ids[ntype].cpu())
         if request.nodes != ALL:
-            chosen = chosen[_in_file(Path(request.nodes), ends.ids[0])[chosen]]
-        top = min(request.top or DEFAULT_TOP_LINKS, ends.ranges[1].num_ids)
-        found = best_links(top, chosen, original, ends, rows, predictor, shard.links.tails)
+            is_in = _in_file(Path(request.nodes), {t: scores.ends.ids[t] for t in chosen})
+            chosen = {ntype: rows[is_in[ntype][rows]] for ntype, rows in chosen.items()}
+        found = scores.best(request.top or DEFAULT_TOP_LINKS, chosen, request.relations)
 
     def columns(places: slice) -> dict[str, pa.Array]:
         count = len(range(*places.indices(found.numbers.numel())))
@@ -573,54 +574,45 @@ def _shard_of(
                 f"{config.data} has the relation number {top - 1}, and the model of {card.folder} "
                 f"knows {card.num_relations} relations; number them as in training"
             )
-    kind, target, reverse_of = (card.task[key] for key in ("kind", "target", "reverse_of"))
-    of_edges = tuple(target) if _is_of_edges(kind) else None
-    edges, rows = None, {}
-    edge_features = _edge_features(data, config.torch_dtype)
-    label = data.node_features.get(f"{card.target}/label")
-    if label is None:
-        label = torch.full((data.num_owned(card.target),), -1)
-    if of_edges is not None:
-        if of_edges not in data.edges:
-            raise ValueError(f"{config.data} has no relation {of_edges}, which the model predicts")
-        prefix, numbers = etype_key(of_edges), None if relation is None else relation[0]
-        fields = data.edge_features
-        count = data.edges[of_edges].num_edges
-        label = fields.get(f"{prefix}/label", torch.full((count,), -1))
-        masks = {s: fields.get(f"{prefix}/{s}_mask", torch.zeros(count)).bool() for s in SPLITS}
-        if kind == LINK_PREDICTION:
-            rows = {split: mask.nonzero().view(-1) for split, mask in masks.items()}
-        else:
-            rows = {ALL: _asked(nodes, label, masks).nonzero().view(-1)}
-        edges, label, rows = _target_edges(data, of_edges, edge_features, numbers, label, rows)
-    return TrainingShard(
-        data=data,
-        features=_features(data, config.torch_dtype),
-        categories=_categories(data),
-        edge_features=edge_features,
-        edge_weights=_edge_weights(data, config.torch_dtype),
-        relation=relation,
-        target=card.target,
-        edges=edges,
-        links=None,
-        task_info=dataclasses.replace(
-            task,
-            kind=kind,
-            target=of_edges or target,
-            reverse_of=None if reverse_of is None else tuple(reverse_of),
-        ),
+    trained = dataclasses.replace(
+        task,
+        **{key: _tuples(card.task.get(key)) for key in ("kind", "target", "reverse_of")},
+    )
+    owned = []
+    for etype in trained.targets:
+        if etype not in data.edges:
+            raise ValueError(f"{config.data} has no relation {etype}, which the model predicts")
+        fields, key, count = data.edge_features, etype_key(etype), data.edges[etype].num_edges
+        none = torch.zeros(count, dtype=torch.bool)
+        label = fields.get(f"{key}/label", torch.full((count,), -1))
+        masks = {split: fields.get(f"{key}/{split}_mask", none).bool() for split in SPLITS}
+        if trained.kind != LINK_PREDICTION:
+            masks = {ALL: _asked(nodes, label, masks)}
+        owned.append(
+            OwnRows(etype, label, {s: mask.nonzero().view(-1) for s, mask in masks.items()})
+        )
+    if not trained.targets:
+        none = torch.full((data.num_owned(card.target),), -1)
+        label = data.node_features.get(f"{card.target}/label", none)
+        owned.append(OwnRows(card.target, label, {}))
+    return assemble(
+        data,
+        trained,
+        config,
+        owned,
         task=task_of_scores(card),
-        label=label,
-        rows=rows,
-        num_nodes={},
-        num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
         num_classes=card.num_classes,
         num_relations=card.num_relations,
-        device=choose_device(config.device),
+        class_names=(),
         category_counts={t: tuple(counts) for t, counts in card.category_counts.items()},
-        sparse=sparse_features(data, config.torch_dtype),
+        edge_category_counts={t: tuple(c) for t, c in card.edge_category_counts.items()},
         sparse_counts=card.sparse_counts,
     )
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON has made lists of."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _asked(nodes: str, label: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
@@ -646,12 +638,14 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
                     f"{_width(found.get(name))}"
                 )
     columns = {t: numbers.shape[1] for t, numbers in shard.categories.items()}
-    for ntype in dict.fromkeys([*card.category_counts, *columns]):
-        trained_count = len(card.category_counts.get(ntype, ()))
-        if trained_count != columns.get(ntype, 0):
+    columns |= {etype_key(e): numbers.shape[1] for e, numbers in shard.edge_categories.items()}
+    counts = {**card.category_counts, **card.edge_category_counts}
+    for name in dict.fromkeys([*counts, *columns]):
+        trained_count = len(counts.get(name, ()))
+        if trained_count != columns.get(name, 0):
             yield (
-                f"'{ntype}' had {trained_count} columns of categories in training and has "
-                f"{columns.get(ntype, 0)}"
+                f"'{name}' had {trained_count} columns of categories in training and has "
+                f"{columns.get(name, 0)}"
             )
     for ntype in {*card.sparse_counts} ^ {*shard.sparse}:
         is_sparse = ntype in shard.sparse
@@ -757,21 +751,28 @@ def _chosen(nodes: str, shard: TrainingShard, ids: pa.Array) -> Tensor:
                 )
             chosen = mask.bool()
     elif nodes != ALL:
-        chosen = _in_file(Path(nodes), ids)
+        chosen = _in_file(Path(nodes), {target: ids})[target]
     rows = chosen.nonzero().view(-1)
     return rows[torch.argsort(original[rows])]
 
 
-def _in_file(path: Path, ids: pa.Array) -> Tensor:
-    """Which of this rank's ids a file names; collective."""
+def _in_file(path: Path, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
+    """Node type to which of this rank's nodes a file names; collective.
+
+    An id may be that of nodes of several types.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    chosen, here = {}, []
     with shared_errors():
-        asked = read_ids(path, ids.type)
-        chosen = torch.from_numpy(pc.is_in(ids, value_set=asked).to_numpy(zero_copy_only=False))
-        here = pc.is_in(asked, value_set=ids).to_numpy(zero_copy_only=False)
-    counts = reduce_ints(here.astype(int).tolist()) if len(asked) else []
+        by_type = dict(zip(ids, alike(list(ids.values())), strict=True))
+        asked = read_ids(path, next(iter(by_type.values())).type)
+        for ntype, of_type in by_type.items():
+            found = pc.is_in(of_type, value_set=asked).to_numpy(zero_copy_only=False)
+            chosen[ntype] = torch.from_numpy(found.copy())
+            here.append(pc.is_in(asked, value_set=of_type).to_numpy(zero_copy_only=False))
+    counts = reduce_ints(np.sum(here, axis=0).tolist()) if len(asked) else []
     missing = [number for number, count in enumerate(counts) if not count]
     if missing:
         few = ", ".join(str(value) for value in asked.take(pa.array(missing[:10])).to_pylist())
@@ -780,7 +781,7 @@ def _in_file(path: Path, ids: pa.Array) -> Tensor:
             f"{', ...' if len(missing) > 10 else ''}); leave them out, or partition a graph with "
             "them"
         )
-    return chosen.clone()
+    return chosen
 
 
 # ------------------------------------------------------------------ columns

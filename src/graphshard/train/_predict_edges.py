@@ -7,7 +7,7 @@ fetched once, as Arrow bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce, is_initialized, ragged_all_to_all, rank, world_size
 from ..comm.collectives import gather_int, reduce_ints, shared_errors
-from ._edges import NodeRows
+from ._edges import NodeRows, TargetEdges, in_order
 from ._links import Facts, LinkPredictor, rows_of_all
 from ._prediction_files import read_columns
 from ._tasks import widened
+from ._training_shard import TrainingShard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,16 +35,64 @@ _QUERIES, _CANDIDATES = 1024, 8192  # of all ranks, and of this one, that are sc
 
 @dataclass(frozen=True)
 class Ends:
-    """The two ends of a relation's edges, as this rank has them.
+    """The nodes at the ends of some relations, as this rank has them.
 
     Args:
-        ids: This rank's nodes' ids, of sources and of destinations.
-        ranges: Global ids that each rank owns, of both.
+        ids: Node type to this rank's nodes' ids.
+        ranges: Node type to the global ids that each rank owns.
     """
 
-    relation: CanonicalEType
-    ids: tuple[pa.Array, pa.Array]
-    ranges: tuple[RangeMap, RangeMap]
+    relations: tuple[CanonicalEType, ...]
+    ids: Mapping[str, pa.Array]
+    ranges: Mapping[str, RangeMap]
+
+    def ids_of(self, edges: TargetEdges, side: int) -> pa.Array:
+        """The users' ids of sources (side 0) or destinations (1), of any rank; collective."""
+        kinds = edges.by_type(side)
+        wanted = [edges.ends(side)[places] for _, places in kinds]
+        found = [
+            fetched_ids(ids, self.ranges[ntype], self.ids[ntype])
+            for ids, (ntype, _) in zip(wanted, kinds, strict=True)
+        ]
+        return _ids_in_order(found, [places for _, places in kinds])
+
+    def of_side(self, side: int) -> dict[str, pa.Array]:
+        """Node type of sources or destinations to ids; as texts, where types differ."""
+        ids = {etype[2 * side]: self.ids[etype[2 * side]] for etype in self.relations}
+        return dict(zip(ids, alike(list(ids.values())), strict=True))
+
+
+def alike(parts: Sequence[pa.Array]) -> list[pa.Array]:
+    """Ids of one Arrow type, which is text where they are of several."""
+    import pyarrow as pa
+
+    if len({str(part.type) for part in parts}) == 1:
+        return list(parts)
+    return [
+        pa.array(map(str, part.to_pylist()), pa.large_string())
+        if isinstance(part.type, pa.BaseExtensionType)  # such as UUIDs
+        else part.cast(pa.large_string())
+        for part in parts
+    ]
+
+
+def joined_ids(parts: Sequence[pa.Array]) -> pa.Array:
+    """One after another, of one Arrow type."""
+    import pyarrow as pa
+
+    parts = alike(parts)
+    # A type of its own, such as UUIDs, has no function that concatenates.
+    return pa.chunked_array(parts, parts[0].type).combine_chunks()
+
+
+def _ids_in_order(parts: Sequence[pa.Array], places: Sequence[Tensor | slice]) -> pa.Array:
+    """Ids that stand in parts, each put in its place."""
+    import pyarrow as pa
+
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.cat([p for p in places if isinstance(p, Tensor)])
+    return joined_ids(parts).take(pa.array(torch.argsort(order).cpu().numpy()))
 
 
 def fetched_ids(wanted: Tensor, ranges: RangeMap, own: pa.Array) -> pa.Array:
@@ -117,143 +166,280 @@ class ScoredPairs:
     columns: Mapping[str, Any]  # name to a pyarrow array
 
 
-def score_pairs(
-    path: Path,
-    ends: Ends,
-    rows: Mapping[str, Tensor],
-    predictor: LinkPredictor,
-    num_relations: int,
-) -> ScoredPairs:
-    """Scores of the pairs of ids in a file; each rank computes a share of them. Collective.
+class LinkScores:
+    """What a model of links says of pairs that are no edges; every call is collective.
 
     Args:
-        path: A table with the columns ``source`` and ``target``, or whose first two are these; of a
-            graph whose edges carry relation numbers also ``relation``.
         rows: Node type to this rank's rows, that the network gave.
-
-    Raises:
-        ValueError: The file is no such table, or names nodes that are none; on every rank.
     """
-    import pyarrow as pa
 
-    source, _, target = ends.relation
-    names = ("source", "target") + (("relation",) if num_relations > 1 else ())
-    with shared_errors():
-        types = (ends.ids[0].type, ends.ids[1].type, pa.int64())
-        table = read_columns(path, names, types[: len(names)])
-    numbers, scores = [], []
-    device = rows[target].device
-    for start in range(0, table.num_rows, _PAIRS_AT_ONCE):
-        piece = table.slice(start, _PAIRS_AT_ONCE)
-        sides = [
-            numbers_of_ids(piece.column(side).combine_chunks(), ends.ids[side], ends.ranges[side])
-            for side in (0, 1)
-        ]
-        _check_pairs(path, piece, sides, ends.relation, start)
-        share = torch.arange(piece.num_rows).tensor_split(world_size())[rank()]
-        number = torch.zeros_like(share)
-        if num_relations > 1:
-            number = torch.from_numpy(piece.column(2).to_numpy().copy())[share]
-            _check_relations(path, number, num_relations)
-        both = [
-            NodeRows(ids[share].to(device), ranges)(rows[ntype])
-            for ids, ranges, ntype in zip(sides, ends.ranges, (source, target), strict=True)
-        ]
-        queries = widened(predictor.queries(both[0], number.to(device)))
-        scores.append((queries * widened(both[1])).sum(1).cpu())
-        numbers.append(start + share)
-    mine = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
-    found = torch.cat(scores) if scores else widened(rows[target][:0, :0]).sum(1).cpu()
-    taken = table.take(pa.array(mine.numpy()))
-    columns = {name: taken.column(name).combine_chunks() for name in names}
-    return ScoredPairs(mine, {**columns, "score": pa.array(found.numpy())})
+    def __init__(
+        self,
+        ends: Ends,
+        rows: Mapping[str, Tensor],
+        predictor: LinkPredictor,
+        shard: TrainingShard,
+    ) -> None:
+        assert shard.links is not None
+        self.ends, self._rows, self._predictor = ends, rows, predictor
+        self._facts, self._num_relations = shard.links.tails, shard.links.num_relations
+        self._names = shard.relation_names
+        self._original = {t: ids.cpu().long() for t, ids in shard.original_ids.items()}
+        self._has_numbers = len(ends.relations) == 1 and predictor.has_relations
+        back = shard.task_info.reverses[0]
+        has_reverses = self._has_numbers and back == ends.relations[0]
+        #: Relations in which new links are looked for: reverses say the same once more.
+        self._usual = list(range(self._num_relations // 2 if has_reverses else self._num_relations))
+        if len(ends.relations) == 1 and not self._has_numbers:
+            self._usual, self._names = [0], self._names[:1]
 
+    @property
+    def _is_of_several(self) -> bool:
+        return len(self._names) > 1
 
-def _check_pairs(
-    path: Path, piece: pa.Table, sides: list[Tensor], relation: CanonicalEType, start: int
-) -> None:
-    for side, (ids, ntype) in enumerate(zip(sides, relation[::2], strict=True)):
-        missing = (ids < 0).nonzero().view(-1).tolist()
-        if missing:
-            column = piece.column(side)
-            few = ", ".join(f"{column[n].as_py()} in row {start + n + 1}" for n in missing[:10])
-            raise ValueError(
-                f"{path} names nodes that are not in the graph as {('source', 'target')[side]} of "
-                f"type '{ntype}' ({len(missing)} of {len(ids)}: {few}"
-                f"{', ...' if len(missing) > 10 else ''}); leave these pairs out"
+    def _etype(self, number: int) -> CanonicalEType:
+        return self.ends.relations[number if len(self.ends.relations) > 1 else 0]
+
+    def _numbers_of(self, names: Sequence[str], what: str) -> list[int]:
+        """Relations by what they are called, in full or by a name that only one has, or numbers."""
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(self._names):
+            numbers.setdefault(name, []).append(number)
+            if len(self.ends.relations) > 1:
+                numbers.setdefault(self.ends.relations[number][1], []).append(number)
+            elif name != str(number) and str(number) not in self._names:
+                numbers.setdefault(str(number), []).append(number)
+        for name in names:
+            if len(numbers.get(name, ())) != 1:
+                few = ", ".join(self._names[:5]) + (", ..." if len(self._names) > 5 else "")
+                raise ValueError(
+                    f"{what} must be relations that the model was trained on, {few} (got {name!r}, "
+                    f"which {len(numbers.get(name, ()))} of {len(self._names)} are); name them as "
+                    "in training"
+                )
+        return [numbers[name][0] for name in names]
+
+    def of_pairs(self, path: Path) -> ScoredPairs:
+        """Scores of the pairs of ids in a file; each rank computes a share of them.
+
+        Args:
+            path: A table with the columns ``source`` and ``target``, or whose first two are these;
+                of several relations also ``relation``, names or numbers.
+
+        Raises:
+            ValueError: The file is no such table, or names nodes that are none; on every rank.
+        """
+        import pyarrow as pa
+
+        names = ("source", "target") + ("relation",) * self._is_of_several
+        sides = [self.ends.of_side(side) for side in (0, 1)]
+        with shared_errors():
+            types = [next(iter(ids.values())).type for ids in sides]
+            table = read_columns(path, names, [*types, pa.string()][: len(names)])
+            number = torch.zeros(table.num_rows, dtype=torch.int64)
+            if self._is_of_several:
+                coded = table.column(2).combine_chunks().dictionary_encode()
+                found = self._numbers_of(coded.dictionary.to_pylist(), f"relations in {path}")
+                places = torch.from_numpy(coded.indices.to_numpy(zero_copy_only=False).copy())
+                number = torch.tensor(found, dtype=torch.int64)[places.long()]
+        numbers, scores = [], []
+        for start in range(0, table.num_rows, _PAIRS_AT_ONCE):
+            piece = table.slice(start, _PAIRS_AT_ONCE)
+            pairs = self._pairs(piece, number[start : start + piece.num_rows], sides)
+            with shared_errors():
+                _check_pairs(path, piece, pairs, start)
+            share = torch.arange(piece.num_rows).tensor_split(world_size())[rank()]
+            scores.append(self._scores(pairs.at(share)))
+            numbers.append(start + share)
+        mine = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
+        like = widened(next(iter(self._rows.values()))[:0, :0]).sum(1).cpu()
+        taken = table.take(pa.array(mine.numpy()))
+        columns = {name: taken.column(name).combine_chunks() for name in names}
+        score = torch.cat(scores) if scores else like
+        return ScoredPairs(mine, {**columns, "score": pa.array(score.numpy())})
+
+    def _pairs(
+        self, piece: pa.Table, number: Tensor, sides: Sequence[Mapping[str, pa.Array]]
+    ) -> TargetEdges:
+        """The pairs of ids in a table, with -1 for nodes that are none."""
+        import pyarrow as pa
+
+        several = len(self.ends.relations) > 1
+        none = torch.full_like(number, -1)
+        pairs = TargetEdges(
+            relations=self.ends.relations,
+            number=number if several else torch.zeros_like(number),
+            index=none,
+            src=none.clone(),
+            dst=none.clone(),
+            feat=None,
+            categories=None,
+            etype=number,
+        )
+        for side in (0, 1):
+            ids = piece.column(side).combine_chunks()
+            for ntype, places in pairs.by_type(side):
+                rows = torch.arange(len(number))[places]
+                asked = ids.take(pa.array(rows.numpy()))
+                found = numbers_of_ids(asked, sides[side][ntype], self.ends.ranges[ntype])
+                pairs.ends(side)[rows] = found
+        return pairs
+
+    def _scores(self, pairs: TargetEdges) -> Tensor:
+        """``[n]``, of pairs of global ids, of any rank."""
+        device = next(iter(self._rows.values())).device
+        pairs = pairs.to(device)
+        both = []
+        for side in (0, 1):
+            kinds = pairs.by_type(side)
+            parts = [
+                NodeRows(pairs.ends(side)[places], self.ends.ranges[ntype])(self._rows[ntype])
+                for ntype, places in kinds
+            ]
+            both.append(in_order(parts, [places for _, places in kinds]))
+        queries = widened(self._predictor.queries(both[0], pairs.etype))
+        return (queries * widened(both[1])).sum(1).cpu()
+
+    def best(self, top: int, chosen: Mapping[str, Tensor], relations: str | None) -> ScoredPairs:
+        """For some of this rank's nodes the edges of the highest scores that there are not.
+
+        Edges that there are, of any split, are not among them, nor are those of a node to itself.
+
+        Args:
+            chosen: Node type to rows of sources, int64 ``[n]``, in the order of their original
+                numbers.
+            relations: Names of those that count, between commas; None: all but reverses.
+
+        Raises:
+            ValueError: A name is of no relation, or of several; on every rank.
+        """
+        with shared_errors():
+            asked = self._usual
+            if relations is not None:
+                asked = self._numbers_of(relations.split(","), "relations")
+        sizes = {n: self.ends.ranges[self._etype(n)[2]].num_ids for n in asked}
+        top = min(top, sum(sizes.values()))
+        parts = []
+        numbers_before = 0
+        for ntype, rows in chosen.items():
+            of_type = [number for number in asked if self._etype(number)[0] == ntype]
+            if of_type:
+                parts.append(self._best_of_type(top, ntype, rows, of_type, numbers_before))
+            numbers_before += self.ends.ranges[ntype].num_ids * top
+        return _joined(parts)
+
+    def _best_of_type(
+        self, top: int, ntype: str, rows: Tensor, asked: Sequence[int], numbers_before: int
+    ) -> ScoredPairs:
+        import pyarrow as pa
+
+        own = self._rows[ntype]
+        ids = self.ends.ranges[ntype].starts[rank()] + rows
+        given = own[rows.to(own.device)]
+        best, found, of_relation = None, None, None
+        for number in asked:
+            _, _, target = self._etype(number)
+            relation = torch.full_like(ids, number).to(own.device)
+            queries = widened(self._predictor.queries(given, relation))
+            codes = ids * self._num_relations + number
+            scores, targets = _top_of_all(
+                top,
+                queries,
+                codes.to(own.device),
+                widened(self._rows[target]),
+                self._facts,
+                self.ends.ranges[target].starts[rank()],
+                self._num_relations if ntype == target else None,
             )
+            numbers = torch.full_like(targets, number)
+            if best is None or found is None or of_relation is None:
+                best, found, of_relation = scores, targets, numbers
+                continue
+            # Of equal scores the relation and the node that come first are the first.
+            best, order = torch.cat([best, scores], 1).sort(dim=1, descending=True, stable=True)
+            best, order = best[:, :top], order[:, :top]
+            found = torch.cat([found, targets], 1).gather(1, order)
+            of_relation = torch.cat([of_relation, numbers], 1).gather(1, order)
+        assert best is not None and found is not None and of_relation is not None
+        is_there = best.isfinite()
+        places = torch.arange(top).expand(len(rows), top)[is_there]
+        query = torch.arange(len(rows)).unsqueeze(1).expand(-1, top)[is_there]
+        relation = of_relation[is_there]
+        pairs = TargetEdges(
+            relations=self.ends.relations,
+            number=relation if len(self.ends.relations) > 1 else torch.zeros_like(relation),
+            index=query,
+            src=ids[query],
+            dst=found[is_there],
+            feat=None,
+            categories=None,
+            etype=relation,
+        )
+        columns = {
+            "source": self.ends.ids[ntype].take(pa.array(rows[query].numpy())),
+            "target": self.ends.ids_of(pairs, 1),
+            "rank": pa.array((places + 1).numpy()),
+            "score": pa.array(best[is_there].numpy()),
+        }
+        if self._is_of_several:
+            names = pa.array(list(self._names)).take(pa.array(relation.numpy()))
+            columns = {"source": columns["source"], "relation": names, **columns}
+        original = self._original[ntype][rows[query]]
+        return ScoredPairs(numbers_before + original * top + places, columns)
 
 
-def _check_relations(path: Path, number: Tensor, num_relations: int) -> None:
-    with shared_errors():
-        if number.numel() and not 0 <= int(number.min()) <= int(number.max()) < num_relations:
-            raise ValueError(
-                f"{path} must have relation numbers from 0 to {num_relations - 1} (got "
-                f"{int(number.min())} to {int(number.max())}); number them as in training"
-            )
-
-
-def best_links(
-    top: int,
-    chosen: Tensor,
-    original: Tensor,
-    ends: Ends,
-    rows: Mapping[str, Tensor],
-    predictor: LinkPredictor,
-    facts: Facts,
-) -> ScoredPairs:
-    """For some of this rank's sources the destinations of the highest scores; collective.
-
-    Edges that there are, of any split, are not among them, nor is the node itself.
-
-    Args:
-        chosen: int64 ``[n]``, rows of sources, in the order of their original numbers.
-        original: Original numbers of this rank's sources, by row.
-        facts: The edges that there are, by source, with this rank's destinations.
-    """
-    import pyarrow as pa
-
-    source, _, target = ends.relation
-    device = rows[source].device
-    queries = widened(predictor.queries(rows[source][chosen.to(device)], chosen.to(device) * 0))
-    ids = ends.ranges[0].starts[rank()] + chosen
-    scores, found = _top_of_all(
-        top, queries, ids.to(device), widened(rows[target]), facts, ends, source == target
-    )
-    is_there = scores.isfinite()
-    places = torch.arange(top).expand(len(chosen), top)[is_there]
-    query = torch.arange(len(chosen)).unsqueeze(1).expand(-1, top)[is_there]
-    targets = fetched_ids(found[is_there], ends.ranges[1], ends.ids[1])
+def _joined(parts: Sequence[ScoredPairs]) -> ScoredPairs:
+    """Of several types of sources, one after another."""
+    if len(parts) == 1:
+        return parts[0]
     columns = {
-        "source": ends.ids[0].take(pa.array(chosen[query].numpy())),
-        "target": targets,
-        "rank": pa.array((places + 1).numpy()),
-        "score": pa.array(scores[is_there].numpy()),
+        name: joined_ids([part.columns[name] for part in parts]) for name in parts[0].columns
     }
-    return ScoredPairs(original[chosen[query]].long() * top + places, columns)
+    return ScoredPairs(torch.cat([part.numbers for part in parts]), columns)
+
+
+def _check_pairs(path: Path, piece: pa.Table, pairs: TargetEdges, start: int) -> None:
+    for side in (0, 1):
+        for ntype, places in pairs.by_type(side):
+            rows = torch.arange(len(pairs))[places]
+            missing = rows[pairs.ends(side)[rows] < 0].tolist()
+            if missing:
+                column = piece.column(side)
+                few = ", ".join(f"{column[n].as_py()} in row {start + n + 1}" for n in missing[:10])
+                raise ValueError(
+                    f"{path} names nodes that are not in the graph as {('source', 'target')[side]} "
+                    f"of type '{ntype}' ({len(missing)} of {len(rows)}: {few}"
+                    f"{', ...' if len(missing) > 10 else ''}); leave these pairs out"
+                )
 
 
 def _top_of_all(
     top: int,
     queries: Tensor,
-    ids: Tensor,
+    codes: Tensor,
     candidates: Tensor,
     facts: Facts,
-    ends: Ends,
-    is_same_type: bool,
+    first: int,
+    num_codes: int | None,
 ) -> tuple[Tensor, Tensor]:
     """``[n, top]`` scores, -inf where there are no more, and global ids of candidates; collective.
 
     The queries of all ranks go to each, a block at a time; each keeps the best of its own nodes,
     which come back to the rank of the query.
+
+    Args:
+        codes: Of the queries, as in `Facts`.
+        candidates: Rows of this rank's nodes.
+        first: Global id of the first of these.
+        num_codes: Codes of a node, where candidates are of the type of the queries; else None.
     """
     size = max(1, _QUERIES // world_size())
     counts = gather_int(len(queries))
     scores, found = [], []
     for start in range(0, max(counts), size):
         part = slice(start, start + size)
-        of_all, ids_of_all = (rows_of_all(values[part], size) for values in (queries, ids))
-        best, best_ids = _top_here(top, of_all, ids_of_all, candidates, facts, ends, is_same_type)
+        of_all, codes_of_all = (rows_of_all(values[part], size) for values in (queries, codes))
+        best, best_ids = _top_here(top, of_all, codes_of_all, candidates, facts, first, num_codes)
         if is_initialized():
             # [rank of the query, place] to [rank of the candidates, place]
             splits = [size] * world_size()
@@ -275,15 +461,14 @@ def _top_of_all(
 def _top_here(
     top: int,
     queries: Tensor,
-    ids: Tensor,
+    codes: Tensor,
     candidates: Tensor,
     facts: Facts,
-    ends: Ends,
-    is_same_type: bool,
+    first: int,
+    num_codes: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The best of this rank's nodes for each query."""
-    first = ends.ranges[1].starts[rank()]
-    query, row = facts.of_queries(ids)
+    query, row = facts.of_queries(codes)
     best = queries.new_full((len(queries), top), float("-inf"))
     best_ids = torch.full((len(queries), top), -1, device=queries.device)
     for start in range(0, len(candidates), _CANDIDATES):
@@ -291,8 +476,8 @@ def _top_here(
         found = queries @ block.T
         is_here = (row >= start) & (row < start + len(block))
         found[query[is_here], row[is_here] - start] = float("-inf")
-        if is_same_type:
-            own = ids - first - start
+        if num_codes is not None:
+            own = codes // num_codes - first - start
             is_own = (own >= 0) & (own < len(block))
             found[is_own.nonzero().view(-1), own[is_own]] = float("-inf")
         numbers = torch.arange(first + start, first + start + len(block), device=queries.device)

@@ -70,6 +70,7 @@ class EpochReport:
         loss: Mean loss over all training nodes, before the step.
         evaluation: Results after the step, where the epoch was evaluated.
         note: Something the user should know once, such as where the run resumed.
+        is_warning: Whether the note is of something that went wrong.
         step: In the middle of an epoch, the number of steps it has made; then ``loss`` is that of
             those steps, on this rank.
         steps: Number of steps of the epoch, where it has several.
@@ -82,6 +83,7 @@ class EpochReport:
     note: str | None = None
     step: int | None = None
     steps: int | None = None
+    is_warning: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

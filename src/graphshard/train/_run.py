@@ -53,15 +53,16 @@ from ._config import (
     generators_of,
 )
 from ._defaults import defaults_of
-from ._edges import EdgeOrder, TargetEdges, rows_in_block
+from ._edges import EdgeOrder, RaggedIds, TargetEdges, ends_in_block, rows_in_block
 from ._export import export_run
 from ._learner import Learner, dropout_seed
+from ._links import KindOfEnd
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
 from ._sampled_inputs import LABELS, SampledInputs
 from ._tasks import ACCURACY, Links, needs_all
-from ._training_shard import TrainingShard, load_shard
+from ._training_shard import TrainingShard, hidden_edges, load_shard
 
 _REPORT_SECONDS = 0.5
 _EPOCHS_TO_LEARN = 10  # after which a loss should have moved
@@ -167,7 +168,8 @@ class TrainingRun:
             cures.append("norm and residual")
         self._report(
             note=f"did not learn: the training loss is {losses[-1]:.4f}, and that of guessing by "
-            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}"
+            f"the shares of the classes {facts.entropy:.4f}; try {', '.join(cures)}",
+            is_warning=True,
         )
 
     def _tell_of_rounding(self) -> None:
@@ -347,10 +349,11 @@ class TrainingRun:
             for name, value in values.items():
                 metrics[name][split] = value
         by_relation: dict[str, dict[str, dict[str, float]]] = {}
+        names = self._shard.relation_names
         if isinstance(task, Links) and task.num_relations > 1:
             for split in splits:
                 for number, values in task.by_relation(sums[split][:-1]).items():
-                    of_relation = by_relation.setdefault(number, {})
+                    of_relation = by_relation.setdefault(names[number], {})
                     for name, value in values.items():
                         of_relation.setdefault(name, {})[split] = value
         evaluation = Evaluation(
@@ -531,7 +534,7 @@ class SampledRun(TrainingRun):
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
         self._order: EdgeOrder | None = None
-        self._wrong_ids: list[Tensor] = []
+        self._wrong_ids: Mapping[KindOfEnd, Tensor] = {}
         most = 1
         if shard.edges is None:
             first = shard.data.node_map(shard.target).starts[shard.data.rank]
@@ -539,9 +542,7 @@ class SampledRun(TrainingRun):
             most = reduce_ints([seeds.numel()], "max")[0]
         else:
             seeds = shard.rows["train"][:0]
-            training = shard.edges.at(shard.rows["train"])
-            wrong = None if self._learner.links is None else self._wrong
-            self._order = EdgeOrder(training, config.batch_size, config.seed, wrong)
+            self._order = self._order_of_edges(shard.edges.at(shard.rows["train"]))
         self._loader = DataLoader(
             self._inputs.graph,
             {shard.target: seeds},
@@ -558,6 +559,19 @@ class SampledRun(TrainingRun):
         self._seconds_waiting: list[float] = []
         self._seconds = 0.0
         self._num_edges = 0
+
+    def _order_of_edges(self, edges: TargetEdges) -> EdgeOrder:
+        """Batches of this rank's share of all training edges, which `_edges` and `_labels` hold."""
+        shard, config = self._shard, self.config
+        share, hides = EvenShare(len(edges)), config.exclude_targets
+        hidden = None
+        if hides or (hides is None and self._learner.links is not None):
+            found = hidden_edges(shard, edges)
+            hidden = {etype: share.of_lists(ids) for etype, ids in found.items()}
+        self._edges = edges.of_each(share)
+        self._labels = share(shard.label[shard.rows["train"]])
+        wrong = None if self._learner.links is None else self._wrong
+        return EdgeOrder(self._edges, config.batch_size, config.seed, hidden, wrong)
 
     def _sampler(self) -> NeighborSampler:
         config, inputs = self.config, self._inputs
@@ -611,9 +625,7 @@ class SampledRun(TrainingRun):
         else:
             edges, labels = self._edges_of(blocks)
             num_rows = len(edges)
-            sources, destinations = (
-                rows_in_block(blocks[-1], scores, ntype, ids) for ntype, ids in edges.ends
-            )
+            sources, destinations = ends_in_block(blocks[-1], scores, edges)
             learnt = [*learnt, *scores.values()]
             if learner.links is not None:
                 drawn = self._drawn(blocks, scores)
@@ -633,28 +645,26 @@ class SampledRun(TrainingRun):
         assert links is not None
         self._wrong_ids = links.wrong(epoch, num_steps)
         by_type: dict[str, Tensor] = {}
-        for ntype, ids in zip(links.sides, self._wrong_ids, strict=True):
+        for (_, ntype), ids in self._wrong_ids.items():
             by_type[ntype] = torch.cat([by_type[ntype], ids], 1) if ntype in by_type else ids
         return by_type
 
-    def _drawn(self, blocks: MiniBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Rows and ids of what is drawn for each side of a step's edges."""
-        links = self._learner.links
-        assert links is not None
-        drawn = []
-        for ntype, of_steps in zip(links.sides, self._wrong_ids, strict=True):
+    def _drawn(
+        self, blocks: MiniBatch, rows: Mapping[str, Tensor]
+    ) -> dict[KindOfEnd, tuple[Tensor, Tensor]]:
+        """Rows and ids of what is drawn for each kind of ends of a step's edges."""
+        drawn = {}
+        for end, of_steps in self._wrong_ids.items():
             ids = of_steps[blocks.step].to(self._learner.device)
-            drawn.append((rows_in_block(blocks[-1], rows, ntype, ids), ids))
+            drawn[end] = rows_in_block(blocks[-1], rows, end[1], ids), ids
         return drawn
 
     def _edges_of(self, blocks: MiniBatch) -> tuple[TargetEdges, Tensor]:
         """The edges of a step, and their labels."""
         assert self._order is not None
-        assert self._shard.edges is not None
         chosen = self._order.edges(self._order.of_epoch(blocks.epoch), blocks.step)
-        rows = self._shard.rows["train"][chosen]
         device = self._learner.device
-        return self._shard.edges.at(rows).to(device), self._shard.label[rows].to(device)
+        return self._edges.at(chosen).to(device), self._labels[chosen].to(device)
 
     def _steps_per_epoch(self) -> int:
         return len(self._loader)
@@ -727,21 +737,51 @@ def shared_evenly(ids: Tensor) -> Tensor:
     Returns:
         ``[m]``, this rank's own ids ahead; m differs by at most 1 between ranks.
     """
-    sizes = gather_int(ids.numel())
-    if len(sizes) == 1:
-        return ids
-    fewest, num_larger = divmod(sum(sizes), len(sizes))
-    # Those that have most get the larger shares, so that fewest ids move.
-    by_size = sorted(range(len(sizes)), key=lambda r: -sizes[r])
-    shares = [fewest] * len(sizes)
-    for r in by_size[:num_larger]:
-        shares[r] += 1
-    moves = _moves([n - share for n, share in zip(sizes, shares, strict=True)])
-    me = rank()
-    own = ids[: min(sizes[me], shares[me])]
-    send = [moves.get((me, r), 0) for r in range(world_size())]
-    recv = [moves.get((r, me), 0) for r in range(world_size())]
-    return torch.cat([own, ragged_all_to_all(ids[own.numel() :], send, recv)])
+    return EvenShare(ids.numel())(ids)
+
+
+class EvenShare:
+    """How rows move between ranks so that all have as many; making it and calling it is collective.
+
+    Args:
+        count: This rank's rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        sizes = gather_int(count)
+        self._kept, self._send, self._recv = count, [], []
+        if len(sizes) == 1:
+            return
+        fewest, num_larger = divmod(sum(sizes), len(sizes))
+        # Those that have most get the larger shares, so that fewest rows move.
+        by_size = sorted(range(len(sizes)), key=lambda r: -sizes[r])
+        shares = [fewest] * len(sizes)
+        for r in by_size[:num_larger]:
+            shares[r] += 1
+        moves = _moves([n - share for n, share in zip(sizes, shares, strict=True)])
+        me = rank()
+        self._kept = min(sizes[me], shares[me])
+        self._send = [moves.get((me, r), 0) for r in range(world_size())]
+        self._recv = [moves.get((r, me), 0) for r in range(world_size())]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``[m, ...]`` of ``[n, ...]``, this rank's own rows ahead."""
+        if not self._send:
+            return rows
+        others = ragged_all_to_all(rows[self._kept :].contiguous(), self._send, self._recv)
+        return torch.cat([rows[: self._kept], others])
+
+    def of_lists(self, lists: RaggedIds) -> RaggedIds:
+        """The same of rows that each have some ids."""
+        counts = self(lists.counts)
+        if not self._send:
+            return lists
+        kept = int(lists.counts[: self._kept].sum())
+        send = [int(part.sum()) for part in lists.counts[self._kept :].split(self._send)]
+        recv = [int(part.sum()) for part in counts[self._kept :].split(self._recv)]
+        return RaggedIds(
+            counts, torch.cat([lists.ids[:kept], ragged_all_to_all(lists.ids[kept:], send, recv)])
+        )
 
 
 def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:

@@ -66,6 +66,9 @@ class SampledInputs:
             etype: tuple(name for name in rows if name != "norm")
             for etype, rows in shard.edge_rows(model).items()
         }
+        self._with_categories = [
+            e for e, names in self.edge_features.items() if CATEGORIES in names
+        ]
         self._reads_relations = model == "rgcn" and shard.relation is not None
         if learner.pairs is not None:
             self._pair_ranges = learner.pairs.node_map(PAIR)
@@ -113,6 +116,13 @@ class SampledInputs:
             for ntype in self._shard.sparse
         }
         rows |= self._learner.input_rows(features, numbers, sparse)
+        for graph in graphs if self._with_categories else ():
+            columns = {etype: graph.edges[etype].data for etype in self._with_categories}
+            self._learner.set_edge_features(
+                [graph],
+                {etype: data["feat"] for etype, data in columns.items() if "feat" in data},
+                {etype: data[CATEGORIES] for etype, data in columns.items()},
+            )
         return graphs, model_features(self._shard, rows), learnt
 
     def _set_weights(self, graphs: list[Block]) -> None:

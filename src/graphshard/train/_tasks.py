@@ -248,10 +248,10 @@ class Links:
     def of_sums(self, sums: Sequence[float], num_rows: int) -> dict[str, float]:
         return self._of(torch.tensor(sums, dtype=torch.float64).view(self.num_relations, -1).sum(0))
 
-    def by_relation(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
+    def by_relation(self, sums: Sequence[float]) -> dict[int, dict[str, float]]:
         """Relation number to metrics, of those that have edges."""
         by_number = torch.tensor(sums, dtype=torch.float64).view(self.num_relations, -1)
-        return {str(r): self._of(row) for r, row in enumerate(by_number) if row[0] > 0}
+        return {r: self._of(row) for r, row in enumerate(by_number) if row[0] > 0}
 
     def _of(self, sums: Tensor) -> dict[str, float]:
         values = dict(zip(self.CHOICES, (sums[1:] / sums[0]).tolist(), strict=True))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,9 +30,9 @@ from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
 from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
 from ._defaults import GraphFacts
-from ._edges import TargetEdges
+from ._edges import RaggedIds, TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
-from ._links import LinkFacts, held_out, link_facts
+from ._links import LinkFacts, edges_of_pairs, global_ends, held_out, link_facts
 from ._tasks import (
     ACCURACY,
     EDGE_CLASSIFICATION,
@@ -67,9 +67,11 @@ class TrainingShard:
             are absent.
         edge_features: Relation to the features of its edges, ``[num_edges, width]``.
         edge_weights: Relation to the weights of its edges, ``[num_edges]``.
+        edge_categories: Relation to the categories of its edges, as those of nodes.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
-        target: Node type that is predicted; of a task on edges that of the destinations.
+        target: Node type that is predicted; of a task on edges that of the destinations, of the
+            first relation.
         edges: Of a task on edges, the rows. In link prediction those of val and test are not among
             the edges of ``data``.
         links: Of link prediction, all edges there are.
@@ -87,6 +89,7 @@ class TrainingShard:
     categories: Mapping[str, Tensor]
     edge_features: Mapping[CanonicalEType, Tensor]
     edge_weights: Mapping[CanonicalEType, Tensor]
+    edge_categories: Mapping[CanonicalEType, Tensor]
     relation: tuple[Tensor, Tensor] | None
     target: str
     edges: TargetEdges | None
@@ -102,6 +105,7 @@ class TrainingShard:
     device: torch.device
     class_names: tuple[str, ...] = ()
     category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    edge_category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     sparse: Mapping[str, SparseFeatures] = field(default_factory=dict)
     sparse_counts: Mapping[str, int] = field(default_factory=dict)
     facts: GraphFacts | None = None
@@ -124,6 +128,7 @@ class TrainingShard:
             sparse={ntype: rows.to(device) for ntype, rows in self.sparse.items()},
             edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
             edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
+            edge_categories={e: rows.to(device) for e, rows in self.edge_categories.items()},
             relation=relation,
             edges=None if self.edges is None else self.edges.to(device),
             links=None if self.links is None else self.links.to(device),
@@ -140,11 +145,32 @@ class TrainingShard:
             widths[ntype] = widths.get(ntype, 0) + width
         return {t: widths[t] for t in self.data.node_type_names if t in widths}
 
+    @property
+    def edge_feature_widths(self) -> dict[CanonicalEType, int]:
+        """Relation to the columns that a network is given; relations without are absent."""
+        added = CategoryTables.widths(self.edge_category_counts)
+        widths = {}
+        for etype in self.data.canonical_etypes:
+            feat = self.edge_features.get(etype)
+            width = 0 if feat is None else feat.shape[1]
+            if width := width + added.get(etype_key(etype), 0):
+                widths[etype] = width
+        return widths
+
     def edge_rows(self, model: str) -> dict[CanonicalEType, dict[str, Tensor]]:
-        """Relation to what the model reads of its edges, by name; relations without are absent."""
-        columns = {"weight": self.edge_weights, "feat": self.edge_features}
+        """Relation to what the model reads of its edges, by name; relations without are absent.
+
+        Where there are ``categories``, the learner makes ``feat`` of both.
+        """
+        columns = {
+            "weight": self.edge_weights,
+            "feat": self.edge_features,
+            "categories": self.edge_categories,
+        }
+        names = edge_columns(model)
+        names += ("categories",) * ("feat" in names)
         rows: dict[CanonicalEType, dict[str, Tensor]] = {}
-        for name in edge_columns(model):
+        for name in names:
             for etype, column in columns[name].items():
                 rows.setdefault(etype, {})[name] = column
         if model == "rgcn" and self.relation is not None:
@@ -162,13 +188,21 @@ class TrainingShard:
         """Node types of which a network gives rows: one, or by name those of the edges' ends."""
         if self.edges is None or not self.is_typed:
             return self.target
-        return tuple(dict.fromkeys((self.edges.relation[0], self.edges.relation[2])))
+        return self.edges.node_types
 
     def out_width(self, config: ResolvedConfig) -> int:
         """Columns of what a network gives to a node: scores, or what edges are scored by."""
         if self.edges is None:
             return self.task.width
         return config.hidden * (config.heads if config.model in ("gat", "gatv2") else 1)
+
+    @property
+    def relation_names(self) -> tuple[str, ...]:
+        """What relations of link prediction are called, by number."""
+        if self.edges is not None and len(self.edges.relations) > 1:
+            return tuple(map(etype_key, self.edges.relations))
+        count = self.num_relations if self.links is None else self.links.num_relations
+        return names_of_relations(self.task_info.relation_names, count)
 
     @property
     def original_ids(self) -> dict[str, Tensor]:
@@ -236,46 +270,119 @@ def check_num_workers(config: RunConfig, num_parts: int, num_workers: int) -> No
 
 def _read(config: ResolvedConfig) -> TrainingShard:
     """What this rank can say alone; counts are its own, or 0 where nothing is known."""
-    device = choose_device(config.device)
+    choose_device(config.device)
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
     task = _task_info(data, task, config)
-    fields: Mapping[str, Tensor]
-    if isinstance(task.target, tuple):
-        relation, target, word = task.target, task.target[2], "edge"
-        owner, fields = etype_key(relation), data.edge_features
-        num_all = data.partition_book.num_edges()
-    else:
-        relation, target, word = None, _target(data, task), "node"
-        owner, fields = target, data.node_features
-        num_all = data.node_map(target).num_ids
-    if task.kind == LINK_PREDICTION:
-        assert relation is not None
-        label = torch.ones(data.edges[relation].num_edges, dtype=torch.int64)
-        is_known = label > 0
-    else:
-        label, is_known = _labels(fields[f"{owner}/label"], owner, task, word)
-    if label.ndim == 1 and not label.is_floating_point():
-        _check_numbers(label, num_all, f"{owner}/label", f"{word}s", config)
-    for name, said, count in (
-        ("classes", task.num_classes, num_all),
+    owned = []
+    for etype in task.targets:
+        key, count = etype_key(etype), data.partition_book.num_edges()
+        if task.kind == LINK_PREDICTION:
+            label = torch.ones(data.edges[etype].num_edges, dtype=torch.int64)
+            is_known = label > 0
+        else:
+            label, is_known = _labels(data.edge_features[f"{key}/label"], key, task, "edge")
+        rows = _rows_of_splits(data.edge_features, key, "edge", is_known)
+        owned.append(OwnRows(etype, label, rows))
+    if not task.targets:
+        key = _target(data, task)
+        count = data.node_map(key).num_ids
+        label, is_known = _labels(data.node_features[f"{key}/label"], key, task, "node")
+        rows = _rows_of_splits(data.node_features, key, "node", is_known)
+        owned.append(OwnRows(key, label, rows))
+    word = "edges" if task.targets else "nodes"
+    for of in owned:
+        if of.label.ndim == 1 and not of.label.is_floating_point():
+            key = of.owner if isinstance(of.owner, str) else etype_key(of.owner)
+            _check_numbers(of.label, count, f"{key}/label", word, config)
+    for name, said, most in (
+        ("classes", task.num_classes, count),
         ("relations", task.num_relations, data.partition_book.num_edges()),
     ):
-        if said is not None and said > max(count, _NUMBERS_AT_LEAST):
+        if said is not None and said > max(most, _NUMBERS_AT_LEAST):
             raise ValueError(
                 f"{config.data} is described as having {said} {name}, more than there is on a "
                 "graph of its size; partition the graph again"
             )
+    return assemble(data, task, config, owned)
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows of a task that are nodes of a type, or edges of a relation.
+
+    Args:
+        label: As a `TrainingShard` has it, of all nodes or edges.
+        rows: Split to which of these are in it.
+    """
+
+    owner: str | CanonicalEType
+    label: Tensor
+    rows: Mapping[str, Tensor]
+
+
+def assemble(
+    data: PartitionData,
+    task_info: TaskInfo,
+    config: ResolvedConfig,
+    owned: Sequence[OwnRows],
+    **values: Any,
+) -> TrainingShard:
+    """A shard of what this rank has read; counts are its own, or 0 where nothing is known.
+
+    Args:
+        owned: The rows of one node type, or of each relation of the task.
+        **values: Fields that are known better.
+    """
+    edges, label, rows = None, owned[0].label, dict(owned[0].rows)
+    edge_features = _edge_features(data, config.torch_dtype)
+    edge_categories = _edge_categories(data)
+    relation = _relation(data, config)
+    if task_info.is_on_edges:
+        numbers = None if relation is None else relation[0]
+        edges, label, rows = _target_edges(data, edge_features, edge_categories, numbers, owned)
+    return TrainingShard(
+        **{
+            "data": data,
+            "features": _features(data, config.torch_dtype),
+            "categories": _categories(data),
+            "sparse": sparse_features(data, config.torch_dtype),
+            "edge_features": edge_features,
+            "edge_weights": _edge_weights(data, config.torch_dtype),
+            "edge_categories": edge_categories,
+            "relation": relation,
+            "target": owned[0].owner if edges is None else edges.relations[0][2],
+            "edges": edges,
+            "links": None,
+            "task_info": task_info,
+            "task": Classes(0),  # until all ranks have counted
+            "label": label,
+            "rows": rows,
+            "num_nodes": {},
+            "num_all": {t: data.node_map(t).num_ids for t in data.node_type_names},
+            "num_classes": task_info.num_classes or 0,
+            "num_relations": task_info.num_relations or 0,
+            "device": choose_device(config.device),
+            "class_names": task_info.class_names,
+            **values,
+        }
+    )
+
+
+def _rows_of_splits(
+    fields: Mapping[str, Tensor], key: str, word: str, is_known: Tensor
+) -> dict[str, Tensor]:
+    """Split to the nodes or edges in its mask that have a label."""
     rows = {}
     for split in SPLITS:
-        mask = fields.get(f"{owner}/{split}_mask")
+        mask = fields.get(f"{key}/{split}_mask")
         if mask is None:
             mask = torch.zeros_like(is_known)
         if mask.shape != is_known.shape:
             raise ValueError(
                 f"{split}_mask must have one value per {word} (got shape {tuple(mask.shape)} for "
-                f"{is_known.numel()} {word}s of type '{owner}')"
+                f"{is_known.numel()} {word}s of type '{key}')"
             )
         if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
             other = mask[(mask != 0) & (mask != 1)][0].item()
@@ -284,80 +391,102 @@ def _read(config: ResolvedConfig) -> TrainingShard:
                 "make a mask of ids with mask[ids] = True"
             )
         rows[split] = (mask.to(torch.bool) & is_known).nonzero().view(-1)
-    edge_features, edges = _edge_features(data, config.torch_dtype), None
-    if relation is not None:
-        etype = _relation(data, config)
-        numbers = None if etype is None else etype[0]
-        edges, label, rows = _target_edges(data, relation, edge_features, numbers, label, rows)
-    return TrainingShard(
-        data=data,
-        features=_features(data, config.torch_dtype),
-        categories=_categories(data),
-        edge_features=edge_features,
-        edge_weights=_edge_weights(data, config.torch_dtype),
-        relation=_relation(data, config),
-        target=target,
-        edges=edges,
-        links=None,
-        task_info=task,
-        task=Classes(0),  # until all ranks have counted
-        label=label,
-        rows=rows,
-        num_nodes={},
-        num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
-        num_classes=task.num_classes or 0,
-        num_relations=task.num_relations or 0,
-        device=device,
-        class_names=task.class_names,
-        sparse=sparse_features(data, config.torch_dtype),
-    )
+    return rows
 
 
 def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
     """The task that the partition is for, or another one that is asked for."""
     kind = config.task or task.kind
     if kind.startswith("node"):
-        return task if kind == task.kind else replace(task, kind=kind, target=None)
-    relation = task.target if isinstance(task.target, tuple) else None
+        if config.relations is not None:
+            raise ValueError(
+                f"relations is for tasks on edges (got relations={config.relations!r}, {kind}); "
+                "leave it out"
+            )
+        return task if kind == task.kind else replace(task, kind=kind, target=None, reverse_of=None)
     field = "train_mask" if kind == LINK_PREDICTION else "label"
     having = [t for t in data.canonical_etypes if f"{etype_key(t)}/{field}" in data.edge_features]
-    if relation is None and len(having) == 1:
-        relation = having[0]
-    if relation not in having:
+    targets = list(task.targets or having)
+    if config.relations is not None:
+        targets = [_named(name, data.canonical_etypes) for name in config.relations.split(",")]
+    lacking = [etype for etype in targets if etype not in having]
+    if lacking or not targets:
         names = ", ".join(map(str, having))
         fields = "train_mask, val_mask and test_mask"
         raise ValueError(
-            f"{'one' if relation is None else 'the target'} relation must have the feature "
+            f"{'the target' if lacking else 'one'} relation must have the feature "
             f"'{field}', of each edge, for {kind} ("
             + (f"{len(having)} have: {names}" if having else "none has")
             + f"); set {fields if kind == LINK_PREDICTION else f'label, {fields}'} in its edata "
             "before partitioning"
         )
-    return replace(task, kind=kind, target=relation)
+    known = dict(zip(task.targets, task.reverses, strict=True))
+    reverses = tuple(known.get(etype) for etype in targets)
+    return replace(task, kind=kind, target=tuple(targets), reverse_of=reverses)
+
+
+def _named(name: str, etypes: Sequence[CanonicalEType]) -> CanonicalEType:
+    """The relation that a name, or "source:name:target", stands for."""
+    fitting = [etype for etype in etypes if name in (etype[1], etype_key(etype))]
+    if len(fitting) != 1:
+        there = ", ".join(map(etype_key, etypes[:10])) + (", ..." if len(etypes) > 10 else "")
+        raise ValueError(
+            f"relations must name relations of the graph, each by a name that only one has (got "
+            f"{name!r}, which {len(fitting)} have; there are {there}); write source:name:target"
+        )
+    return fitting[0]
 
 
 def _target_edges(
     data: PartitionData,
-    relation: CanonicalEType,
     features: Mapping[CanonicalEType, Tensor],
+    categories: Mapping[CanonicalEType, Tensor],
     etype: Tensor | None,
-    label: Tensor,
-    rows: Mapping[str, Tensor],
+    owned: Sequence[OwnRows],
 ) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
     """The edges that are in a split, with labels and rows of these alone."""
-    chosen = torch.unique(torch.cat(list(rows.values())))
-    of_relation = data.edges[relation]
-    starts = torch.tensor(data.node_map(relation[0]).starts[:-1], dtype=torch.int64)
-    feat = features.get(relation)
+    chosen = [torch.unique(torch.cat(list(of.rows.values()))) for of in owned]
+    ends: list[tuple[Tensor, Tensor]] = []
+    rows: dict[str, list[Tensor]] = {split: [] for split in owned[0].rows}
+    first = 0
+    relations: list[CanonicalEType] = []
+    for of, places in zip(owned, chosen, strict=True):
+        assert isinstance(of.owner, tuple)
+        relations.append(of.owner)
+        src, dst = global_ends(data, of.owner)
+        ends.append((src[places], dst[places]))
+        for split, of_split in of.rows.items():
+            rows[split].append(first + torch.searchsorted(places, of_split))
+        first += len(places)
+    number = torch.cat([torch.full_like(p, n) for n, p in enumerate(chosen)])
+    carried = number if etype is None or len(owned) > 1 else etype[chosen[0]]
     edges = TargetEdges(
-        relation=relation,
-        index=chosen,
-        src=starts[of_relation.src_part[chosen].long()] + of_relation.src[chosen],
-        dst=data.node_map(relation[2]).starts[data.rank] + of_relation.dst[chosen].long(),
-        feat=None if feat is None else feat[chosen],
-        etype=torch.zeros_like(chosen) if etype is None else etype[chosen],
+        relations=tuple(relations),
+        number=number,
+        index=torch.cat(chosen),
+        src=torch.cat([src for src, _ in ends]),
+        dst=torch.cat([dst for _, dst in ends]),
+        feat=_side_by_side([features.get(etype) for etype in relations], chosen),
+        categories=_side_by_side([categories.get(etype) for etype in relations], chosen),
+        etype=carried,
     )
-    return edges, label[chosen], {s: torch.searchsorted(chosen, r) for s, r in rows.items()}
+    label = torch.cat([of.label[places] for of, places in zip(owned, chosen, strict=True)])
+    return edges, label, {split: torch.cat(parts) for split, parts in rows.items()}
+
+
+def _side_by_side(columns: Sequence[Tensor | None], chosen: Sequence[Tensor]) -> Tensor | None:
+    """Rows of several relations, each in columns of its own, with zeros in those of others."""
+    known = [rows for rows in columns if rows is not None]
+    if not known:
+        return None
+    shape = sum(map(len, chosen)), sum(rows.shape[1] for rows in known)
+    made, first, before = known[0].new_zeros(shape), 0, 0
+    for rows, places in zip(columns, chosen, strict=True):
+        if rows is not None:
+            made[first : first + len(places), before : before + rows.shape[1]] = rows[places]
+            before += rows.shape[1]
+        first += len(places)
+    return made
 
 
 def _labels(raw: Tensor, target: str, task: TaskInfo, word: str) -> tuple[Tensor, Tensor]:
@@ -397,18 +526,30 @@ def _labels(raw: Tensor, target: str, task: TaskInfo, word: str) -> tuple[Tensor
 
 
 def _categories(data: PartitionData) -> dict[str, Tensor]:
-    categories = {}
-    for ntype in data.node_type_names:
-        columns = data.node_features.get(f"{ntype}/categories")
-        if columns is None:
-            continue
-        if columns.ndim != 2 or columns.is_floating_point() or bool((columns < 0).any()):
-            raise ValueError(
-                "'categories' must be whole numbers from 0 on, a row per node (got "
-                f"{columns.dtype} of shape {tuple(columns.shape)} for '{ntype}')"
-            )
-        categories[ntype] = columns.to(torch.int64)
-    return categories
+    columns = data.node_features
+    return {
+        ntype: _checked_categories(columns[f"{ntype}/categories"], ntype, "node")
+        for ntype in data.node_type_names
+        if f"{ntype}/categories" in columns
+    }
+
+
+def _edge_categories(data: PartitionData) -> dict[CanonicalEType, Tensor]:
+    columns, keys = data.edge_features, {e: etype_key(e) for e in data.canonical_etypes}
+    return {
+        etype: _checked_categories(columns[f"{key}/categories"], key, "edge")
+        for etype, key in keys.items()
+        if f"{key}/categories" in columns
+    }
+
+
+def _checked_categories(columns: Tensor, name: str, word: str) -> Tensor:
+    if columns.ndim != 2 or columns.is_floating_point() or bool((columns < 0).any()):
+        raise ValueError(
+            f"'categories' must be whole numbers from 0 on, a row per {word} (got "
+            f"{columns.dtype} of shape {tuple(columns.shape)} for '{name}')"
+        )
+    return columns.to(torch.int64)
 
 
 def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, SparseFeatures]:
@@ -549,6 +690,13 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     return etype, relation_norm(dst, etype, num_relations).to(config.torch_dtype)
 
 
+def names_of_relations(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Of relation numbers: the names that were given, or where they do not fit the numbers."""
+    if len(names) == count == len({*names}):
+        return tuple(names)
+    return tuple(map(str, range(count)))
+
+
 def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
     """1 over the number of edges of the same relation into the same node: float64, a column."""
     code = dst * num_relations + etype
@@ -564,42 +712,79 @@ def _without_held_out(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     """
     edges = shard.edges
     assert edges is not None
-    data, relation, etype = shard.data, edges.relation, None
-    num_relations = 1
+    data, etype = shard.data, None
+    num_relations = len(edges.relations)
     if shard.relation is not None:
         etype = shard.relation[0]
         (most,) = reduce_ints([int(etype.max()) + 1 if etype.numel() else 1], "max")
         num_relations = max(most, shard.num_relations)
-    facts = link_facts(data, relation, etype, num_relations)
-    is_evaluated = torch.zeros(data.edges[relation].num_edges, dtype=torch.bool)
+    facts = link_facts(data, edges.relations, etype, num_relations)
+    evaluated = torch.zeros(len(edges), dtype=torch.bool)
     for split in ("val", "test"):
-        is_evaluated[edges.index[shard.rows[split]]] = True
-    reverse_of = shard.task_info.reverse_of
-    if reverse_of is None and not shard.is_typed and etype is None:
-        reverse_of = relation
-    if reverse_of is not None and (reverse_of[0], reverse_of[2]) != (relation[2], relation[0]):
-        raise ValueError(
-            f"the reverse of {relation} must go from '{relation[2]}' to '{relation[0]}' (got "
-            f"{reverse_of}); partition again"
-        )
-    data, kept = held_out(data, relation, etype, is_evaluated, reverse_of, num_relations)
-    train = shard.rows["train"]
-    is_left = kept[relation][edges.index[train]]
+        evaluated[shard.rows[split]] = True
+    is_evaluated = {}
+    for relation, rows in edges.by_relation():
+        is_evaluated[relation] = torch.zeros(data.edges[relation].num_edges, dtype=torch.bool)
+        is_evaluated[relation][edges.index[rows[evaluated[rows]]]] = True
+    reverse_of = reverses_of(shard)
+    for relation, back in reverse_of.items():
+        if back is not None and (back[0], back[2]) != (relation[2], relation[0]):
+            raise ValueError(
+                f"the reverse of {relation} must go from '{relation[2]}' to '{relation[0]}' (got "
+                f"{back}); partition again"
+            )
+    data, kept = held_out(data, is_evaluated, reverse_of, etype, num_relations)
+    is_left = torch.ones(len(edges), dtype=torch.bool)
+    for relation, rows in edges.by_relation():
+        is_left[rows] = kept[relation][edges.index[rows]]
     changed: dict[str, Any] = {}
-    for name in ("edge_features", "edge_weights"):
+    for name in ("edge_features", "edge_weights", "edge_categories"):
         columns = dict(getattr(shard, name))
         for of_type, is_kept in kept.items():
             if of_type in columns:
                 columns[of_type] = columns[of_type][is_kept]
         changed[name] = columns
     if etype is not None:
-        left = etype[kept[relation]]
-        dst = data.edges[relation].dst
+        left = etype[kept[edges.relations[0]]]
+        dst = data.edges[edges.relations[0]].dst
         norm = relation_norm(dst, left, num_relations).to(config.torch_dtype)
         changed["relation"] = left, norm
-    return replace(
-        shard, data=data, rows={**shard.rows, "train": train[is_left]}, links=facts, **changed
-    )
+    train = shard.rows["train"]
+    train = train[is_left[train]]
+    return replace(shard, data=data, rows={**shard.rows, "train": train}, links=facts, **changed)
+
+
+def reverses_of(shard: TrainingShard) -> dict[CanonicalEType, CanonicalEType | None]:
+    """Each relation of the task to the one with the reverses of its edges, if there is one."""
+    task = shard.task_info
+    reverse_of = dict(zip(task.targets, task.reverses, strict=True))
+    if not shard.is_typed and shard.relation is None:
+        return {etype: back or etype for etype, back in reverse_of.items()}
+    return reverse_of
+
+
+def hidden_edges(shard: TrainingShard, edges: TargetEdges) -> dict[CanonicalEType, RaggedIds]:
+    """Of each of some edges those that tell that it is there; collective.
+
+    That are all between its ends, in its relation, in the one with its reverses, and in one that
+    was added for the other direction.
+
+    Returns:
+        Relation to the global ids of such edges, for each of ``edges``.
+    """
+    etypes = shard.data.canonical_etypes
+    number = None if shard.relation is None else shard.relation[0]
+    num_relations = 1 if shard.links is None else shard.links.num_relations
+    num_relations = max(num_relations, shard.num_relations)
+    reverses: dict[CanonicalEType, list[tuple[CanonicalEType, int]]] = {}
+    for relation, back in reverses_of(shard).items():
+        # A reverse that was added to a plain graph has the number of its edge.
+        added = (relation[2], f"rev_{relation[1]}", relation[0]) if shard.is_typed else relation
+        found = [] if back is None else [(back, num_relations // 2)]
+        if added in etypes and (shard.is_typed or (shard.num_added_edges and number is not None)):
+            found.append((added, 0))
+        reverses[relation] = list(dict.fromkeys(found))
+    return edges_of_pairs(shard.data, edges, reverses, number, num_relations)
 
 
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
@@ -626,12 +811,14 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"occurs; partition the graph again"
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
+    of_edges = {etype_key(etype): rows for etype, rows in shard.edge_categories.items()}
     tops = [
         int(rows.columns.max()) + 1 if rows.columns.numel() else 1 for rows in shard.sparse.values()
     ]
     shard = replace(
         shard,
         category_counts=_category_counts(shard.categories),
+        edge_category_counts=_category_counts(of_edges),
         sparse_counts=dict(
             zip(shard.sparse, reduce_ints(tops, "max") if tops else [], strict=True)
         ),
@@ -692,7 +879,7 @@ def _scale(values: Tensor, count: int) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Node type to the number of values of each of its columns, on all ranks; collective."""
+    """Type to the number of values of each of its columns, on all ranks; collective."""
     tops = [
         int(column.max()) + 1 if column.numel() else 1
         for numbers in categories.values()
@@ -762,6 +949,8 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     notes += _unread_columns(shard, config.model)
     dtype = config.torch_dtype
     features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
+    categories = _edge_categories(data)
+    of_edges = {etype_key(etype): rows for etype, rows in categories.items()}
     return replace(
         shard,
         data=data,
@@ -769,6 +958,8 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
         num_added_edges=num_added,
         edge_features=features,
         edge_weights=weights,
+        edge_categories=categories,
+        edge_category_counts={**_category_counts(of_edges), **shard.edge_category_counts},
     )
 
 
@@ -781,7 +972,7 @@ def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
     is_read_there = shard.edges is not None and shard.links is None
     for what, name, has, readers in (
         ("weights", "weight", shard.edge_weights, "gcn and sage do"),
-        ("features", "feat", shard.edge_features and not is_read_there, "gat and gatv2 do"),
+        ("features", "feat", shard.edge_feature_widths and not is_read_there, "gat and gatv2 do"),
         ("times", "time", times, "no model does"),
     ):
         if has and name not in read:

@@ -409,9 +409,10 @@ def test_progress_off_a_terminal_is_ten_lines_and_the_notes(
             display.show(report(0, "resumed from epoch 0"))
             for epoch in range(1, 41):
                 display.show(report(epoch))
+            display.show(EpochReport(epoch=40, epochs=40, note="not learnt", is_warning=True))
         lines = capsys.readouterr().err.splitlines()
-        assert lines[0] == "resumed from epoch 0"
-        assert len(lines) == (1 if quiet else 11)
+        assert lines[0] == ("not learnt" if quiet else "resumed from epoch 0")
+        assert len(lines) == (1 if quiet else 12)
     assert "epoch 4/40 loss 1.5000  valid 50.0  test 25.0" not in lines
 
 

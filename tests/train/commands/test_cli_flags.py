@@ -19,14 +19,14 @@ FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
         --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
-        --label --method --name --no-header --no-inverse --no-reorder --no-row-normalize
-        --no-self-loops --node-id --nodes --objective --out --parallel --parts --quiet --reorder
-        --row-normalize --seed --self-loops --source --split --tables --target --time --tolerance
-        --weight
+        --label --links --method --name --no-header --no-inverse --no-reorder --no-row-normalize
+        --no-self-loops --node-id --nodes --null --objective --out --parallel --parts --quiet
+        --reorder --row-normalize --seed --self-loops --source --split --tables --target --time
+        --tolerance --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --encoding --header --help --ignore --label
-        --no-header --node-id --nodes --parallel --source --split --target --time --weight
+        --config --dangling --delimiter --edges --encoding --header --help --ignore --label --links
+        --no-header --node-id --nodes --null --parallel --source --split --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",
@@ -45,8 +45,8 @@ FLAGS = {
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
     "predict": """
-        --config --data --device --embeddings --help --nodes --out --pairs --quiet --run --timeout
-        --top
+        --config --data --device --embeddings --help --nodes --out --pairs --quiet --relations --run
+        --timeout --top
     """,
     "serve": """
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate
@@ -56,14 +56,14 @@ FLAGS = {
     "verify": "--checksums --config --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
-        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout
-        --dtype --encoder --epochs --eval-every --fanouts --halo-dtype --heads --help
+        --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
+        --encoder --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help
         --hidden --layers --loss --lr --map-features --metrics --mode --model --model-args
-        --negatives --no-both-directions --no-encoder --no-map-features --no-norm
-        --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
-        --patience --plot --predictor --prefetch --quiet --rematerialize --replace
-        --residual --resume --run --sampler --save-every --schedule --seed --self-loops
-        --task --tensorboard --timeout --transport --warmup --weight-decay --workers
+        --negatives --no-both-directions --no-encoder --no-exclude-targets --no-map-features
+        --no-norm --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
+        --patience --plot --predictor --prefetch --quiet --relations --rematerialize --replace
+        --residual --resume --run --sampler --save-every --schedule --seed --self-loops --task
+        --tensorboard --timeout --transport --warmup --weight-decay --workers
     """,
 }
 

@@ -113,6 +113,7 @@ def hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestH
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "code").mkdir()
     (folder / "code" / "train.py").write_text(SCRIPT)
+    shutil.copy(Path(__file__).parents[1] / "own_models.py", folder / "code")
     with hosts_of(kind, folder) as found:
         partition_graph(load_dataset("cora").graph, "cora", 2, folder / "cora", quiet=True)
         done = run(
@@ -169,6 +170,24 @@ def test_a_job_on_two_hosts(hosts: TestHosts, capfd: pytest.CaptureFixture[str])
     if hosts.kind == "namespaces":  # nothing is left in the memory that only they see
         for host in range(2):
             assert hosts.shell(host, "ls /dev/shm") == ""
+
+
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.exhaustive), "sample"])
+def test_a_model_of_one_s_own_is_trained_by_command(
+    mode: str, hosts: TestHosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its module is in the folder of scripts, which `graphshard copy` has brought."""
+    train = (
+        f"cd code && python -m graphshard train --data ../data/cora.json --mode {mode} "
+        f"--run ../{mode} --model own_models:Net --model-args aggregator=pool --epochs 2 "
+        "--device cpu"
+    )
+    assert run(command(hosts, 1, train)) == 0, capfd.readouterr()
+    printed = capfd.readouterr().out
+    assert "own_models:Net, 2 worker(s)" in printed
+    assert re.search(r"rank 0\].*test accuracy", printed)
+    found = hosts.shell(0, f"cat job/{mode}/model.json")
+    assert '"own_models:Net"' in found
 
 
 def test_a_partition_that_is_not_there_is_said_before_anything_starts(
@@ -233,13 +252,24 @@ rows(torch.arange(3)).sum().backward()
 optimizer.step()  # trainers have connections to each other now
 for _ in range(3):  # by now rank 0 has started the monitor
     graphshard.comm.barrier()
-sockets = set()
+parents = {}
 for folder in Path("/proc").glob("[0-9]*"):
     with suppress(OSError):  # it has ended
-        if os.environ["GRAPHSHARD_JOB_ID"] in (folder / "environ").read_text(errors="replace"):
-            for descriptor in (folder / "fd").iterdir():
-                with suppress(OSError):  # it was closed meanwhile
-                    sockets.add(os.readlink(descriptor))
+        parents[folder.name] = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+
+
+def is_of_the_job(process):
+    while process in parents and process not in os.environ["BEFORE"].split():
+        process = parents[process]
+    return process == os.environ["LAUNCHER"]
+
+
+sockets = set()
+for process in filter(is_of_the_job, parents):
+    with suppress(OSError):  # it has ended
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # it was closed meanwhile
+                sockets.add(os.readlink(descriptor))
 for table in ("tcp", "tcp6"):
     for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
         words = line.split()
@@ -253,10 +283,13 @@ ABBREVIATIONS = "--log out.txt --node 1 --num 2 --max 3 --local 4 --master 5 --n
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("nested_forks")
 def test_a_local_job_stays_on_127_0_0_1_and_a_script_s_options_are_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     partition_graph(random_graph(60, 300, seed=0), "g", 2, tmp_path / "parts", quiet=True)
+    monkeypatch.setenv("LAUNCHER", str(os.getpid()))
+    monkeypatch.setenv("BEFORE", " ".join(path.name for path in Path("/proc").glob("[0-9]*")))
     (tmp_path / "train.py").write_text(LISTENING)
     words = ["launch", "--local", "2", "--workspace", str(tmp_path), "--part-config"]
     words += ["parts/g.json", "--log-dir", str(tmp_path / "logs")]

@@ -68,6 +68,11 @@ class TableFlags:
         "train, val or test. Without --label it is edges that are to be predicted.",
         Unset("0.8,0.1,0.1 of the rows with a label"),
     ] = None
+    links: Annotated[
+        str | None,
+        "Relations whose edges are to be predicted, names between commas.",
+        Unset("none; with --split and no --label the only one"),
+    ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
     ignore: Annotated[
@@ -87,6 +92,12 @@ class TableFlags:
         str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
     ] = None
     encoding: Annotated[str | None, "Of CSV, such as latin-1.", Unset("UTF-8")] = None
+    null: Annotated[
+        list[str] | None,
+        "Cell of CSV that is missing, besides NA, null and the like, such as unknown. Several "
+        "times.",
+        Unset("none more"),
+    ] = None
     header: Annotated[
         bool | None, "Whether the first line of CSV names columns.", Unset("as the file looks")
     ] = None
@@ -108,6 +119,7 @@ class TableFlags:
             target=self.target,
             label=self.label,
             split=_split_of(self.split),
+            links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
             ignore=self.ignore or (),
@@ -115,6 +127,7 @@ class TableFlags:
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
                 header=self.header,
                 encoding=self.encoding,
+                more_null_values=tuple(self.null or ()),
             ),
             **settings,
         )
@@ -304,8 +317,7 @@ def _spoken_task(task: TaskInfo) -> str:
     if isinstance(task.target, str):
         what = f"nodes of type {task.target}"
     else:
-        assert task.target is not None
-        what = f"edges {etype_key(task.target)}"
+        what = f"edges {' and '.join(map(etype_key, task.targets))}"
     if task.kind == "link prediction":
         return f"predict {what}"
     if task.kind.endswith("regression"):

@@ -34,8 +34,14 @@ def predict(
     ] = None,
     pairs: Annotated[
         Path | None,
-        "Links: score these pairs of ids, a table with the columns source and target.",
+        "Links: score these pairs of ids, a table with the columns source and target, and "
+        "of several relations relation.",
         Unset("the best new links of each node"),
+    ] = None,
+    relations: Annotated[
+        str | None,
+        "Links: relations in which the best ones are looked for, names between commas.",
+        Unset("all that were learnt"),
     ] = None,
     device: Annotated[
         str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
@@ -58,6 +64,7 @@ def predict(
         embeddings=embeddings,
         top=top,
         pairs=None if pairs is None else str(pairs),
+        relations=relations,
         device=device,
         timeout=timeout,
     )
