@@ -1038,7 +1038,7 @@ class _Doubles:
                 is_equal = compute.equal(values, first)
             except pyarrow.ArrowNotImplementedError:  # of lists
                 pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
-                is_equal = _arrow(np.array([a == b for a, b in pairs]))
+                is_equal = pyarrow.chunked_array([[a == b for a, b in pairs]])
             equal = compute.fill_null(is_equal, False).to_numpy()
             both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
             differs[(differs < 0) & ~equal & ~both_null] = number

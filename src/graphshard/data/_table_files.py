@@ -173,6 +173,7 @@ class TableSource:
             self._filesystem, self.files, self._root = find_files(source, base)
             self.format = options.format or _format_of(self._filesystem, self.files)
             self.schema = self._read_schema()
+        self.schema = _without_views(self.schema)
         names = list(self.schema.names)
         for name in names:
             check_text(name, "the name of a column")
@@ -225,7 +226,11 @@ class TableSource:
         import pyarrow
 
         waiting: list[TableBatch] = []
-        for batch in _read_ahead(self._batches(list(columns))):
+        for read in _read_ahead(self._batches(list(columns))):
+            batch = read
+            plain = _without_views(read.columns.schema)
+            if plain is not read.columns.schema:
+                batch = read._replace(columns=read.columns.cast(plain))
             is_same = not waiting or waiting[-1].file == batch.file
             if is_same and sum(len(b.columns) for b in waiting) < least_rows:
                 waiting.append(batch)
@@ -487,6 +492,36 @@ _MOST_SHOWN = 10
 _FEW_COLUMNS = 8
 
 
+def _without_views(schema: Any) -> Any:
+    """The schema with the types that every kernel of Arrow takes; Polars writes others."""
+    plain = [field.with_type(_without_view(field.type)) for field in schema]
+    is_plain = all(a.type == b.type for a, b in zip(plain, schema, strict=True))
+    if is_plain:
+        return schema
+    import pyarrow
+
+    return pyarrow.schema(plain)
+
+
+def _without_view(kind: Any) -> Any:
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_string_view(kind):
+        return pyarrow.large_string()
+    if types.is_binary_view(kind):
+        return pyarrow.large_binary()
+    if types.is_dictionary(kind):
+        return pyarrow.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+    for is_kind, make in (
+        (types.is_list, pyarrow.list_),
+        (types.is_large_list, pyarrow.large_list),
+    ):
+        if is_kind(kind) and _without_view(kind.value_type) != kind.value_type:
+            return make(_without_view(kind.value_type))
+    return kind
+
+
 def _read_ahead(batches: Iterator[TableBatch]) -> Iterator[TableBatch]:
     """The same, the next of which is read while one is worked on."""
     with ThreadPoolExecutor(1) as pool:
@@ -525,9 +560,10 @@ def _table_of(source: Any) -> Any:
         return pyarrow.table(source)
     except (pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
+        is_plan = hasattr(source, "collect")  # of Polars
+        cure = "pass what its collect() gives" if is_plan else "give each column values of one kind"
         raise ValueError(
-            f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
-            "values of one kind"
+            f"the {type(source).__name__} cannot become an Arrow table: {reason}; {cure}"
         ) from error
 
 

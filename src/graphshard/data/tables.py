@@ -47,7 +47,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
-from ._table_files import TableFormat as TableFormat  # for whoever names it
+from ._table_files import TableFormat as TableFormat  # for the options of commands
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
 
