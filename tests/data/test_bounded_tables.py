@@ -151,3 +151,50 @@ def test_types_of_json_are_those_of_all_blocks(
     read = [batch.columns.to_pylist() for batch in source.batches(source.schema.names, 1)]
     values = [row for batch in read for row in batch]
     assert values == [{"x": None, "when": None, **row} for row in rows]
+
+
+def test_views_as_polars_writes_them_are_text(tmp_path: Path) -> None:
+    view = pa.string_view()
+    ids = pa.array(["a", None, "b", "a"], view)
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 1]), pa.array(["x", "y"], view))
+    lists = pa.array([["p"], ["q", "p"], None, ["p"]]).cast(pa.list_(view))
+    nodes = pa.table({"id": ids, "word": words, "label": lists})
+    edges = pa.table({"from": pa.array(["a", "b"], view), "to": words.slice(0, 2)})
+    with pa.ipc.new_file(str(tmp_path / "nodes.arrow"), nodes.schema) as writer:
+        writer.write_table(nodes)
+    for source in (nodes, tmp_path / "nodes.arrow"):
+        tables = Tables(
+            nodes={"user": NodeTable(files=source, id="id", label="label")},
+            edges={("user", "has", "word"): EdgeTable(files=edges, source="from", target="to")},
+        )
+        made = read_tables(tables)
+        assert made.ids["user"].to_pylist() == ["a", "b"]
+        assert made.ids["word"].to_pylist() == ["x", "y"]
+        assert made.report.nodes["user"].num_conflicting == 1
+        assert made.graph.nodes["user"].data["label"].tolist() == [[1], [-1]]
+
+
+def test_what_is_only_a_plan_of_a_table_is_one_line() -> None:
+    class LazyFrame:
+        columns = ("id",)
+
+        def collect(self) -> None:
+            """As Polars has it."""
+
+    with pytest.raises(ValueError, match=r"LazyFrame cannot become .*; pass what its collect\(\)"):
+        _table_files.TableSource(LazyFrame())
+
+
+def test_what_fsspec_finds_is_read() -> None:
+    fsspec = pytest.importorskip("fsspec", reason="torch brings it")
+    users, edges = frames()
+    with fsspec.open("memory://tables/users.parquet", "wb") as file:
+        users.to_parquet(file)
+    with fsspec.open("memory://tables/edges.csv", "w") as file:
+        edges.to_csv(file, index=False)
+    try:
+        system = "fsspec+memory://tables"
+        made = read(f"{system}/users.parquet", f"{system}/*.csv")
+        assert made.report.nodes["user"].num_nodes == NUM_NODES
+    finally:
+        fsspec.filesystem("memory").rm("/tables", recursive=True)

@@ -260,7 +260,8 @@ class TableSource:
         import pyarrow
 
         waiting: list[TableBatch] = []
-        for batch in _read_ahead(self._batches(list(columns))):
+        for read in _read_ahead(self._batches(list(columns))):
+            batch = read._replace(columns=without_views(read.columns))
             is_same = not waiting or waiting[-1].file == batch.file
             num_rows = sum(len(b.columns) for b in waiting)
             if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
@@ -376,7 +377,7 @@ class TableSource:
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield TableBatch(file, row, without_views(batch))
+            yield TableBatch(file, row, batch)
             row += len(batch)
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
@@ -385,7 +386,7 @@ class TableSource:
         for tagged in scanner.scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield TableBatch(path, row, without_views(tagged.record_batch))
+            yield TableBatch(path, row, tagged.record_batch)
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -600,9 +601,10 @@ def _table_of(source: Any) -> Any:
         return without_views(table, table.nbytes < 2**31)
     except (pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
+        is_plan = hasattr(source, "collect")  # of Polars
+        cure = "pass what its collect() gives" if is_plan else "give each column values of one kind"
         raise ValueError(
-            f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
-            "values of one kind"
+            f"the {type(source).__name__} cannot become an Arrow table: {reason}; {cure}"
         ) from error
 
 
@@ -635,6 +637,9 @@ def _type_without_views(kind: Any, is_small: bool) -> Any:
         return pyarrow.string() if is_small else pyarrow.large_string()
     if types.is_binary_view(kind):
         return pyarrow.binary() if is_small else pyarrow.large_binary()
+    if types.is_dictionary(kind):
+        value_type = _type_without_views(kind.value_type, is_small)
+        return pyarrow.dictionary(kind.index_type, value_type, kind.ordered)
     if types.is_list(kind) or types.is_large_list(kind):
         make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
         value = kind.value_field

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..errors import PartitionFormatError
 from ..partition.checked_files import mapping, text, whole_number
 from ..partition.format import PartitionConfig, read_config
 from ..partition.load import load_partition_feats
+from ._table_files import FileOptions, TableSource
 from .task import read_task_content, task_path
 
 COLUMN = "id"
@@ -101,6 +102,26 @@ def user_ids(partition_json: str | os.PathLike[str], part: int) -> dict[str, Any
             raise _damaged(path, f"it has {len(ids)} ids for {count} nodes")
         found[ntype] = ids
     return found
+
+
+def read_id_table(path: Path, columns: Sequence[str]) -> Any:
+    """A table of ids that a user wrote, of any format that tables of nodes may have.
+
+    Args:
+        columns: Names that tell which line of CSV is a header.
+
+    Returns:
+        A pyarrow ``Table`` of all columns; cells of CSV are text, and none is missing.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It cannot be read.
+    """
+    import pyarrow
+
+    source = TableSource(path, FileOptions(null_values=()), named=columns)
+    batches = [batch.columns for batch in source.batches(source.schema.names)]
+    return pyarrow.Table.from_batches(batches, None if batches else source.schema)
 
 
 def id_files(

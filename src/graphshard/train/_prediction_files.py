@@ -18,6 +18,7 @@ import numpy as np
 from .._base.files import TemporaryFolder, check_path, sync_folder, writing
 from ..comm import rank, world_size
 from ..comm.collectives import shared_errors, text_of_rank_0
+from ..data.id_files import read_id_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,8 @@ ROW = "graphshard row"
 """The column of numbers by which files are merged, which the result has not."""
 
 _GROUP_ROWS = 1 << 17
+_LINES = ("", ".txt", ".ids", ".list")
+"""Endings of files with an id a line."""
 
 
 def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
@@ -36,8 +39,8 @@ def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
     """
     import pyarrow as pa
 
-    if path.suffix.lower() in _TABLES:
-        table = _table_of(path)
+    if path.suffix.lower() not in _LINES:
+        table = read_id_table(path, ["id"])
         name = "id" if "id" in table.column_names else table.column_names[0]
         if name != "id" and len(table.column_names) > 1:
             raise ValueError(
@@ -60,7 +63,7 @@ def read_columns(path: Path, names: Sequence[str], types: Sequence[pa.DataType])
     """
     import pyarrow as pa
 
-    table = _table_of(path)
+    table = read_id_table(path, names)
     if not set(names) <= set(table.column_names):
         if len(table.column_names) < len(names):
             raise ValueError(
@@ -70,35 +73,6 @@ def read_columns(path: Path, names: Sequence[str], types: Sequence[pa.DataType])
         table = table.select(range(len(names))).rename_columns(list(names))
     columns = [_as_ids(path, table.column(n), t) for n, t in zip(names, types, strict=True)]
     return pa.table(columns, names=list(names))
-
-
-_TABLES = {".parquet": "", ".arrow": "", ".feather": "", ".csv": ",", ".tsv": "\t"}
-"""Endings of tables, and what is between the cells of a line."""
-
-
-def _table_of(path: Path) -> pa.Table:
-    """A table; cells of text files are texts."""
-    import pyarrow.csv
-    import pyarrow.feather
-    import pyarrow.parquet
-
-    suffix = path.suffix.lower()
-    if suffix not in _TABLES:
-        raise ValueError(f"{path} must be a table: {', '.join(_TABLES)}")
-    try:
-        if suffix == ".parquet":
-            return pyarrow.parquet.read_table(path, memory_map=False)
-        if suffix in (".arrow", ".feather"):
-            return pyarrow.feather.read_table(path, memory_map=False)
-        parse = pyarrow.csv.ParseOptions(delimiter=_TABLES[suffix])
-        with pyarrow.csv.open_csv(path, parse_options=parse) as reader:
-            names = reader.schema.names
-        convert = pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
-        )
-        return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read as a table ({error})") from None
 
 
 def _as_ids(path: Path, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.ChunkedArray:
