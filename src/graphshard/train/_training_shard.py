@@ -278,13 +278,13 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         else:
             label, is_known = _labels(data.edge_features[f"{key}/label"], key, task, "edge")
         rows = _rows_of_splits(data.edge_features, key, "edge", is_known)
-        owned.append(OwnRows(etype, label, rows))
+        owned.append(LabelledRows(etype, label, rows))
     if not task.targets:
         key = _target(data, task)
         count = data.node_map(key).num_ids
         label, is_known = _labels(data.node_features[f"{key}/label"], key, task, "node")
         rows = _rows_of_splits(data.node_features, key, "node", is_known)
-        owned.append(OwnRows(key, label, rows))
+        owned.append(LabelledRows(key, label, rows))
     word = "edges" if task.targets else "nodes"
     for of in owned:
         if of.label.ndim == 1 and not of.label.is_floating_point():
@@ -303,7 +303,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class LabelledRows:
     """The rows of a task that are nodes of a type, or edges of a relation.
 
     Args:
@@ -320,7 +320,7 @@ def assemble(
     data: PartitionData,
     task_info: TaskInfo,
     config: ResolvedConfig,
-    owned: Sequence[OwnRows],
+    owned: Sequence[LabelledRows],
     **values: Any,
 ) -> TrainingShard:
     """A shard of what this rank has read; counts are its own, or 0 where nothing is known.
@@ -441,7 +441,7 @@ def _target_edges(
     features: Mapping[CanonicalEType, Tensor],
     categories: Mapping[CanonicalEType, Tensor],
     etype: Tensor | None,
-    owned: Sequence[OwnRows],
+    owned: Sequence[LabelledRows],
 ) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
     """The edges that are in a split, with labels and rows of these alone."""
     chosen = [torch.unique(torch.cat(list(of.rows.values()))) for of in owned]
