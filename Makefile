@@ -48,7 +48,7 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-docs test-campaigns test-core test-torch test-processors test-all notebooks lint format
+.PHONY: help install demo test test-docs test-campaigns test-core test-torch test-processors test-all notebooks docs lint format
 .PHONY: peer bench clean
 
 help:  ## list the targets
@@ -70,10 +70,15 @@ $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@$(INSTALL) -e ".[test]"
 	@touch $(VENV)/.run $(VENV)/.test
 
+$(VENV)/.docs: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	@echo "installing graphshard and what its site needs"
+	@$(INSTALL) -e ".[docs]"
+	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.docs
+
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	@echo "installing graphshard and what its tests and the lint need"
+	@echo "installing graphshard and what its tests, its site and the lint need"
 	@$(INSTALL) -e ".[dev]"
-	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.dev
+	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.docs $(VENV)/.dev
 
 install: $(VENV)/.run  ## make .venv with graphshard in it
 
@@ -127,6 +132,10 @@ test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: h
 
 notebooks: $(VENV)/.test  ## run the notebooks of docs/notebooks, check their text, write their outputs
 	$(BIN)/python docs/run_notebooks.py $(NOTEBOOKS)
+
+# DOCS_ARGS=--as-committed leaves the notebooks as they are.
+docs: $(VENV)/.docs  ## build the site in build/site, with the notebooks run anew, and check its links
+	$(BIN)/python docs/site/build_site.py $(DOCS_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
 	$(BIN)/ruff check .

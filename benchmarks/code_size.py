@@ -5,17 +5,19 @@
     python benchmarks/code_size.py --before COMMIT      # and of a commit, side by side
 
 A line counts unless it is blank or a comment; docstrings count. Public names are those of the
-``__all__`` of each package that users import, with the parameters of what can be called, as
-docs/reference.md lists them. Ends with 1 if a public name of the other commit is missing here.
+``__all__`` of each package that users import, with the parameters of what can be called, as the
+pages of the API list them. Ends with 1 if a public name of the other commit is missing here.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -41,8 +43,27 @@ def files(source: Path) -> list[int]:
     return sorted(Counter(file.parent for file in found).values())
 
 
-def public_names(reference: Path) -> dict[str, str]:
-    """``package.name`` (and ``.member``) to its parameters, from the generated reference."""
+def public_names(tree: Path) -> dict[str, str]:
+    """``package.name`` (and ``.member``) to its parameters, of a tree as its pages list them.
+
+    Trees from before the site have a page that lists them; others are imported by a process.
+    """
+    if (tree / "docs" / "reference.md").exists():
+        return names_of_page(tree / "docs" / "reference.md")
+    program = (
+        "import json, sys\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
+        f"sys.path[:0] = {[str(tree / 'src'), str(tree / 'docs' / 'site')]!r}\n"
+        "import api_pages\n"
+        "print(json.dumps(api_pages.parameters_by_name()))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def names_of_page(reference: Path) -> dict[str, str]:
+    """Names and parameters as docs/reference.md listed them."""
     names: dict[str, str] = {}
     section = owner = ""
     for line in reference.read_text(encoding="utf-8").splitlines():
@@ -95,7 +116,7 @@ def main() -> int:
                 f"{name}: {sum(found)} files in {len(found)} folders, median "
                 f"{statistics.median(found):g} and most {found[-1]} in one"
             )
-        names = {n: public_names(tree / "docs" / "reference.md") for n, tree in trees.items()}
+        names = {n: public_names(tree) for n, tree in trees.items()}
     missing = []
     if before:
         gone = names[before].keys() - names["now"].keys()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     that read one file after the other would all do the same work, 10 s of it.
     """
     worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        _tell_what_counts(config)
     if worker is None or [Path(argument).resolve() for argument in config.args] != [TESTS]:
         return
     ignored = {Path(path).resolve() for path in config.getoption("ignore") or ()}
@@ -57,6 +60,30 @@ def pytest_configure(config: pytest.Config) -> None:
     begin = int(worker["workerid"].removeprefix("gw")) / worker["workercount"] * before[-1]
     first = next(place for place, files in enumerate(before) if files > begin)
     config.args[:] = map(str, paths[first:] + paths[:first])
+
+
+def _tell_what_counts(config: pytest.Config) -> None:
+    """Have a worker tell the process that reports of each test's outcome alone.
+
+    That process takes a millisecond for the six messages of a test, of which there are ten
+    thousand. What was set up and taken down well says nothing.
+    """
+    interactor = next(
+        plugin
+        for plugin in config.pluginmanager.get_plugins()
+        if type(plugin).__name__ == "WorkerInteractor"
+    )
+    send = interactor.sendevent
+
+    def send_what_counts(name: str, **event: Any) -> None:
+        if name in ("logstart", "logfinish"):
+            return
+        report = event.get("data", {}) if name == "testreport" else {}
+        if report.get("when") in ("setup", "teardown") and report["outcome"] == "passed":
+            return
+        send(name, **event)
+
+    interactor.sendevent = send_what_counts
 
 
 def pytest_collection_finish() -> None:
@@ -72,12 +99,20 @@ FIRST = (
     "test_kills.py",
     "test_launch.py",
     "test_docs.py",
+    "test_extending.py",
     "test_cli_commands.py",
     "test_failures.py",
     "test_train_killed.py",
     "test_train_launch.py",
     "test_dist_loader_faults.py",
     "test_readme.py",
+    # Those that compute longest: files of some seconds are the last.
+    "test_train_sampled.py",
+    "test_parity.py",
+    "test_train_parity.py",
+    "test_train_own_model.py",
+    "test_train_checkpoint.py",
+    "test_train_optimizer.py",
 )
 
 
@@ -138,6 +173,13 @@ def _fixed_seeds() -> None:
 def forked_interpreters() -> Iterator[None]:
     """Programs that a test, or code that it runs, starts are forked: `forked_programs`."""
     with forked_programs.forked_interpreters():
+        yield
+
+
+@pytest.fixture
+def nested_forks() -> Iterator[None]:
+    """Also those that such programs start."""
+    with forked_programs.nested_forks():
         yield
 
 

@@ -3,7 +3,8 @@
 
 Inside `forked_interpreters`, which is also a fixture of tests/conftest.py, what starts this
 interpreter through `subprocess` (``-c``, ``-m`` or a file) gets on Linux a process that is forked
-from one that has imported torch, with what torch imports late, and not graphshard. It is a child of
+from one that has imported torch, with what torch imports late, and graphshard, of which importing
+reads no environment and starts nothing; `cold_forks` are without graphshard. It is a child of
 this process in every respect: descriptors, environment, folder, session, number, signals and exit
 code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
 and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
@@ -14,6 +15,10 @@ there from the start. Not as in an interpreter of its own: the command line and 
 /proc, the seed of hashes, which all have in common, and what happens to threads when an
 interpreter ends, where a forked process does not fail as one does that was started. Tests of these
 do not use it, nor do some of each way to start workers.
+
+With `NESTED` in its environment, which `nested_forks` sets, a forked program has one more child, of
+which the interpreters that it starts in turn are forked, and so on: ranks of torchrun, and the
+process that `run_ranks` forks ranks from.
 """
 
 from __future__ import annotations
@@ -34,12 +39,18 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+NESTED = "GRAPHSHARD_TEST_NESTED"
 FIXED = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "DNNL_"),
     *("ONEDNN_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "NPY_", "OPENBLAS_"),
 )
 """What begins the names of variables that count when Python or torch is loaded."""
-SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_")
+SET_LATER = (
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MALLOC_MMAP_THRESHOLD_"),
+    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+)
+WARM = ("graphshard", "graphshard.train.commands", "torch.distributed.run")
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_MMAP_THRESHOLD = -3
 
@@ -47,26 +58,38 @@ _M_MMAP_THRESHOLD = -3
 class Template:
     """The process that programs are forked from."""
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
+        self._control = control
+        self._fixed = fixed(environment)
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def started(cls, *modules: str) -> Template:
+        """One that is an interpreter of its own, and has imported some modules and torch."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("PYTHONPATH", None)
         environment.pop("MALLOC_MMAP_THRESHOLD_", None)
-        self._fixed = fixed(environment)
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+        template = cls(ours, environment)
+        template._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
         theirs.close()
+        return template
 
     def can_start(self, words: list[str], environment: Mapping[str, str]) -> bool:
         """Whether a program that is forked is as one that is started."""
+        if words[1:2] == ["-u"]:
+            words = words[1:]
         known = len(words) > 1 and (words[1] in ("-c", "-m") or words[1].endswith(".py"))
-        return known and words[0] == sys.executable and fixed(environment) == self._fixed
+        is_alike = known and fixed(environment) == self._fixed
+        return is_alike and self._owner == os.getpid()
 
     def start(self, request: dict[str, Any], descriptors: dict[int, int]) -> int:
         """Start a program; its process number.
@@ -92,20 +115,30 @@ class Template:
 
     def stop(self) -> None:
         self._control.close()
-        self._process.wait(60)
+        if self._process is not None:
+            self._process.wait(60)
 
 
-_templates: list[Template] = []
+_templates: dict[str, Template] = {}
+_patches: list[contextlib.AbstractContextManager[None]] = []
 
 
 @contextlib.contextmanager
-def forked_interpreters() -> Iterator[None]:
-    """Interpreters that are started meanwhile are forked; see above."""
+def forked_interpreters(*modules: str) -> Iterator[None]:
+    """Interpreters that are started meanwhile are forked; see above.
+
+    Args:
+        modules: Those that the process has imported which they are forked from; `WARM` unless
+            given.
+    """
     if sys.platform != "linux":
         yield
         return
-    if not _templates:
-        _templates.append(Template())
+    modules = modules or WARM
+    key = " ".join(modules)
+    if key not in _templates:
+        _templates[key] = Template.started(*modules)
+    template = _templates[key]
     owner: Any = subprocess if hasattr(subprocess, "_fork_exec") else subprocess._posixsubprocess  # type: ignore[attr-defined]
     name = "_fork_exec" if owner is subprocess else "fork_exec"
     exec_ = getattr(owner, name)
@@ -118,7 +151,8 @@ def forked_interpreters() -> Iterator[None]:
         pairs = os.environb.items() if variables is None else (v.split(b"=", 1) for v in variables)
         environment = {os.fsdecode(key): os.fsdecode(value) for key, value in pairs}
         plain = close and all(value in (None, -1) for value in group_user_and_more)
-        if not plain or not _templates[0].can_start(words, environment):
+        is_python = bool(words) and words[0] == sys.executable
+        if not plain or not is_python or not template.can_start(words, environment):
             return int(exec_(*given))
         own = {fd: fd for fd in kept if fd != answers}
         own |= {fd: fd if to == -1 else to for fd, to in enumerate((stdin, stdout, stderr))}
@@ -128,9 +162,21 @@ def forked_interpreters() -> Iterator[None]:
             "folder": os.getcwd() if folder is None else os.path.abspath(os.fsdecode(folder)),
             "session": bool(session),
         }
-        return _templates[0].start(request, own)
+        return template.start(request, own)
 
     with mock.patch.object(owner, name, start):
+        yield
+
+
+def cold_forks() -> contextlib.AbstractContextManager[None]:
+    """As `forked_interpreters`, from a process that has not imported graphshard."""
+    return forked_interpreters("torch")
+
+
+@contextlib.contextmanager
+def nested_forks() -> Iterator[None]:
+    """As `forked_interpreters`, also for what such a program starts, and so on."""
+    with forked_interpreters(), mock.patch.dict(os.environ, {NESTED: "1"}):
         yield
 
 
@@ -167,9 +213,9 @@ def run_program(program: str, *arguments: str, timeout: float = 60.0, **env: str
 
 
 def stop() -> None:
-    """End the process that programs are forked from."""
+    """End the processes that programs are forked from."""
     while _templates:
-        _templates.pop().stop()
+        _templates.popitem()[1].stop()
 
 
 def fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -201,6 +247,9 @@ def _serve(control: socket.socket) -> dict[str, Any]:
                 with open(descriptors.pop(0), "rb") as file:
                     file.seek(0)
                     request: dict[str, Any] = json.loads(file.read())
+                for number_of_signal in _IGNORED:
+                    signal.signal(number_of_signal, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 _place(descriptors, request["descriptors"])
                 while os.getppid() != request["parent"]:
                     time.sleep(0.0002)
@@ -226,13 +275,42 @@ def _place(descriptors: list[int], targets: list[int]) -> None:
         os.close(fd)
 
 
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _fork_from_here() -> None:
+    """Have what this process starts forked from a child that is as this process is now.
+
+    Returns in each program's process, and here.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        _templates.clear()
+        _templates[" ".join(WARM)] = Template(ours, _ENVIRONMENT)
+        _patches.append(forked_interpreters())
+        _patches[-1].__enter__()
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in _IGNORED:  # they are for the programs of the process group
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    os.closerange(3, theirs.fileno())
+    os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    sys.exit(_run_to_its_end(*_become(_serve(theirs))))
+
+
 def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
     """Make this process what an interpreter with such a command line is at its start."""
     environment = request["environment"]
-    os.environ.clear()
-    os.environ.update(environment)
     if request["session"]:
         os.setsid()
+    if NESTED in environment:
+        _fork_from_here()
+    os.environ.clear()
+    os.environ.update(environment)
     os.chdir(request["folder"])
     if threshold := environment.get("MALLOC_MMAP_THRESHOLD_"):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
@@ -242,6 +320,10 @@ def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
     numpy.random.seed()
     torch.seed()
     how, *arguments = request["words"][1:]
+    if how == "-u":
+        how, *arguments = arguments
+    if request["words"][1] == "-u" or environment.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     path = environment.get("PYTHONPATH", "")
     sys.path[:] = [
         *(entry if entry else os.getcwd() for entry in path.split(os.pathsep) if path),
@@ -294,13 +376,17 @@ def _run_to_its_end(main: ModuleType, words: list[str]) -> int:
 
 if __name__ == "__main__":
     import gc
+    import importlib
     import runpy
     import tempfile
 
     import numpy
     import torch
 
+    _ENVIRONMENT = dict(os.environ)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports for a second, at the first call
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))

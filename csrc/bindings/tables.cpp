@@ -58,31 +58,43 @@ void copy_integers(const SharedIntegers& self, const OutVector& keys) {
   if (rows_in(keys) > 0) std::memcpy(to, self.table.keys(), keys.nbytes());
 }
 
-// Strings of bytes: offsets must ascend from 0 or above to the end of data.
-void require_strings(const int64_t* offsets, int64_t count, int64_t num_bytes) {
-  bool ascends = offsets[0] >= 0 && offsets[count] <= num_bytes;
-  for (int64_t i = 0; i < count; ++i) ascends &= offsets[i] <= offsets[i + 1];
-  require(ascends, "offsets must ascend within data");
+// Calls function(offsets, data) for strings of bytes as Arrow has them: int32 or int64 offsets that
+// ascend from 0 or above to the end of data; without the interpreter's lock.
+template <typename Function>
+void with_strings(const InVector& offsets, const InVector& data, const Function& function) {
+  require(offsets.shape(0) > 0, "offsets must have one entry more than there are strings");
+  const uint8_t* text = data_of<uint8_t>(data);
+  const int64_t num_bytes = rows_in(data);
+  const int64_t count = rows_in(offsets) - 1;
+  const auto checked = [&](const auto* begins) {
+    const nb::gil_scoped_release release;
+    bool ascends = begins[0] >= 0 && begins[count] <= num_bytes;
+    for (int64_t i = 0; i < count; ++i) ascends &= begins[i] <= begins[i + 1];
+    require(ascends, "offsets must ascend within data");
+    function(begins, text);
+  };
+  if (offsets.dtype() == nb::dtype<int32_t>()) {
+    checked(data_of<int32_t>(offsets));
+  } else {
+    checked(data_of<int64_t>(offsets));
+  }
 }
 
 void look_up_bytes(SharedBytes& self, const InVector& offsets, const InVector& data,
                    const OutVector& rows, bool inserts) {
   require(offsets.shape(0) == rows.shape(0) + 1, "offsets must have one entry more than rows");
   require_apart({rows}, {offsets, data});
-  const int64_t* begins = data_of<int64_t>(offsets);
-  const uint8_t* text = data_of<uint8_t>(data);
   int64_t* to = data_of<int64_t>(rows);
   const int64_t count = rows_in(rows);
-  const int64_t num_bytes = rows_in(data);
-  const nb::gil_scoped_release release;
-  require_strings(begins, count, num_bytes);
-  if (inserts) {
-    const std::unique_lock lock(self.mutex);
-    self.table.insert(begins, text, count, to);
-  } else {
-    const std::shared_lock lock(self.mutex);
-    self.table.find(begins, text, count, to);
-  }
+  with_strings(offsets, data, [&](const auto* begins, const uint8_t* text) {
+    if (inserts) {
+      const std::unique_lock lock(self.mutex);
+      self.table.insert(begins, text, count, to);
+    } else {
+      const std::shared_lock lock(self.mutex);
+      self.table.find(begins, text, count, to);
+    }
+  });
 }
 
 int64_t size_of_bytes(const SharedBytes& self) {
@@ -92,7 +104,7 @@ int64_t size_of_bytes(const SharedBytes& self) {
 
 int64_t num_bytes(const SharedBytes& self) {
   const std::shared_lock lock(self.mutex);
-  return static_cast<int64_t>(self.table.data().size());
+  return self.table.num_bytes();
 }
 
 void copy_bytes_of(const SharedBytes& self, const OutVector& offsets, const OutVector& data) {
@@ -101,27 +113,29 @@ void copy_bytes_of(const SharedBytes& self, const OutVector& offsets, const OutV
   uint8_t* text = data_of<uint8_t>(data);
   const nb::gil_scoped_release release;
   const std::shared_lock lock(self.mutex);
-  require(
-      offsets.shape(0) == self.table.offsets().size() && data.shape(0) == self.table.data().size(),
-      "offsets and data must have the sizes of the table");
-  std::memcpy(begins, self.table.offsets().data(), offsets.nbytes());
-  if (data.shape(0) > 0) std::memcpy(text, self.table.data().data(), data.nbytes());
+  require(rows_in(offsets) == self.table.size() + 1 && rows_in(data) == self.table.num_bytes(),
+          "offsets and data must have the sizes of the table");
+  self.table.copy_keys(begins, text);
 }
 
 // (all are integers, some are negative, some are above what int64 holds)
 nb::tuple parse(const InVector& offsets, const InVector& data, const OutVector& out) {
   require(offsets.shape(0) == out.shape(0) + 1, "offsets must have one entry more than out");
   require_apart({out}, {offsets, data});
-  const int64_t* begins = data_of<int64_t>(offsets);
-  const uint8_t* text = data_of<uint8_t>(data);
   int64_t* to = data_of<int64_t>(out);
   ParsedIntegers parsed;
-  {
-    const nb::gil_scoped_release release;
-    require_strings(begins, rows_in(out), rows_in(data));
+  with_strings(offsets, data, [&](const auto* begins, const uint8_t* text) {
     parsed = parse_integers(begins, text, rows_in(out), to);
-  }
+  });
   return nb::make_tuple(parsed.are_integers, parsed.has_negative, parsed.has_large);
+}
+
+bool has_outer_blank(const InVector& offsets, const InVector& data) {
+  bool has_one = false;
+  with_strings(offsets, data, [&](const auto* begins, const uint8_t* text) {
+    has_one = any_outer_blank(begins, text, rows_in(offsets) - 1);
+  });
+  return has_one;
 }
 
 int64_t repeated(const InVector& src, const InVector& dst, int64_t num_dst, int num_threads) {
@@ -152,6 +166,7 @@ void bind_tables(nb::module_& m) {
   bytes.def("copy_keys", &copy_bytes_of, "offsets"_a.noconvert(), "data"_a.noconvert());
   m.def("parse_integers", &parse, "offsets"_a.noconvert(), "data"_a.noconvert(),
         "out"_a.noconvert());
+  m.def("has_outer_blank", &has_outer_blank, "offsets"_a.noconvert(), "data"_a.noconvert());
   m.def("count_repeated", &repeated, "src"_a.noconvert(), "dst"_a.noconvert(), "num_dst"_a,
         "num_threads"_a);
 }

@@ -8,7 +8,9 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
+#include "runtime/large_blocks.h"
 #include "runtime/parallel.h"
 #include "runtime/types.h"
 
@@ -60,9 +62,30 @@ uint64_t hash_of(const uint8_t* text, int64_t length) {
   return mixed(hash);
 }
 
+// What a vector will hold lies in large pages, as each look into it would else miss two caches.
+template <typename T>
+void reserve_in_large_pages(std::vector<T>& vector, size_t size) {
+  vector.reserve(size);
+  expect_writes(vector.data(), size * sizeof(T));
+}
+
+// As many values, all alike, in place of those that are there.
+template <typename T>
+void refill(std::vector<T>& vector, size_t size, const T& value) {
+  vector = {};
+  reserve_in_large_pages(vector, size);
+  vector.assign(size, value);
+}
+
 }  // namespace
 
 // ---- integers
+
+uint64_t IntegerTable::place_of(int64_t key) const {
+  // Keys that are multiples of something must not meet: hashes of others often are.
+  const uint64_t bits = static_cast<uint64_t>(key);
+  return (bits ^ bits >> 32) * 0xD6E8FEB86659FD93u >> shift_;
+}
 
 void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const {
   if (is_direct_) {
@@ -106,7 +129,8 @@ bool IntegerTable::reach(int64_t low, int64_t high, int64_t count) {
   const int64_t more = is_empty ? 0 : static_cast<int64_t>(span / 2);
   if (!is_empty && low < first_ && from > std::numeric_limits<int64_t>::min() + more) from -= more;
   if (!is_empty && high > last && to < std::numeric_limits<int64_t>::max() - more) to += more;
-  std::vector<int32_t> table(static_cast<size_t>(to - from + 1), -1);
+  std::vector<int32_t> table;
+  refill(table, static_cast<size_t>(to - from + 1), int32_t{-1});
   for (int64_t row = 0; row < size(); ++row) {
     table[static_cast<size_t>(keys_[static_cast<size_t>(row)] - from)] = static_cast<int32_t>(row);
   }
@@ -120,7 +144,7 @@ void IntegerTable::use_hash(int64_t num_keys) {
   direct_ = {};
   const int64_t num_slots = slots_for(num_keys);
   if (num_slots <= static_cast<int64_t>(slots_.size())) return;
-  slots_.assign(static_cast<size_t>(num_slots), Slot{0, -1});
+  refill(slots_, static_cast<size_t>(num_slots), Slot{0, -1});
   shift_ = shift_for(num_slots);
   const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
   for (int64_t row = 0; row < size(); ++row) {
@@ -170,25 +194,58 @@ void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
 
 // ---- bytes
 
-bool BytesTable::is_key(int64_t row, const uint8_t* text, int64_t length) const {
-  const int64_t begin = offsets_[static_cast<size_t>(row)];
-  return offsets_[static_cast<size_t>(row) + 1] - begin == length &&
-         (length == 0 || std::memcmp(data_.data() + begin, text, static_cast<size_t>(length)) == 0);
+BytesTable::Header BytesTable::header_at(uint64_t place) const {
+  Header header;
+  std::memcpy(&header, records_.data() + place, sizeof(header));
+  return header;
 }
 
-int64_t BytesTable::row_of(uint64_t hash, const uint8_t* text, int64_t length) const {
-  const uint64_t mask = slots_.size() - 1;
-  const uint32_t tag = static_cast<uint32_t>(hash);
-  uint64_t place = hash >> shift_;
-  while (slots_[place].next_row != 0) {
-    const int64_t row = static_cast<int64_t>(slots_[place].next_row) - 1;
-    if (slots_[place].tag == tag && is_key(row, text, length)) return row;
-    place = (place + 1) & mask;
+bool BytesTable::is_key(uint64_t place, const uint8_t* text, int64_t length) const {
+  return header_at(place).length == length &&
+         (length == 0 ||
+          std::memcmp(records_.data() + place + 1, text, static_cast<size_t>(length)) == 0);
+}
+
+void BytesTable::append(const uint8_t* text, int64_t length) {
+  const size_t num_words = 1 + (static_cast<size_t>(length) + 7) / 8;
+  const size_t place = records_.size();
+  if (place + num_words > std::numeric_limits<uint32_t>::max() ||
+      length > std::numeric_limits<uint32_t>::max()) {
+    throw std::invalid_argument("a table holds less than 2^35 bytes of text");
   }
-  return -1;
+  if (place + num_words > records_.capacity()) {
+    std::vector<uint64_t> grown;
+    reserve_in_large_pages(grown, std::max<size_t>({2 * place, place + num_words, 1024}));
+    grown.assign(records_.begin(), records_.end());
+    records_ = std::move(grown);
+  }
+  records_.resize(place + num_words);
+  const Header header{static_cast<uint32_t>(size_), static_cast<uint32_t>(length)};
+  std::memcpy(records_.data() + place, &header, sizeof(header));
+  if (length > 0) {
+    std::memcpy(records_.data() + place + 1, text, static_cast<size_t>(length));
+  }
+  ++size_;
+  num_bytes_ += length;
 }
 
-void BytesTable::find(const int64_t* offsets, const uint8_t* data, int64_t count,
+void BytesTable::copy_keys(int64_t* offsets, uint8_t* data) const {
+  size_t place = 0;
+  int64_t at = 0;
+  for (int64_t row = 0; row < size_; ++row) {
+    const int64_t length = header_at(place).length;
+    offsets[row] = at;
+    if (length > 0) {
+      std::memcpy(data + at, records_.data() + place + 1, static_cast<size_t>(length));
+    }
+    at += length;
+    place += 1 + (static_cast<size_t>(length) + 7) / 8;
+  }
+  offsets[size_] = at;
+}
+
+template <typename Offset>
+void BytesTable::find(const Offset* offsets, const uint8_t* data, int64_t count,
                       int64_t* rows) const {
   if (slots_.empty()) {
     std::fill(rows, rows + count, -1);
@@ -196,10 +253,11 @@ void BytesTable::find(const int64_t* offsets, const uint8_t* data, int64_t count
   }
   const uint64_t mask = slots_.size() - 1;
   uint64_t hashes[kBlock];
+  uint64_t places[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t size = std::min(kBlock, count - begin);
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t at = offsets[begin + i];
+      const Offset at = offsets[begin + i];
       hashes[i] = hash_of(data + at, offsets[begin + i + 1] - at);
       GRAPHSHARD_PREFETCH(&slots_[hashes[i] >> shift_]);
     }
@@ -207,22 +265,21 @@ void BytesTable::find(const int64_t* offsets, const uint8_t* data, int64_t count
     for (int64_t i = 0; i < size; ++i) {
       const uint32_t tag = static_cast<uint32_t>(hashes[i]);
       uint64_t place = hashes[i] >> shift_;
-      while (slots_[place].next_row != 0 && slots_[place].tag != tag) place = (place + 1) & mask;
-      const int64_t row = static_cast<int64_t>(slots_[place].next_row) - 1;
-      rows[begin + i] = row;
-      if (row >= 0) GRAPHSHARD_PREFETCH(&offsets_[static_cast<size_t>(row)]);
+      while (slots_[place].next != 0 && slots_[place].tag != tag) place = (place + 1) & mask;
+      places[i] = place;
+      if (slots_[place].next != 0) GRAPHSHARD_PREFETCH(&records_[slots_[place].next - 1]);
     }
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t row = rows[begin + i];
-      if (row >= 0) GRAPHSHARD_PREFETCH(data_.data() + offsets_[static_cast<size_t>(row)]);
-    }
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t row = rows[begin + i];
       const uint8_t* text = data + offsets[begin + i];
       const int64_t length = offsets[begin + i + 1] - offsets[begin + i];
-      if (row >= 0 && !is_key(row, text, length)) {
-        rows[begin + i] = row_of(hashes[i], text, length);
+      const uint32_t tag = static_cast<uint32_t>(hashes[i]);
+      uint64_t place = places[i];
+      while (slots_[place].next != 0 &&
+             !(slots_[place].tag == tag && is_key(slots_[place].next - 1, text, length))) {
+        place = (place + 1) & mask;
       }
+      const uint32_t next = slots_[place].next;
+      rows[begin + i] = next == 0 ? -1 : static_cast<int64_t>(header_at(next - 1).row);
     }
   }
 }
@@ -234,33 +291,38 @@ void BytesTable::reserve(int64_t num_keys) {
   }
   if (!is_full(num_keys, slots_.size())) return;
   const int64_t num_slots = slots_for(num_keys);
-  slots_.assign(static_cast<size_t>(num_slots), Slot{0, 0});
+  refill(slots_, static_cast<size_t>(num_slots), Slot{0, 0});
   shift_ = shift_for(num_slots);
   const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
   uint64_t hashes[kBlock];
+  uint32_t nexts[kBlock];
+  size_t record = 0;
   for (int64_t begin = 0; begin < size(); begin += kBlock) {
     const int64_t number = std::min(kBlock, size() - begin);
     for (int64_t i = 0; i < number; ++i) {
-      const int64_t at = offsets_[static_cast<size_t>(begin + i)];
-      hashes[i] = hash_of(data_.data() + at, offsets_[static_cast<size_t>(begin + i) + 1] - at);
+      const int64_t length = header_at(record).length;
+      hashes[i] = hash_of(reinterpret_cast<const uint8_t*>(records_.data() + record + 1), length);
+      nexts[i] = static_cast<uint32_t>(record + 1);
+      record += 1 + (static_cast<size_t>(length) + 7) / 8;
       GRAPHSHARD_PREFETCH_WRITE(&slots_[hashes[i] >> shift_]);
     }
     for (int64_t i = 0; i < number; ++i) {
       uint64_t place = hashes[i] >> shift_;
-      while (slots_[place].next_row != 0) place = (place + 1) & mask;
-      slots_[place] = {static_cast<uint32_t>(hashes[i]), static_cast<uint32_t>(begin + i + 1)};
+      while (slots_[place].next != 0) place = (place + 1) & mask;
+      slots_[place] = {static_cast<uint32_t>(hashes[i]), nexts[i]};
     }
   }
 }
 
-void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows) {
+template <typename Offset>
+void BytesTable::insert(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows) {
   uint64_t hashes[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t number = std::min(kBlock, count - begin);
     reserve(size() + kBlock);
     const uint64_t mask = slots_.size() - 1;
     for (int64_t i = 0; i < number; ++i) {
-      const int64_t at = offsets[begin + i];
+      const Offset at = offsets[begin + i];
       hashes[i] = hash_of(data + at, offsets[begin + i + 1] - at);
       GRAPHSHARD_PREFETCH_WRITE(&slots_[hashes[i] >> shift_]);
     }
@@ -269,27 +331,33 @@ void BytesTable::insert(const int64_t* offsets, const uint8_t* data, int64_t cou
       const int64_t length = offsets[begin + i + 1] - offsets[begin + i];
       const uint32_t tag = static_cast<uint32_t>(hashes[i]);
       uint64_t place = hashes[i] >> shift_;
-      while (slots_[place].next_row != 0 &&
-             !(slots_[place].tag == tag &&
-               is_key(static_cast<int64_t>(slots_[place].next_row) - 1, text, length))) {
+      while (slots_[place].next != 0 &&
+             !(slots_[place].tag == tag && is_key(slots_[place].next - 1, text, length))) {
         place = (place + 1) & mask;
       }
-      if (slots_[place].next_row == 0) {
-        slots_[place] = {tag, static_cast<uint32_t>(size() + 1)};
-        data_.insert(data_.end(), text, text + length);
-        offsets_.push_back(static_cast<int64_t>(data_.size()));
+      if (slots_[place].next == 0) {
+        const size_t record = records_.size();
+        append(text, length);
+        slots_[place] = {tag, static_cast<uint32_t>(record + 1)};
       }
-      rows[begin + i] = static_cast<int64_t>(slots_[place].next_row) - 1;
+      rows[begin + i] = static_cast<int64_t>(header_at(slots_[place].next - 1).row);
     }
   }
 }
 
+template void BytesTable::find(const int32_t*, const uint8_t*, int64_t, int64_t*) const;
+template void BytesTable::find(const int64_t*, const uint8_t*, int64_t, int64_t*) const;
+template void BytesTable::insert(const int32_t*, const uint8_t*, int64_t, int64_t*);
+template void BytesTable::insert(const int64_t*, const uint8_t*, int64_t, int64_t*);
+
 // ---- cells
 
-ParsedIntegers parse_integers(const int64_t* offsets, const uint8_t* data, int64_t count,
+template <typename Offset>
+ParsedIntegers parse_integers(const Offset* offsets, const uint8_t* data, int64_t count,
                               int64_t* out) {
   constexpr uint64_t kLargest = std::numeric_limits<uint64_t>::max();
   constexpr uint64_t kTop = uint64_t{1} << 63;
+  constexpr int64_t kSurelyFits = 19;  // digits
   ParsedIntegers parsed;
   for (int64_t i = 0; i < count; ++i) {
     const uint8_t* at = data + offsets[i];
@@ -303,15 +371,19 @@ ParsedIntegers parse_integers(const int64_t* offsets, const uint8_t* data, int64
       return parsed;
     }
     uint64_t value = 0;
-    for (; at < end; ++at) {
+    bool is_integer = true;
+    for (const uint8_t* stop = at + std::min(num_digits, kSurelyFits); at < stop; ++at) {
       const uint64_t digit = static_cast<uint64_t>(*at) - '0';
-      if (digit > 9 || value > kLargest / 10 || (value == kLargest / 10 && digit > kLargest % 10)) {
-        parsed.are_integers = false;
-        return parsed;
-      }
+      is_integer &= digit <= 9;
       value = 10 * value + digit;
     }
-    if (is_negative ? value > kTop : false) {
+    if (at < end) {
+      const uint64_t digit = static_cast<uint64_t>(*at) - '0';
+      is_integer &= digit <= 9 &&
+                    (value < kLargest / 10 || (value == kLargest / 10 && digit <= kLargest % 10));
+      value = 10 * value + digit;
+    }
+    if (!is_integer || (is_negative && value > kTop)) {
       parsed.are_integers = false;
       return parsed;
     }
@@ -322,6 +394,22 @@ ParsedIntegers parse_integers(const int64_t* offsets, const uint8_t* data, int64
   return parsed;
 }
 
+template ParsedIntegers parse_integers(const int32_t*, const uint8_t*, int64_t, int64_t*);
+template ParsedIntegers parse_integers(const int64_t*, const uint8_t*, int64_t, int64_t*);
+
+template <typename Offset>
+bool any_outer_blank(const Offset* offsets, const uint8_t* data, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Offset begin = offsets[i];
+    const Offset end = offsets[i + 1];
+    if (begin < end && (data[begin] <= ' ' || data[end - 1] <= ' ')) return true;
+  }
+  return false;
+}
+
+template bool any_outer_blank(const int32_t*, const uint8_t*, int64_t);
+template bool any_outer_blank(const int64_t*, const uint8_t*, int64_t);
+
 // ---- edges
 
 int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_dst,
@@ -329,25 +417,42 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
   if (num_edges < 2) return 0;
   // Parts in which equal edges meet, and which fit the cache next to a core.
   const int64_t parts = static_cast<int64_t>(
-      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(num_edges >> 15, 1, 4096))));
+      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(num_edges / 24576, 1, 4096))));
   const int shift = parts == 1 ? 63 : shift_for(parts);
   const auto code_of = [&](int64_t i) {
     return static_cast<uint64_t>(src[i]) * static_cast<uint64_t>(num_dst) +
            static_cast<uint64_t>(dst[i]);
   };
   const auto part_of = [&](uint64_t code) { return parts == 1 ? 0 : code * kFactor >> shift; };
+  // Each thread counts, and later moves, the edges of a block.
+  const int64_t num_blocks = num_parts(num_edges, int64_t{1} << 20, num_threads);
+  const int64_t per_block = (num_edges + num_blocks - 1) / num_blocks;
+  const auto each_edge = [&](int64_t block, const auto& visit) {
+    const int64_t end = std::min((block + 1) * per_block, num_edges);
+    for (int64_t i = block * per_block; i < end; ++i) visit(code_of(i));
+  };
+  std::vector<int64_t> next(static_cast<size_t>(num_blocks * parts), 0);
+  run_tasks(num_blocks, num_threads, [&](int64_t block) {
+    int64_t* counts = next.data() + block * parts;
+    each_edge(block, [&](uint64_t code) { ++counts[part_of(code)]; });
+  });
   std::vector<int64_t> starts(static_cast<size_t>(parts) + 1, 0);
-  for (int64_t i = 0; i < num_edges; ++i) ++starts[part_of(code_of(i)) + 1];
+  int64_t start = 0;
   for (int64_t part = 0; part < parts; ++part) {
-    starts[static_cast<size_t>(part) + 1] += starts[static_cast<size_t>(part)];
+    starts[static_cast<size_t>(part)] = start;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      start += std::exchange(next[static_cast<size_t>(block * parts + part)], start);
+    }
   }
-  std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+  starts[static_cast<size_t>(parts)] = start;
   // Not a vector, which would write zeros first.
   const std::unique_ptr<uint64_t[]> codes(new uint64_t[static_cast<size_t>(num_edges)]);
-  for (int64_t i = 0; i < num_edges; ++i) {
-    const uint64_t code = code_of(i);
-    codes[static_cast<size_t>(next[part_of(code)]++)] = code;
-  }
+  expect_writes(codes.get(), static_cast<size_t>(num_edges) * sizeof(uint64_t));
+  run_tasks(num_blocks, num_threads, [&](int64_t block) {
+    int64_t* places = next.data() + block * parts;
+    each_edge(block,
+              [&](uint64_t code) { codes[static_cast<size_t>(places[part_of(code)]++)] = code; });
+  });
   std::vector<int64_t> repeated(static_cast<size_t>(parts), 0);
   run_tasks(parts, num_threads, [&](int64_t part) {
     const int64_t begin = starts[static_cast<size_t>(part)];

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,9 +30,7 @@ class IntegerTable {
 
   bool reach(int64_t low, int64_t high, int64_t count);
   void use_hash(int64_t num_keys);
-  uint64_t place_of(int64_t key) const {
-    return static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15u >> shift_;
-  }
+  uint64_t place_of(int64_t key) const;
 
   std::vector<int64_t> keys_;
   std::vector<int32_t> direct_;  // the number of key first_ + i, -1 where there is none
@@ -42,30 +41,40 @@ class IntegerTable {
 };
 
 // Numbers texts, or other strings of bytes, which are data[offsets[i], offsets[i + 1]); below 2^32
-// of them.
+// of them. Offset is int32_t or int64_t.
 class BytesTable {
  public:
-  BytesTable() : offsets_(1, 0) {}
-  int64_t size() const { return static_cast<int64_t>(offsets_.size()) - 1; }
-  const std::vector<int64_t>& offsets() const { return offsets_; }
-  const std::vector<uint8_t>& data() const { return data_; }
+  int64_t size() const { return size_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  // Writes the texts in the order of their numbers; offsets has room for size() + 1.
+  void copy_keys(int64_t* offsets, uint8_t* data) const;
 
-  void find(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows) const;
-  void insert(const int64_t* offsets, const uint8_t* data, int64_t count, int64_t* rows);
+  template <typename Offset>
+  void find(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows) const;
+  template <typename Offset>
+  void insert(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows);
 
  private:
   // Eight bytes, as looking into a slot is to miss the cache.
   struct Slot {
-    uint32_t tag;       // the lower half of the hash
-    uint32_t next_row;  // one above the number; 0: empty
+    uint32_t tag;   // the lower half of the hash
+    uint32_t next;  // one above the place of the record, in words; 0: empty
+  };
+  // Before each text in records_, whose texts are filled up to whole words: so that one look at
+  // memory finds all that there is about a text.
+  struct Header {
+    uint32_t row;
+    uint32_t length;
   };
 
   void reserve(int64_t num_keys);
-  bool is_key(int64_t row, const uint8_t* text, int64_t length) const;
-  int64_t row_of(uint64_t hash, const uint8_t* text, int64_t length) const;
+  Header header_at(uint64_t place) const;
+  bool is_key(uint64_t place, const uint8_t* text, int64_t length) const;
+  void append(const uint8_t* text, int64_t length);
 
-  std::vector<int64_t> offsets_;
-  std::vector<uint8_t> data_;
+  int64_t size_ = 0;
+  int64_t num_bytes_ = 0;
+  std::vector<uint64_t> records_;
   std::vector<Slot> slots_;
   int shift_ = 0;
 };
@@ -77,8 +86,13 @@ struct ParsedIntegers {
 };
 
 // The integers that cells are: an optional minus sign and digits, without leading zeros.
-ParsedIntegers parse_integers(const int64_t* offsets, const uint8_t* data, int64_t count,
+template <typename Offset>
+ParsedIntegers parse_integers(const Offset* offsets, const uint8_t* data, int64_t count,
                               int64_t* out);
+
+// Whether a cell begins or ends with a blank, or what comes before it in ASCII.
+template <typename Offset>
+bool any_outer_blank(const Offset* offsets, const uint8_t* data, int64_t count);
 
 // How many edges have both ends of an earlier one. Ids are below num_dst, and num_dst below 2^32.
 int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_dst,

@@ -365,7 +365,7 @@ class BytesTable:
     def num_bytes(self) -> int: ...
     def look_up(
         self,
-        offsets: Any,  # [n + 1] int64, ascending: string i is data[offsets[i]:offsets[i + 1]]
+        offsets: Any,  # [n + 1] int32 or int64, ascending: ends of texts
         data: Any,  # uint8
         rows: Any,  # [n] int64, written
         inserts: bool,
@@ -377,11 +377,17 @@ class BytesTable:
     ) -> None: ...
 
 def parse_integers(
-    offsets: Any,  # [n + 1] int64
+    offsets: Any,  # [n + 1] int32 or int64
     data: Any,  # uint8
     out: Any,  # [n] int64, written
 ) -> tuple[bool, bool, bool]:
     """Whether all are integers as a program writes them; some negative; some above 2^63 - 1."""
+
+def has_outer_blank(
+    offsets: Any,  # [n + 1] int32 or int64
+    data: Any,  # uint8
+) -> bool:
+    """Whether some text begins or ends with a blank."""
 
 def count_repeated(
     src: Any,  # [num_edges] int64

@@ -328,6 +328,7 @@ def _table_calls() -> list[Recorded]:
         Recorded("BytesTable.num_bytes", (), of_strings),
         Recorded("BytesTable.copy_keys", (torch.zeros_like(ends), text.clone()), of_strings),
         Recorded("parse_integers", (ends, text, rows[:3].clone())),
+        Recorded("has_outer_blank", (ends.int(), text)),
         Recorded("count_repeated", (torch.tensor([0, 1, 0]), torch.tensor([2, 2, 2]), 3, 1)),
     ]
 

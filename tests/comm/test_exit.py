@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from forked_programs import cold_forks
 from graphshard import comm
 from graphshard.comm import _start
 from graphshard.testing import run_ranks
@@ -41,23 +43,27 @@ HEAD = """
 
 
 def run(folder, program):
-    """Run a program as two ranks; the exit status of each, what it printed, and its errors."""
+    """Run a program as two ranks; the exit status of each, what it printed, and its errors.
+
+    Rank 0 is an interpreter that was started, whose end is the point, and the other is forked.
+    """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     script = folder / "program.py"
     script.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
     ranks = []
     for rank in range(2):
         variables = {"RANK": str(rank), "WORLD_SIZE": "2", "PYTHONPATH": path}
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                cwd=folder,
-                env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+        with cold_forks() if rank else contextlib.nullcontext():
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, str(script)],
+                    cwd=folder,
+                    env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-        )
     try:
         outputs = [process.communicate(timeout=100) for process in ranks]
     finally:

@@ -565,3 +565,35 @@ def test_data_set_checks_its_graph() -> None:
         NodeDataset(graph=masked(), **(options | {"num_classes": -1}))
     with pytest.raises(ValueError, match=r"missing: \['label'"):
         NodeDataset(graph=graph(([0], [1])), **options)
+
+
+def test_rows_of_some_types_are_normalised(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "typed",
+        edge_index__a__to__b=[[0, 1], [1, 0]],
+        feat__a=[[1.0, 3.0], [0.0, 2.0]],
+        feat__b=[[-1.0, 1.5], [4.0, 4.0]],
+        label__a=[0, 1],
+        train_idx=[0],
+    )
+    g = load_dataset(folder, row_normalize=("a",)).graph
+    assert g.nodes["a"].data["feat"].tolist() == [[0.25, 0.75], [0, 1]]
+    assert g.nodes["b"].data["feat"].tolist() == [[-1.0, 1.5], [4.0, 4.0]]
+
+
+def test_word_counts_of_dblp_are_normalised_and_word_vectors_are_not() -> None:
+    real("dblp-heco")
+    nodes = read_dataset(str(DATASETS / "dblp-heco")).graph.nodes
+    for ntype in ("author", "paper"):
+        sums = nodes[ntype].data["feat"].sum(1)
+        torch.testing.assert_close(sums[sums > 0], torch.ones_like(sums[sums > 0]))
+    plain = np.load(DATASETS / "dblp-heco" / "feat__term.npy")
+    assert np.array_equal(nodes["term"].data["feat"].numpy(), plain)
+
+
+def test_features_of_some_nodes_alone_are_said_to_be_left_out(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "some", edge_index=[[0, 1], [1, 0]], label=[0, 1])
+    np.savez(Path(folder) / "feat_known.npz", data=np.ones(1))
+    with pytest.warns(UserWarning, match="features of some nodes alone, in feat_known.npz"):
+        assert not load_dataset(folder).graph.ndata.keys() & {"feat"}
+    load_dataset(folder, features=False)

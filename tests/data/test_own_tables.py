@@ -777,3 +777,86 @@ def test_the_task_of_version_2_is_read(tmp_path: Path) -> None:
     assert read_task(tmp_path / "g.json") == TaskInfo(
         name="g", target="_N", num_classes=3, class_names=("a", "b", "c")
     )
+
+
+class _AsPolarsGivesIt:
+    """A table that has text as views, as frames of Polars are handed over."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("kind", ["frame", "table", "parquet", "arrow"])
+def test_text_may_be_views(kind: str, tmp_path: Path) -> None:
+    view = pa.string_view()
+    nodes = pa.table(
+        {
+            "id": pa.array(["a", "b", "b", "c", None], view),
+            "k": pa.array(["x", "y", "x", "x", "x"], view),
+        }
+    )
+    edges = pa.table(
+        {
+            "src": pa.array(["a", "b", None, "c"], view),
+            "dst": pa.array(["b", "c", "c", "z"], view),
+            "words": pa.array([["x"], ["y"], [], []], pa.list_(view)),
+        }
+    )
+    tables: list[Any] = [nodes, edges]
+    for place, table in enumerate(list(tables)):
+        path = tmp_path / f"{place}.{kind}"
+        if kind == "frame":
+            tables[place] = _AsPolarsGivesIt(table)
+        elif kind == "parquet":
+            parquet.write_table(table, path)
+            tables[place] = path
+        elif kind == "arrow":
+            with ipc.new_stream(str(path), table.schema) as writer:
+                writer.write_table(table)
+            tables[place] = path
+    read = read_tables(tables_in_memory(*tables))
+    assert ends(read) == [("a", "b"), ("b", "c")]
+    assert read.graph.ndata["feat"].tolist() == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+    added = read_tables(tables_in_memory(*tables, dangling="add"))
+    assert added.ids["user"].to_pylist() == ["a", "b", "c", "z"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ((pa.int16(), pa.int64()), "int16"),
+        ((pa.int64(), pa.uint64()), "int64"),
+        ((pa.string(), pa.large_string()), "string"),
+        ((pa.binary(1), pa.binary()), "fixed_size_binary[1]"),
+    ],
+)
+def test_the_two_ends_may_have_types_of_two_widths(kinds: tuple[Any, Any], expected: str) -> None:
+    values: list[Any] = [1, 2, 3]
+    if not pa.types.is_integer(kinds[0]):
+        values = [b"a", b"b", b"c"] if "binary" in str(kinds[0]) else ["a", "b", "c"]
+    src, dst = pa.array(values[:2], kinds[0]), pa.array(values[1:], kinds[1])
+    read = edges_alone(pa.table({"src": src, "dst": dst}))
+    assert ends(read) == [(values[0], values[1]), (values[1], values[2])]
+    assert str(read.ids["user"].type) == expected
+
+
+def test_lists_of_json_may_begin_with_null(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text(
+        '{"id": 1, "v": [null, 1.5]}\n{"id": 2, "v": [2.5, 3.5]}\n{"id": 2, "v": [2.5, 4.5]}\n'
+    )
+    nodes = NodeTable(files=tmp_path / "n.jsonl", id="id", features={"v": "vector"})
+    edges = EdgeTable(files=pa.table({"src": [1], "dst": [2]}), source="src", target="dst")
+    read = read_tables(Tables(nodes={"user": nodes}, edges={FOLLOWS: edges}))
+    assert read.graph.ndata["feat"].tolist() == [[2.5, 1.5, 1.0], [2.5, 3.5, 0.0]]
+    assert read.report.nodes["user"].num_conflicting == 1
+
+
+def test_a_column_without_a_value_in_training_rows_is_left_out() -> None:
+    nodes = pa.table({"id": [1, 2], "x": [None, 4e9], "y": ["a", "b"], "part": ["train", "test"]})
+    node_table = NodeTable(files=nodes, id="id", label="y", split="part")
+    edges = EdgeTable(files=pa.table({"src": [1], "dst": [2]}), source="src", target="dst")
+    read = read_tables(Tables(nodes={"user": node_table}, edges={FOLLOWS: edges}))
+    assert read.report.nodes["user"].unused == {"x": "no training row has a value in it"}

@@ -64,10 +64,12 @@ def compiled(
     return str(asm["ptx"])
 
 
-def sums(dtype: str, wide: Any) -> None:
+def sums(dtype: str, wide: Any, is_sample: bool) -> None:
     for split, (op, reduce) in itertools.product(
         (False, True), (("copy_lhs", "sum"), ("mul", "mean"), ("div", "max"))
     ):
+        if is_sample and split == (op == "copy_lhs"):
+            continue
         options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 16}
         tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
         tables["HAS_ONLY"] = split and op == "mul"
@@ -105,7 +107,9 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
         options |= {"HEADS": 4, "heads": 4, "dim": 16, **kernel("attention", "AHEAD")[0]}
         options["score_dim"] = options["SCORE_DIM"]
         compiled(kernel("attention", "_attend"), dtype, options, **types)
-        for by_source in (False, True):
+        # Of a sample, the gradients of the ends of an edge are those of one score each.
+        of_sources = {"additive": (False,), "dot": (True,)} if len(kinds) == 1 else {}
+        for by_source in of_sources.get(score, (False, True)):
             wanted = {
                 "BY_SOURCE": by_source,
                 "WANT_VALUES": by_source,
@@ -126,7 +130,7 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
 given, *more = sys.argv[1:]
 targets = [AMPERE, HOPPER][: 1 + len(more)]
 of_sums = tl.float64 if given == "fp64" else tl.float32
-sums(given, of_sums)
+sums(given, of_sums, is_sample=not more)
 rows_added(given, of_sums)
 values_per_edge(given, of_sums)
 attention(given, of_sums, (False, True) if more else (True,))

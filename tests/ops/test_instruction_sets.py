@@ -88,7 +88,9 @@ STEPS_AS_TORCH = """
 """
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize(
+    "capability", ["default", pytest.param("avx2", marks=pytest.mark.exhaustive)]
+)
 def test_what_holds_torchs_kernels_holds_these(capability: str) -> None:
     """A product is rounded before it is added where torch rounds it, and not where it does not."""
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -95,7 +95,7 @@ def compare_masks(rank: int, world_size: int, cut: str, mode: str) -> dict[str, 
 @pytest.mark.parametrize(
     ("world_size", "cut", "mode"),
     [
-        (1, "random", "sequential"),
+        pytest.param(1, "random", "sequential", marks=pytest.mark.exhaustive),
         (2, "random", "oneshot"),
         (3, "empty", "sequential"),
         pytest.param(2, "empty", "oneshot", marks=pytest.mark.exhaustive),

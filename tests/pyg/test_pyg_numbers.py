@@ -387,7 +387,7 @@ def layers_on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> dict[st
 @pytest.mark.parametrize(
     ("world_size", "cut", "mode"),
     [
-        (1, "random", "sequential"),
+        pytest.param(1, "random", "sequential", marks=pytest.mark.exhaustive),
         (3, "random", "sequential"),
         (2, "empty", "oneshot"),
         pytest.param(2, "metis", "oneshot", marks=pytest.mark.exhaustive),
@@ -520,7 +520,7 @@ def compare_bipartite(rank: int, world_size: int, cut: str, mode: str) -> dict[s
 @pytest.mark.parametrize(
     ("world_size", "cut", "mode"),
     [
-        (1, "random", "oneshot"),
+        pytest.param(1, "random", "oneshot", marks=pytest.mark.exhaustive),
         (2, "balanced", "oneshot"),
         (3, "random", "sequential"),
         pytest.param(2, "empty", "sequential", marks=pytest.mark.exhaustive),

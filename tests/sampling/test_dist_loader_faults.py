@@ -7,6 +7,7 @@ one test starts interpreters.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import torch
 from sharded_cases import graph_of, left_behind, manager_of, write_parts
 
+from forked_programs import forked_interpreters
 from graphshard import RankError
 from graphshard.comm import _monitor, all_reduce
 from graphshard.comm.group import group_state
@@ -301,20 +303,22 @@ def start(folder: Path, parts: str, mode: str) -> list[subprocess.Popen[str]]:
     program.write_text(PROGRAM)
     ranks: list[subprocess.Popen[str]] = []
     for rank in range(2):
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(program), str(rank), str(folder / "store"), parts, mode],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+        # One of the two is an interpreter that was started: rank 0 where all is well.
+        with contextlib.nullcontext() if (rank == 0) == (mode == "ends") else forked_interpreters():
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, str(program), str(rank), str(folder / "store"), parts, mode],
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                        "OMP_NUM_THREADS": "1",
+                        "GLOO_SOCKET_IFNAME": "lo",
+                    },
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-        )
     return ranks
 
 

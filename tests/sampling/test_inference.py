@@ -125,10 +125,21 @@ def shard_problems(rank: int, world_size: int, parts: str, kind: str, mode: str)
     return in_float64(check)
 
 
-@pytest.mark.parametrize("kind", ["plain", "typed"])
 @pytest.mark.parametrize(
-    ("num_ranks", "how", "mode"),
-    [(1, "metis", "sequential"), (2, "random", "sequential"), (3, "empty_part", "oneshot")],
+    ("num_ranks", "how", "mode", "kind"),
+    [
+        (2, "random", "sequential", "typed"),
+        (3, "empty_part", "oneshot", "plain"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (1, "metis", "sequential", "plain"),
+                (1, "metis", "sequential", "typed"),
+                (2, "random", "sequential", "plain"),
+                (3, "empty_part", "oneshot", "typed"),
+            )
+        ),
+    ],
 )
 def test_every_layer_on_shards_in_batches(
     tmp_path: Path, num_ranks: int, how: str, kind: str, mode: str

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forked_programs import run_program, start_program
+from forked_programs import nested_forks, run_program, start_program
 
 RUN_CELLS = """
 import linecache, sys, types
@@ -91,13 +91,17 @@ CELLS = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("nested_forks")
+
+
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What some cells print, which one process runs: its start takes longer than they do."""
     cells = [f"folder = {str(tmp_path_factory.mktemp('parts'))!r}"]
     for name, group in CELLS.items():
         cells += [f"print({name!r} + ':', flush=True)", *group]
-    text = run_program(RUN_CELLS, IMPORTS, *cells, timeout=110)
+    with nested_forks():
+        text = run_program(RUN_CELLS, IMPORTS, *cells, timeout=110)
     parts = re.split("|".join(f"^({name}):\n" for name in CELLS), text, flags=re.MULTILINE)
     names = [part for part in parts if part in CELLS]
     return dict(zip(names, [p for p in parts[1:] if p is not None and p not in CELLS], strict=True))

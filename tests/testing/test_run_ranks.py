@@ -260,6 +260,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /
 
 
 @needs_proc
+@pytest.mark.usefixtures("nested_forks")
 def test_stop_ranks_ends_all_processes_and_their_numbers_may_come_again():
     pids = run_ranks(process_number, 2)
     stop_ranks()
@@ -278,6 +279,7 @@ def test_stop_ranks_ends_all_processes_and_their_numbers_may_come_again():
     assert codes.keys() >= set(numbers[1:])
 
 
+@pytest.mark.usefixtures("nested_forks")
 def test_where_forking_is_not_safe(monkeypatch):
     """Then each rank is a fresh interpreter; all else is the same."""
     stop_ranks()
@@ -302,6 +304,7 @@ def run_file(script):
         program.kill()
 
 
+@pytest.mark.usefixtures("nested_forks")
 def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
     """Else every rank would start ranks, which would start ranks."""
     script = tmp_path / "parent.py"
@@ -318,6 +321,7 @@ def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
 
 
 @needs_proc
+@pytest.mark.usefixtures("nested_forks")
 def test_ranks_end_when_their_parent_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(

@@ -35,6 +35,11 @@ def test_other_data_get_other_settings_and_what_is_given_stays() -> None:
     assert (many.hidden, many.dropout, many.patience) == (5, 0.2, 50)
     own = FullBatchConfig(data="x", model="a.b:Net").resolved(MANY_LABELS)
     assert own.hidden == FullBatchConfig(data="x", model="sage").resolved(MANY_LABELS).hidden
+    sparse = FullBatchConfig(data="x", model="gcn")
+    nell = GraphFacts(num_train=105, width=0, mean_degree=4, is_typed=False, entropy=4.6)
+    assert (sparse.resolved(nell).hidden, sparse.resolved(nell).dropout) == (64, 0.1)
+    gcn = sparse.resolved(MANY_LABELS)
+    assert (gcn.encoder, gcn.residual, gcn.norm) == (True, True, True)
     typed = GraphFacts(num_train=200, width=7, mean_degree=21.0, is_typed=True)
     assert FullBatchConfig(data="x", model="sage").resolved(typed).weight_decay == 5e-4
 
@@ -56,6 +61,17 @@ def test_what_was_chosen_is_said_in_a_line(tmp_path: Path) -> None:
     assert notes[0] == (
         "by default (few labels: a small network, as in the papers): layers 2, dropout 0.5, "
         "weight_decay 0.0005, patience 0"
+    )
+
+
+def test_layers_that_many_labels_bring_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphshard.train._defaults.MANY", 5)
+    notes = notes_of_a_run(write_parts(tmp_path, "plain", 1), model="gcn", lr=0.01)
+    assert notes[0] == (
+        "by default (many labels: a wide network): layers 2, dropout 0.2, "
+        "weight_decay 0.0, patience 50, encoder, residual, norm"
     )
 
 

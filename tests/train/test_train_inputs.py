@@ -71,7 +71,13 @@ def trained(folder: Path, case: str, world_size: int, is_sampled: bool = False, 
     return run_ranks(train, world_size, as_values(config))
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=pytest.mark.exhaustive if c in ("sage", "gatv2", "gat_typed") else ())
+        for c in CASES
+    ],
+)
 def test_ranks_and_samples_train_as_one_process_does(case: str, tmp_path: Path) -> None:
     (one,) = trained(tmp_path, case, 1)
     losses = one["result"]["losses"]
@@ -155,3 +161,13 @@ def test_what_a_model_does_not_read_is_said(tmp_path: Path) -> None:
         config = config_of(str(tmp_path / "g.json"), model=model)
         FullBatchRun(config, progress=lambda report, notes=notes: notes.append(str(report.note)))
         assert [note for note in notes if "of edges" in note] == said
+
+
+def test_times_of_edges_are_said_to_be_read_by_none(tmp_path: Path) -> None:
+    graph = plain_graph()
+    graph.edata["time"] = torch.arange(graph.num_edges())
+    partition_graph(graph, "g", 1, str(tmp_path), part_method="random", quiet=True)
+    notes: list[str] = []
+    config = config_of(str(tmp_path / "g.json"))
+    FullBatchRun(config, progress=lambda report: notes.append(str(report.note)))
+    assert "times of edges are there, and gcn does not read them (no model does)" in notes

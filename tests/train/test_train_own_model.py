@@ -73,7 +73,7 @@ def test_what_is_missing_is_named(
         FullBatchRun(config_of(write_parts(tmp_path, "plain", 1), model=model))
 
 
-@pytest.mark.usefixtures("forked_interpreters")
+@pytest.mark.usefixtures("nested_forks")
 def test_modules_of_the_current_folder_are_there_for_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

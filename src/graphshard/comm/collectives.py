@@ -469,7 +469,7 @@ def all_reduce(
         group: Who takes part; None is the default group.
 
     Returns:
-        The same result on every rank: ``red_tensor`` itself for a ``ReduceOp``, else a new tensor.
+        The same result on every rank, ``red_tensor`` itself for a ``ReduceOp``, else a new tensor.
 
     Raises:
         NotImplementedError: "max" or "min" of a tensor that requires a gradient.

@@ -88,6 +88,11 @@ def partition_tables(
     if not quiet:
         read.report.show(Console(emoji=False))
     num_nodes = graph.num_nodes()
+    if not num_nodes:
+        raise ValueError(
+            f"the tables of {name} must have a row at least (got none); check that the files are "
+            "the right ones, and by what their cells are separated"
+        )
     if num_parts > num_nodes:
         raise ValueError(
             f"there must be no more parts, or workers, than nodes of {name}, {num_nodes} (got "

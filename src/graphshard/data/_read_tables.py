@@ -18,11 +18,23 @@ import torch
 from numpy.typing import NDArray
 
 from .._base.typing import CanonicalEType
-from ..graph import Graph, heterograph
+from ..graph import Graph
+from ..graph.structure import check_type_name
+from ..ops import Adjacency
 from ..partition.format import etype_key
+from ._columns import family_of
+from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
-from ._table_files import FileOptions, TableBatch, TableSource, joined_column, typed_column
-from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
+from ._table_files import FileOptions, TableBatch, TableSource, typed_column
+from ._table_report import (
+    BadRow,
+    EdgeReport,
+    FeatureReport,
+    JoinReport,
+    LabelReport,
+    NodeReport,
+    TableReport,
+)
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .labels import LabelFit, Labels
 from .splits import (
@@ -38,6 +50,7 @@ from .tables import (
     DEFAULT_FRACTIONS,
     ROW_NUMBER,
     EdgeTable,
+    JoinedTable,
     NodeTable,
     Tables,
     label_columns,
@@ -45,6 +58,8 @@ from .tables import (
 )
 from .task import TaskInfo, inverse_names
 
+_LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
+_ROWS_IN_ORDER = 1 << 17
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -97,12 +112,19 @@ class _Reading:
             )
         self.report = TableReport()
         self.ids: dict[str, RowIds] = {}
+        self.kept = KeptColumns()
         self.columns: dict[Any, Columns] = {}
         self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
         #: Ends of the edges of relations that have a split.
         self.pairs: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
 
     def read(self) -> TablesGraph:
+        try:
+            return self._read()
+        finally:
+            self.kept.close()
+
+    def _read(self) -> TablesGraph:
         tables = self.tables
         for ntype, table in tables.nodes.items():
             self.read_nodes(ntype, table)
@@ -114,14 +136,7 @@ class _Reading:
         for etype, edge_table in tables.edges.items():
             self.read_edges(etype, edge_table)
         counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
-        graph = heterograph(
-            {
-                etype: (torch.from_numpy(src), torch.from_numpy(dst))
-                for etype, (src, dst) in self.ends.items()
-            },
-            num_nodes_dict=counts,
-            idtype=torch.int64,
-        )
+        graph = self._graph(counts)
         for etype, edge_table in tables.edges.items():
             if edge_table.split is not None:
                 self.pairs[etype] = self.ends[etype]
@@ -132,7 +147,7 @@ class _Reading:
         schema: dict[str, Any] = {"nodes": {}, "edges": {}, "label": None}
         if task.schema is not None:
             schema["label"] = task.schema["label"]
-        arrow_ids = {ntype: ids.arrow() for ntype, ids in self.ids.items()}
+        arrow_ids = {ntype: self.ids.pop(ntype).arrow() for ntype in list(self.ids)}
         for ntype in graph.ntypes:
             node_report, node_table = self.report.nodes[ntype], tables.nodes.get(ntype)
             node_report.num_nodes = counts[ntype]
@@ -167,6 +182,17 @@ class _Reading:
         task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
 
+    def _graph(self, counts: Mapping[str, int]) -> Graph:
+        """The graph, without fields; its ends are numbers of nodes and not checked again."""
+        relations = {}
+        for etype in sorted(self.ends):
+            for name, what in zip(etype, ("node type", "relation", "node type"), strict=True):
+                check_type_name(name, f"the name of a {what}")
+            src, dst = map(torch.from_numpy, self.ends[etype])
+            num_src, num_dst = counts[etype[0]], counts[etype[2]]
+            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
+        return Graph(dict(sorted(counts.items())), relations)
+
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
         """The encodings of a type in another partition."""
         if self.given is None:
@@ -180,15 +206,19 @@ class _Reading:
 
     def read_nodes(self, ntype: str, table: NodeTable) -> None:
         reader = self._reader(table)
+        joined = [self._reader(other, table) for other in table.join]
         is_numbered = table.id == ROW_NUMBER
         key = None if is_numbered else reader.column(table.id)
-        needed = self._needed(ntype, table, reader, () if key is None else (key,))
+        keys = [] if key is None else [key]
+        names, of_joined = self._names_of_joined(ntype, reader, table, joined)
+        wanted = self._needed(ntype, table, reader, names, keys, _indices(reader, *joined))
+        needed = [name for name in wanted if name in reader.schema.names]
         report = NodeReport(id_column=key)
         self.report.nodes[ntype] = report
-        report.unused = dict.fromkeys(_unused(reader, needed, key), "not asked for")
+        report.unused = _unused(names, wanted, key, indices=_indices(reader, *joined))
         ids = self.ids[ntype] = RowIds(ntype)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        doubles = _Doubles(reader, needed)
+        doubles = _Doubles(reader, needed, self.kept)
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
@@ -215,11 +245,114 @@ class _Reading:
                     report.num_duplicates += len(doubled)
                     doubles.add(batch, kept, rows, doubled, places)
                     kept = kept.filter(_arrow(is_first))
-            for name in needed:
-                chunks[name].append(kept.column(name))
+            self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
-        self.columns[ntype] = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        self.columns[ntype] = {
+            name: _column(reader, name, chunks.pop(name), self.kept) for name in needed
+        }
         doubles.compare(self.columns[ntype], ids, report, self.report)
+        for other, source in zip(table.join, joined, strict=True):
+            columns = [name for name in wanted if of_joined.get(name) is source]
+            self.columns[ntype] |= self.join(ntype, other, source, columns)
+        self.columns[ntype] = {name: self.columns[ntype][name] for name in wanted}
+
+    def _names_of_joined(
+        self, ntype: str, reader: TableSource, table: NodeTable, joined: Sequence[TableSource]
+    ) -> tuple[list[str], dict[str, TableSource]]:
+        """All columns of a type of nodes, and the tables that those of other tables are in."""
+        names = list(reader.schema.names)
+        of_joined: dict[str, TableSource] = {}
+        for other, source in zip(table.join, joined, strict=True):
+            key = None if other.id == ROW_NUMBER else source.column(other.id)
+            for name in source.schema.names:
+                if name == key:
+                    continue
+                if name in names and name not in table.ignore:
+                    raise ValueError(
+                        f"{source.name}: column {name!r} must be in one table of {ntype} (it is in "
+                        "another, too); rename it, or name it in ignore"
+                    )
+                if name not in names:
+                    names.append(name)
+                    of_joined[name] = source
+        return names, of_joined
+
+    def join(
+        self, ntype: str, table: JoinedTable, reader: TableSource, needed: Sequence[str]
+    ) -> Columns:
+        """Columns of another table of nodes that are there, by their ids."""
+        key = None if table.id == ROW_NUMBER else reader.column(table.id)
+        report = JoinReport(name=reader.name, id_column=key or ROW_NUMBER)
+        self.report.nodes[ntype].joined.append(report)
+        ids = self.ids[ntype]
+        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, among those kept
+        num_kept = 0
+        chunks: dict[str, list[Any]] = {name: [] for name in needed}
+        asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
+        for batch in reader.batches(asked or list(reader.schema.names[:1]), rows_at_once()):
+            rows = batch.columns
+            if key is None:
+                first = report.num_rows
+                values = _arrow(np.arange(first, first + len(rows), dtype=np.int64))
+            else:
+                values = rows.column(key)
+            report.num_rows += len(rows)
+            if values.null_count:
+                is_id = values.is_valid()
+                report.num_without_node += values.null_count
+                rows, values = rows.filter(is_id), values.filter(is_id)
+            column = IdColumn(f"{batch.file}, column {key!r}", reader.is_untyped)
+            numbers = ids.find(values, column)
+            is_there = numbers >= 0
+            report.num_without_node += int(np.count_nonzero(~is_there))
+            _, first_rows = np.unique(numbers, return_index=True)
+            is_first = np.zeros(len(numbers), bool)
+            is_first[first_rows] = True
+            is_new = is_there & is_first
+            is_new[is_there] &= place_of[numbers[is_there]] < 0
+            report.num_duplicates += int(np.count_nonzero(is_there & ~is_new))
+            count = int(np.count_nonzero(is_new))
+            place_of[numbers[is_new]] = np.arange(num_kept, num_kept + count)
+            num_kept += count
+            self._keep(reader, rows.filter(_arrow(is_new)), chunks)
+        self._note_malformed(reader, self.report.nodes[ntype].refused)
+        report.num_missing = int(np.count_nonzero(place_of < 0))
+        return {name: self._in_order(reader, name, chunks.pop(name), place_of) for name in needed}
+
+    def _in_order(
+        self, reader: TableSource, name: str, pieces: Sequence[Any], place_of: Int64Array
+    ) -> Any:
+        """A column with its rows at these places, and none where there is no place."""
+        import pyarrow
+
+        values = _column(reader, name, pieces, self.kept)
+        if not len(values):
+            return pyarrow.chunked_array([pyarrow.nulls(len(place_of), values.type)])
+        if values.num_chunks > 1:
+            values = pyarrow.chunked_array([_plain(chunk) for chunk in values.chunks])
+            values = pyarrow.chunked_array([values.combine_chunks()])
+        ordered = []
+        for start in range(0, len(place_of), _ROWS_IN_ORDER):
+            places = place_of[start : start + _ROWS_IN_ORDER]
+            rows = values.take(pyarrow.array(places, mask=places < 0))
+            ordered += [self.kept.put(chunk) for chunk in rows.chunks]
+        return self.kept.column(ordered, values.type)
+
+    def _keep(self, reader: TableSource, rows: Any, chunks: Mapping[str, list[Any]]) -> None:
+        """Put the columns of a batch away, each in the type that it has in all files."""
+        for name, pieces in chunks.items():
+            values, kind = rows.column(name), reader.schema.field(name).type
+            values = values if values.type == kind else values.cast(kind)
+            pieces.append(values if reader.format == "memory" else self.kept.put(values))
+
+    def _filtered(self, values: Any, is_kept: NDArray[np.bool_]) -> Any:
+        """Some rows of a column."""
+        pieces, start = [], 0
+        for chunk in values.chunks:
+            rows = chunk.filter(_arrow(is_kept[start : start + len(chunk)]))
+            pieces.append(self.kept.put(rows))
+            start += len(chunk)
+        return self.kept.column(pieces, values.type)
 
     def fill(self, ntype: str, count: int) -> None:
         """Missing values for the nodes that edges have added to a table."""
@@ -236,41 +369,59 @@ class _Reading:
     def read_edges(self, etype: CanonicalEType, table: EdgeTable) -> None:
         reader = self._reader(table)
         names = reader.column(table.source), reader.column(table.target)
-        needed = self._needed(etype, table, reader, names)
+        needed = self._needed(etype, table, reader, reader.schema.names, names, _indices(reader))
         report = EdgeReport(source_column=names[0], target_column=names[1])
         self.report.edges[etype] = report
-        report.unused = dict.fromkeys(_unused(reader, needed, *names), "not asked for")
+        report.unused = _unused(reader.schema.names, needed, *names, indices=_indices(reader))
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
         ends = _EdgeEnds(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
             asked = list(dict.fromkeys([*names, *needed]))
             for batch in reader.batches(asked, rows_at_once()):
                 report.num_rows += len(batch.columns)
-                kept, src, dst = self._edges_of(etype, batch, names, reader, report, pool)
-                ends.append(src, dst)
-                for name in needed:
-                    chunks[name].append(kept.column(name))
+                kept = self._edges_of(etype, batch, names, reader, report, pool, ends)
+                self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
         src, dst = ends.arrays()
         if report.dangling and not len(src):
-            few = f", such as {self.report.first[-1]}" if self.report.first else ""
+            raise ValueError(self._no_edge(etype, reader, report))
+        if reader.num_malformed and not report.num_rows:
             raise ValueError(
-                f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
-                f"{report.num_rows:,} rows{few}; name other columns, or pass dangling = add"
+                f"{reader.malformed[0].file}: no row has {reader.malformed[0].num_columns} cells, "
+                f"as the first line has (got {reader.malformed[0].num_cells} in row "
+                f"{reader.malformed[0].row}: {reader.malformed[0].text[:60]!r}); say by what cells "
+                "are separated, or whether there is a header"
             )
-        columns = {name: _column(reader, name, chunks.pop(name)) for name in needed}
+        columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
         )
         if is_first is not None and not is_first.all():
             src, dst = src[is_first], dst[is_first]
-            columns = {name: values.filter(_arrow(is_first)) for name, values in columns.items()}
+            columns = {name: self._filtered(values, is_first) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
         if etype[0] == etype[2]:
             report.num_self_loops = int(np.count_nonzero(src == dst))
         report.num_edges = len(src)
         self.ends[etype] = src, dst
         self.columns[etype] = columns
+
+    def _no_edge(self, etype: CanonicalEType, reader: TableSource, report: EdgeReport) -> str:
+        """What is said where no edge leads to nodes."""
+        rule = f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
+        rule += f"{report.num_rows:,} rows"
+        bad = self.report.first[-1] if self.report.first else None
+        if bad is None:
+            return f"{rule}; name other columns, or pass dangling = add"
+        rule += f" (got {bad.value!r} in row {bad.row}, column {bad.column!r}"
+        ids = self.ids[etype[0] if bad.column == report.source_column else etype[2]]
+        like = next((i for i in _spellings(str(bad.value)) if ids.has_text(i)), None)
+        if like is not None:
+            return f"{rule}, where the table of nodes has {like!r}); write both alike"
+        few = ", ".join(repr(shown_id(i)) for i in ids.arrow()[:3])
+        if not few:
+            return f"{rule}, where the table of nodes has no row); fill it, or pass dangling = add"
+        return f"{rule}, where ids of nodes are {few}); name other columns, or pass dangling = add"
 
     def _edges_of(
         self,
@@ -280,8 +431,9 @@ class _Reading:
         reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
-    ) -> tuple[Any, Int64Array, Int64Array]:
-        """The rows of a batch that are edges, and the numbers of their two ends."""
+        ends_of_all: _EdgeEnds,
+    ) -> Any:
+        """The rows of a batch that are edges; their two ends are added to those before."""
         kept = batch.columns
         places: Int64Array | None = None
         values = [kept.column(name) for name in names]
@@ -294,15 +446,16 @@ class _Reading:
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
         # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
         is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
-        other = pool.submit(ends[0].find, values[0], columns[0]) if is_free else None
-        found: list[Int64Array] = []
+        found = ends_of_all.room(len(kept))
+        other = pool.submit(ends[0].find, values[0], columns[0], found[0]) if is_free else None
         if other is None:
-            found.append(ends[0].find(values[0], columns[0]))
-        found.append(ends[1].find(values[1], columns[1]))
+            ends[0].find(values[0], columns[0], found[0])
+        ends[1].find(values[1], columns[1], found[1])
         if other is not None:
-            found.insert(0, other.result())
-        if all((rows >= 0).all() for rows in found):
-            return kept, *found
+            other.result()
+        if all(rows.min(initial=0) >= 0 for rows in found):
+            ends_of_all.keep(None)
+            return kept
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
         bad: list[tuple[int, int]] = []
@@ -334,8 +487,8 @@ class _Reading:
                 f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
                 f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
             )
-        picked = _arrow(is_edge)
-        return kept.filter(picked), found[0][is_edge], found[1][is_edge]
+        ends_of_all.keep(is_edge)
+        return kept.filter(_arrow(is_edge))
 
     def _add_new(
         self,
@@ -366,9 +519,8 @@ class _Reading:
         elif grows[0]:
             order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
-            new = pyarrow.concat_arrays(
-                [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
-            )
+            both = [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
+            new = pyarrow.concat_arrays(self._of_one_type(etype[0], both, columns))
             rows = np.empty(len(order), np.int64)
             rows[order] = self.ids[etype[0]].add(new.take(_arrow(order)), columns[0])
             found[0][places[0]] = rows[: len(places[0])]
@@ -376,6 +528,27 @@ class _Reading:
         for side, ntype in enumerate((etype[0], etype[2])):
             if side == 0 or etype[0] != etype[2]:
                 self.report.nodes[ntype].num_from_edges += len(self.ids[ntype]) - before[side]
+
+    def _of_one_type(self, ntype: str, both: list[Any], columns: Sequence[IdColumn]) -> list[Any]:
+        """Ids of two columns, cast to a type that holds the values of both."""
+        import pyarrow
+
+        kinds = [ids.type for ids in both]
+        if kinds[0] == kinds[1]:
+            return both
+        candidates = kinds
+        if all(map(pyarrow.types.is_integer, kinds)):
+            candidates = [pyarrow.int64(), pyarrow.uint64()]
+        elif any(map(pyarrow.types.is_large_string, kinds)):
+            candidates = [pyarrow.large_string()]
+        for kind in candidates:
+            try:
+                return [ids.cast(kind) for ids in both]
+            except pyarrow.ArrowException:
+                continue
+        for ids, column in zip(both, columns, strict=True):  # says what is wrong with them
+            self.ids[ntype].add(ids, column)
+        return both
 
     # ------------------------------------------------------------------ what was wrong
 
@@ -425,12 +598,19 @@ class _Reading:
 
     # ------------------------------------------------------------------ columns
 
-    def _reader(self, table: NodeTable | EdgeTable) -> TableSource:
-        named = [
-            getattr(table, role, None)
-            for role in ("id", "source", "target", "weight", "time", "relation_column")
-        ]
-        named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
+    def _reader(
+        self, table: NodeTable | EdgeTable | JoinedTable, of: NodeTable | None = None
+    ) -> TableSource:
+        """What reads a table.
+
+        Args:
+            of: The table that it is joined to.
+        """
+        roles = "id", "source", "target", "weight", "time", "relation_column"
+        named = [getattr(table, role, None) for role in roles]
+        said = table if of is None else of
+        assert not isinstance(said, JoinedTable)
+        named += [*(said.features or ()), *label_columns(said.label), *split_columns(said.split)]
         return TableSource(
             table.files,
             table.options,
@@ -439,15 +619,31 @@ class _Reading:
         )
 
     def _needed(
-        self, owner: Any, table: NodeTable | EdgeTable, reader: TableSource, ids: Sequence[str]
+        self,
+        owner: Any,
+        table: NodeTable | EdgeTable,
+        reader: TableSource,
+        names: Sequence[str],
+        ids: Sequence[str],
+        indices: set[str],
     ) -> list[str]:
-        """The columns that are kept until they are encoded."""
+        """The columns that are kept until they are encoded.
+
+        Args:
+            names: All that there are, in this table and in those that are joined to it.
+            ids: Those that name nodes.
+            indices: Those with the numbers of rows.
+        """
+
+        def column(name: str) -> str:
+            return name if name in names else reader.column(name)
+
         roles = [*label_columns(table.label), *split_columns(table.split)]
         if isinstance(table, EdgeTable):
             roles += [c for c in (table.weight, table.time, table.relation_column) if c is not None]
-        roles = [reader.column(column) for column in roles]
-        for column in table.ignore:
-            reader.column(column)
+        roles = [column(name) for name in roles]
+        for name in table.ignore:
+            column(name)
         is_node = isinstance(table, NodeTable)
         given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
         if given is not None:
@@ -455,9 +651,9 @@ class _Reading:
         elif table.features is not None:
             features = list(table.features)
         else:
-            left_out = {*ids, *roles, *table.ignore}
-            features = [column for column in reader.schema.names if column not in left_out]
-        return list(dict.fromkeys([*(reader.column(column) for column in features), *roles]))
+            left_out = {*ids, *roles, *table.ignore, *indices}
+            features = [name for name in names if name not in left_out]
+        return list(dict.fromkeys([*map(column, features), *roles]))
 
     # ------------------------------------------------------------------ labels and splits
 
@@ -483,6 +679,11 @@ class _Reading:
             task="link prediction",
             columns=label_columns(first.label),
         )
+        for target in asked:
+            said, columns = tables[target].label, self.columns[target]
+            if isinstance(said, Mapping) and "separator" in said:
+                (column,) = label_columns(said)
+                columns[column] = _split_text(column, columns[column], said["separator"])
         labels: Labels | None = None
         if first.label is None:
             task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
@@ -492,6 +693,10 @@ class _Reading:
             report.task = task.kind
             if labels.num_classes is not None:
                 report.classes = {name or "(empty)": 0 for name in labels.class_names}
+        for name in sorted(_LIKE_MISSING & {name.casefold() for name in report.classes}):
+            self.report.notes.append(
+                f"{name!r} is one of the classes; --null {name!r} makes such cells missing"
+            )
         self.report.label = report
         is_training = {}
         for target in asked:
@@ -737,17 +942,19 @@ class _Reading:
         start = 0
         for encoding in encodings:
             counts = EncodedCounts()
+            if encoding.kind == "embedding":
+                out: NDArray[Any] = categories[:, embedded.index(encoding)]
+            else:
+                out = feat[:, start : start + encoding.width]
+                start += encoding.width
+            row = 0
             try:
-                values = columns[encoding.column]
-                encoded = encoding.encode(values, counts=counts)
+                for chunk in columns[encoding.column].chunks:
+                    rows = encoding.encode(chunk, first_row=row, counts=counts)
+                    out[row : row + len(chunk)] = rows
+                    row += len(chunk)
             except ValueError as error:
                 raise ValueError(f"{self._name(owner)}: {error}") from None
-            if encoding.kind == "embedding":
-                categories[:, embedded.index(encoding)] = encoded
-            else:
-                feat[:, start : start + encoding.width] = encoded
-                start += encoding.width
-            del encoded
             if encoding.column not in roles:
                 del columns[encoding.column]
             report.features.append(
@@ -781,6 +988,8 @@ class _Reading:
         options = {"encoding": asked} if isinstance(asked, str) else asked
         if not is_asked and (len(values) == 0 or values.null_count == len(values)):
             return "all of it is empty"
+        if not is_asked and is_training is not None and not _has_value(values, is_training):
+            return "no training row has a value in it"
         try:
             fit = EncodingFit(pyarrow.field(name, values.type), options)
             fit.update(values, is_training)
@@ -805,7 +1014,8 @@ class _Reading:
             except pyarrow.ArrowException:
                 raise ValueError(
                     f"weight of {etype_key(etype)} must be a column of numbers (got "
-                    f"{table.weight!r} of {values.type}); leave it out"
+                    f"{table.weight!r} of {values.type}{_such_as(values)}); write numbers such as "
+                    "1.5, or leave it out"
                 ) from None
             weight = numbers.to_numpy().astype(np.float32)
             is_missing = np.isnan(weight)
@@ -818,13 +1028,21 @@ class _Reading:
             values = columns.pop(table.time)
             types, kind = pyarrow.types, values.type
             if types.is_date(kind) or types.is_timestamp(kind):
-                values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+                try:
+                    values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+                except pyarrow.ArrowInvalid:
+                    raise ValueError(
+                        f"time of {etype_key(etype)} must be between 1678 and 2261, as it is kept "
+                        f"in nanoseconds (got {kind} from {compute.min(values)} to "
+                        f"{compute.max(values)} in {table.time!r}); give it as whole seconds"
+                    ) from None
             elif types.is_floating(kind):
                 values = compute.round(values).cast(pyarrow.int64())
             elif not types.is_integer(kind):
                 raise ValueError(
                     f"time of {etype_key(etype)} must be a column of times or numbers (got "
-                    f"{table.time!r} of {kind})"
+                    f"{table.time!r} of {kind}{_such_as(values)}); write times as 2024-01-31 or "
+                    "2024-01-31 10:00:00"
                 )
             report.num_without_time = values.null_count
             if values.null_count:
@@ -879,29 +1097,41 @@ class _EdgeEnds:
     """
 
     def __init__(self, num_rows: int | None) -> None:
-        self._count = 0
-        self._arrays = [np.empty(num_rows or (1 << 20), np.int64) for _ in range(2)]
+        self._count = self._more = 0
+        self._arrays = [np.empty(num_rows or 0, np.int64) for _ in range(2)]
 
-    def append(self, *columns: Int64Array) -> None:
-        count = self._count + len(columns[0])
-        for place, column in enumerate(columns):
-            if count > len(self._arrays[place]):
-                grown = np.empty(max(count, 2 * len(self._arrays[place])), np.int64)
-                grown[: self._count] = self._arrays[place][: self._count]
-                self._arrays[place] = grown
-            self._arrays[place][self._count : count] = column
-        self._count = count
+    def room(self, num_rows: int) -> list[Int64Array]:
+        """Where the next rows are to be written."""
+        count = self._count + num_rows
+        if count > len(self._arrays[0]):
+            self._resize(count + count // 4 + (1 << 16))
+        self._more = num_rows
+        return [array[self._count : count] for array in self._arrays]
+
+    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
+        """Take the rows that were written, or these of them."""
+        if is_kept is not None:
+            written = self.room(self._more)
+            self._more = int(np.count_nonzero(is_kept))
+            for column in written:
+                column[: self._more] = column[is_kept]
+        self._count += self._more
 
     def arrays(self) -> tuple[Int64Array, Int64Array]:
-        first, second = (array[: self._count] for array in self._arrays)
+        self._resize(self._count)
+        first, second = self._arrays
         return first, second
+
+    def _resize(self, num_rows: int) -> None:
+        for array in self._arrays:  # moves no bytes where the system can move pages
+            array.resize(num_rows, refcheck=False)
 
 
 class _Doubles:
     """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
 
-    def __init__(self, reader: TableSource, columns: Sequence[str]) -> None:
-        self._reader, self._columns = reader, list(columns)
+    def __init__(self, reader: TableSource, columns: Sequence[str], kept: KeptColumns) -> None:
+        self._reader, self._columns, self._kept = reader, list(columns), kept
         self._rows: list[Int64Array] = []
         self._where: list[tuple[str, Int64Array]] = []
         self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
@@ -925,7 +1155,12 @@ class _Doubles:
             numbers = numbers + (numbers >= number)
         self._where.append((batch.file, numbers))
         for name in self._columns:
-            self._chunks[name].append(kept.column(name).take(_arrow(doubled)))
+            values, kind = kept.column(name).take(_arrow(doubled)), self._type(name)
+            values = values if values.type == kind else values.cast(kind)
+            self._chunks[name].append(self._kept.put(values))
+
+    def _type(self, name: str) -> Any:
+        return self._reader.schema.field(name).type
 
     def compare(self, columns: Columns, ids: RowIds, of_type: NodeReport, report: Any) -> None:
         """Count the rows that say something else than the first of their id, and name some."""
@@ -937,7 +1172,7 @@ class _Doubles:
         rows = np.concatenate(self._rows)
         differs = np.full(len(rows), -1, np.int64)
         for number, name in enumerate(self._columns):
-            values = _column(self._reader, name, self._chunks[name])
+            values = _column(self._reader, name, self._chunks[name], self._kept)
             first = columns[name].take(_arrow(rows))
             if values.type != first.type:
                 values, first = _text(values), _text(first)
@@ -946,7 +1181,7 @@ class _Doubles:
             except pyarrow.ArrowNotImplementedError:  # of lists
                 pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
                 is_equal = _arrow(np.array([a == b for a, b in pairs]))
-            equal = compute.fill_null(is_equal, False).to_numpy()
+            equal = compute.fill_null(is_equal, False).to_numpy(zero_copy_only=False)
             both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
             differs[(differs < 0) & ~equal & ~both_null] = number
         conflicting = np.flatnonzero(differs >= 0)
@@ -1004,15 +1239,69 @@ def shown_id(value: Any) -> str:
     return str(content)[:80]
 
 
-def _column(reader: TableSource, name: str, chunks: Sequence[Any]) -> Any:
+def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
     """A column of all batches, with a type."""
-    kind = reader.schema.field(name).type
-    values = joined_column(chunks, kind)
-    return typed_column(values) if reader.is_untyped else values
+    values = kept.column(pieces, reader.schema.field(name).type)
+    return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
 
 
-def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> list[str]:
-    return [name for name in reader.schema.names if name not in needed and name not in roles]
+def _split_text(name: str, values: Any, separator: str) -> Any:
+    """A column of text as lists of the words between separators."""
+    from pyarrow import compute
+
+    values = _plain_column(values)
+    if family_of(values.type) not in ("text", "null"):
+        raise ValueError(
+            f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); leave "
+            "separator out"
+        )
+    if family_of(values.type) == "null":
+        return values
+    return compute.split_pattern(compute.utf8_trim_whitespace(values), separator)
+
+
+def _plain_column(values: Any) -> Any:
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary(values.type)
+    return values.cast(values.type.value_type) if is_dictionary else values
+
+
+def _such_as(values: Any) -> str:
+    """A value of a column, for a message; of text one that reads as no number or time."""
+    for value in values.drop_null().slice(0, 1).to_pylist():
+        return f", such as {value!r:.40}"
+    return ""
+
+
+def _spellings(text: str) -> list[str]:
+    """How another program may have written an id that is a number: 7, 007, 7.0."""
+    bare = text.strip().removesuffix(".0").lstrip("0") or "0"
+    padded = [bare.zfill(width) for width in range(len(bare), len(bare) + 8)]
+    return [*padded, f"{bare}.0"]
+
+
+def _unused(
+    names: Sequence[str], needed: Sequence[str], *roles: str | None, indices: set[str]
+) -> dict[str, str]:
+    """Columns that are not read, and why."""
+    reasons = "not asked for", "the number of a row, as pandas writes it"
+    unread = [name for name in names if name not in needed and name not in roles]
+    return {name: reasons[name in indices] for name in unread}
+
+
+def _indices(*readers: TableSource) -> set[str]:
+    """Columns that are the number of a row, as pandas writes it."""
+    return {name for reader in readers for name in reader.schema.names if reader.is_index(name)}
+
+
+def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:
+    """Whether any of the chosen rows is neither null nor NaN."""
+    from pyarrow import compute
+
+    is_real = family_of(values.type) == "number"
+    is_null = compute.is_null(values, nan_is_null=True) if is_real else values.is_null()
+    return bool((~is_null.to_numpy() & chosen).any())
 
 
 def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:

@@ -85,11 +85,27 @@ class RowIds:
         Raises:
             ValueError: They are of another kind than those that are there.
         """
-        return self._rows(ids, column, True)
+        return self._rows(ids, column, True, None)
 
-    def find(self, ids: Any, column: IdColumn) -> Int64Array:
-        """The number of each id, -1 where there is none; for the rest see `add`."""
-        return self._rows(ids, column, False)
+    def find(self, ids: Any, column: IdColumn, out: Int64Array | None = None) -> Int64Array:
+        """The number of each id, -1 where there is none; for the rest see `add`.
+
+        Args:
+            out: Array that is written and returned.
+        """
+        found = self._rows(ids, column, False, out)
+        if out is not None and found is not out:
+            out[:] = found
+        return found if out is None else out
+
+    def has_text(self, text: str) -> bool:
+        """Whether an id is written so."""
+        import pyarrow
+
+        if self._kind not in ("integer", "text"):
+            return False
+        cell = IdColumn("", True)
+        return bool((self.find(pyarrow.array([text]), cell) >= 0).all())
 
     def arrow(self) -> Any:
         """All ids, by number, as a pyarrow array of the type in which they came."""
@@ -120,7 +136,10 @@ class RowIds:
 
     # ------------------------------------------------------------------ looking up
 
-    def _rows(self, ids: Any, column: IdColumn, is_adding: bool) -> Int64Array:
+    def _rows(
+        self, ids: Any, column: IdColumn, is_adding: bool, out: Int64Array | None
+    ) -> Int64Array:
+        """The number of each id, in ``out`` where it could be written at once."""
         import pyarrow
 
         if isinstance(ids, pyarrow.ExtensionArray):
@@ -141,7 +160,7 @@ class RowIds:
             assert is_none is None
             found = self._table.insert(keys.values)
             return found
-        found = self._table.find(keys.values)
+        found = self._table.find(keys.values, out if is_none is None else None)
         if is_none is None:
             return found
         rows = np.full(len(ids), -1, np.int64)
@@ -152,12 +171,12 @@ class RowIds:
         """Look up each value of the dictionary once; new ones in the order of the rows."""
         places = ids.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         if not is_adding:
-            return self._rows(ids.dictionary, column, False)[places] if len(places) else places
+            return self.find(ids.dictionary, column)[places] if len(places) else places
         used, first = np.unique(places, return_index=True)
         order = np.argsort(first, kind="stable")
         of_value = np.full(len(ids.dictionary), -1, np.int64)
         in_order = used[order]
-        of_value[in_order] = self._rows(ids.dictionary.take(_arrow(in_order)), column, True)
+        of_value[in_order] = self.add(ids.dictionary.take(_arrow(in_order)), column)
         return of_value[places]
 
     def _note_type(self, kind: Any, column: IdColumn) -> None:
@@ -342,13 +361,19 @@ def _integers_of_text(ids: Any, may_be_large: bool) -> tuple[_Keys, NDArray[np.b
     from pyarrow import compute
 
     kernels = _kernels()
-    cells = _without_blanks(ids)
+    cells = ids = _as_binary(ids)
     if kernels is not None:
         parsed = np.empty(len(cells), np.int64)
-        are_integers, has_negative, has_large = kernels.parse_integers(*_strings_of(cells), parsed)
-        if are_integers and not (has_negative and has_large):
-            return _Keys("integer", parsed, has_large), None
+        for has_blanks in (True, False):
+            parsed_all, negative, large = kernels.parse_integers(*_strings_of(cells), parsed)
+            if parsed_all and not (negative and large):
+                return _Keys("integer", parsed, large), None
+            if has_blanks and not parsed_all:
+                cells = _without_blanks(ids)
+            if cells is ids:
+                break
     else:
+        cells = _without_blanks(ids)
         for kind in (pyarrow.int64(), pyarrow.uint64()):
             try:
                 numbers = cells.cast(kind).to_numpy(zero_copy_only=False)
@@ -378,14 +403,21 @@ def _without_blanks(ids: Any) -> Any:
     from pyarrow import compute
 
     ids = _as_binary(ids)
-    ends, data = _strings_of(ids)
-    first, last = ends[:-1], ends[1:]
-    filled = last > first
-    first, last = first[filled], last[filled]
-    if not len(first) or not ((data[first] <= _BLANK) | (data[last - 1] <= _BLANK)).any():
+    if not _has_outer_blank(*_strings_of(ids)):
         return ids
     trimmed = compute.utf8_trim_whitespace(ids)
     return compute.if_else(compute.match_substring_regex(trimmed, _CANONICAL), trimmed, ids)
+
+
+def _has_outer_blank(ends: NDArray[Any], data: NDArray[np.uint8]) -> bool:
+    """Whether some cell begins or ends with a blank."""
+    kernels = _kernels()
+    if kernels is not None:
+        return bool(kernels.has_outer_blank(ends, data))
+    first, last = ends[:-1], ends[1:]
+    filled = last > first
+    first, last = first[filled], last[filled]
+    return bool(((data[first] <= _BLANK) | (data[last - 1] <= _BLANK)).any())
 
 
 def _is_canonical(cells: Any, numbers: NDArray[Any]) -> bool:
@@ -429,7 +461,7 @@ def _example(keys: _Keys) -> str:
 def _kernels() -> Any:
     """The extension, where it is there and has tables of keys; else None."""
     kernels = kernels_for(torch.device("cpu"))
-    return kernels if hasattr(kernels, "IntegerTable") else None
+    return kernels if hasattr(kernels, "has_outer_blank") else None
 
 
 def _integer_table() -> Any:
@@ -456,14 +488,14 @@ class _NativeIntegers:
         self._table.copy_keys(keys)
         return keys
 
-    def find(self, keys: Int64Array) -> Int64Array:
-        return self._rows(keys, False)
+    def find(self, keys: Int64Array, out: Int64Array | None = None) -> Int64Array:
+        return self._rows(keys, False, out)
 
     def insert(self, keys: Int64Array) -> Int64Array:
-        return self._rows(keys, True)
+        return self._rows(keys, True, None)
 
-    def _rows(self, keys: Int64Array, inserts: bool) -> Int64Array:
-        rows = np.empty(len(keys), np.int64)
+    def _rows(self, keys: Int64Array, inserts: bool, out: Int64Array | None) -> Int64Array:
+        rows = np.empty(len(keys), np.int64) if out is None else out
         self._table.look_up(np.ascontiguousarray(keys), rows, inserts)
         return rows
 
@@ -486,26 +518,26 @@ class _NativeBytes:
         buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
         return pyarrow.Array.from_buffers(pyarrow.large_binary(), len(self), buffers)
 
-    def find(self, keys: Any) -> Int64Array:
-        return self._rows(keys, False)
+    def find(self, keys: Any, out: Int64Array | None = None) -> Int64Array:
+        return self._rows(keys, False, out)
 
     def insert(self, keys: Any) -> Int64Array:
-        return self._rows(keys, True)
+        return self._rows(keys, True, None)
 
-    def _rows(self, keys: Any, inserts: bool) -> Int64Array:
-        rows = np.empty(len(keys), np.int64)
+    def _rows(self, keys: Any, inserts: bool, out: Int64Array | None) -> Int64Array:
+        rows = np.empty(len(keys), np.int64) if out is None else out
         self._table.look_up(*_strings_of(keys), rows, inserts)
         return rows
 
 
-def _strings_of(values: Any) -> tuple[Int64Array, NDArray[np.uint8]]:
-    """Offsets and bytes of an Arrow array of text or bytes without nulls."""
+def _strings_of(values: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Offsets, of int32 or int64, and bytes of an Arrow array of text or bytes without nulls."""
     is_large = str(values.type).startswith("large")
     _, offsets, data = values.buffers()
     if offsets is None or not len(values):
         return np.zeros(len(values) + 1, np.int64), np.zeros(0, np.uint8)
     ends = np.frombuffer(offsets, np.int64 if is_large else np.int32)
-    ends = ends[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+    ends = ends[values.offset : values.offset + len(values) + 1]
     return ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
@@ -542,7 +574,8 @@ class _SortedIntegers:
     def keys(self) -> Int64Array:
         return self._keys[: self._count].copy()
 
-    def find(self, keys: Int64Array) -> Int64Array:
+    def find(self, keys: Int64Array, out: Int64Array | None = None) -> Int64Array:
+        del out  # a copy is cheap beside this
         if not self._count:
             return np.full(len(keys), -1, np.int64)
         if self._is_stale:
@@ -609,10 +642,11 @@ class _ArrowBytes:
     def keys(self) -> Any:
         return self._keys
 
-    def find(self, keys: Any) -> Int64Array:
+    def find(self, keys: Any, out: Int64Array | None = None) -> Int64Array:
         import pyarrow
         from pyarrow import compute
 
+        del out
         keys = keys.cast(pyarrow.large_binary())
         found = compute.fill_null(compute.index_in(keys, value_set=self._keys), -1)
         rows: Int64Array = found.to_numpy(zero_copy_only=False).astype(np.int64)

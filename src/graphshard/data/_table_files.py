@@ -21,11 +21,16 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import numpy as np
 
 from .._base.files import check_text
+from ._kept_columns import KeptColumns
 
 TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
 
@@ -45,11 +50,25 @@ _FORMATS: dict[str, TableFormat] = {
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".br": "brotli"}
 _DELIMITERS = (",", "\t", ";", "|", "::", " ")
 _COMMENTS = ("#", "%")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _LOOKED_AT = 1 << 16
 _LINES_LOOKED_AT = 50
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 _UNIT_SEPARATOR = b"\x1f"
+_NO_TABLES = {
+    "<!doctype html": ("a web page", "download the file itself"),
+    "<html": ("a web page", "download the file itself"),
+    "<?xml": ("XML", "write a line an edge, as networkx.to_pandas_edgelist does"),
+    "version https://git-lfs": ("a pointer of Git LFS", "fetch the file by git lfs pull"),
+    "*vertices": ("a graph of Pajek", "write a line an edge, as networkx.to_pandas_edgelist does"),
+    "graph [": ("a graph in GML", "write a line an edge, as networkx.to_pandas_edgelist does"),
+}
+"""How files begin that look like CSV and are none."""
+
+_USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_JSON_BLOCK = 8 << 20
 
 
 class TableBatch(NamedTuple):
@@ -100,6 +119,7 @@ class FileOptions:
         quote: What quotes cells of CSV; "" for nothing.
         encoding: Of CSV; None is UTF-8.
         null_values: Cells of CSV that are missing; None: those that pandas takes for missing.
+        more_null_values: Cells that are missing besides those, such as "unknown".
     """
 
     format: TableFormat | None = None
@@ -111,6 +131,7 @@ class FileOptions:
     quote: str = '"'
     encoding: str | None = None
     null_values: tuple[str, ...] | None = None
+    more_null_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.format not in (None, "csv", "parquet", "arrow", "json"):
@@ -159,6 +180,7 @@ class TableSource:
         self._table: Any = None
         self._dialects: dict[str, _Dialect] = {}
         self._dataset: Any = None
+        self._names_in_json: dict[str, list[str]] = {}
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
@@ -168,7 +190,7 @@ class TableSource:
         else:
             self._filesystem, self.files, self._root = find_files(source, base)
             self.format = options.format or _format_of(self._filesystem, self.files)
-            self.schema = self._read_schema()
+            self.schema = _schema_without_views(self._read_schema())
         names = list(self.schema.names)
         for name in names:
             check_text(name, "the name of a column")
@@ -179,6 +201,23 @@ class TableSource:
     def name(self) -> str:
         """The table in messages."""
         return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
+
+    @property
+    def has_decimal_comma(self) -> bool:
+        """Whether cells such as 1,5 are numbers: as semicolons are between them."""
+        return any(dialect.delimiter == ";" for dialect in self._dialects.values())
+
+    def is_index(self, name: str) -> bool:
+        """Whether a column is the number of the row that pandas has written."""
+        return name not in self.telling_names
+
+    @property
+    def telling_names(self) -> list[str]:
+        """The columns that can be ids: not the number of a row that pandas writes first."""
+        names = [n for n in self.schema.names if not re.fullmatch(r"__index_level_\d+__", n)]
+        if self._dialects and next(iter(self._dialects.values())).has_index:
+            del names[0]
+        return names
 
     @property
     def is_untyped(self) -> bool:
@@ -221,9 +260,10 @@ class TableSource:
         import pyarrow
 
         waiting: list[TableBatch] = []
-        for batch in self._batches(list(columns)):
+        for batch in _read_ahead(self._batches(list(columns))):
             is_same = not waiting or waiting[-1].file == batch.file
-            if is_same and sum(len(b.columns) for b in waiting) < least_rows:
+            num_rows = sum(len(b.columns) for b in waiting)
+            if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
                 waiting.append(batch)
                 continue
             yield _joined(waiting, pyarrow)
@@ -240,8 +280,7 @@ class TableSource:
             if self.format == "csv":
                 return self._csv_schema()
             if self.format == "json":
-                tables = [self._json(file).schema for file in self.files]
-                return pyarrow.unify_schemas(tables, promote_options="permissive")
+                return self._json_schema()
             if self.format == "arrow":
                 schemas = [self._arrow_reader(file).schema for file in self.files]
                 return pyarrow.unify_schemas(schemas, promote_options="permissive")
@@ -269,19 +308,33 @@ class TableSource:
                 )
         if names is None:
             raise ValueError(f"{self.name} is empty; give a file with at least a header")
+        names = [*names, *(n for n in self._values_of_folders(self.files[0]) if n not in names)]
         return pyarrow.schema([(name, pyarrow.string()) for name in names])
+
+    def _values_of_folders(self, file: str) -> dict[str, str | None]:
+        """What the names of folders say of all rows of a file, as Spark and Hive write it."""
+        values: dict[str, str | None] = {}
+        for folder in os.path.relpath(file, self._root).split("/")[:-1]:
+            name, equals, value = folder.partition("=")
+            if equals:
+                values[name] = None if value == _HIVE_NULL else unquote(value)
+        return values
 
     def _parquet_schema(self) -> Any:
         import pyarrow
-        from pyarrow import dataset
+        from pyarrow import dataset, fs
 
         keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
+        # Whole row groups in advance are for what is far: here they take twice the time and memory.
+        is_far = not isinstance(self._filesystem, fs.LocalFileSystem)
         settings = {
             "filesystem": self._filesystem,
-            "format": "parquet",
+            "format": dataset.ParquetFileFormat(
+                default_fragment_scan_options=dataset.ParquetFragmentScanOptions(pre_buffer=is_far)
+            ),
             "partitioning": partitioning,
             "partition_base_dir": self._root,
         }
@@ -313,9 +366,8 @@ class TableSource:
             else:
                 for file in self.files:
                     if self.format == "json":
-                        reader = self._json(file)
-                        _check_there(file, columns, reader.schema.names)
-                        yield from self._numbered(file, reader.select(columns).to_batches())
+                        _check_there(file, columns, self._names_in_json[file])
+                        yield from self._numbered(file, self._json_batches(file, columns))
                     else:
                         yield from self._arrow_batches(file, columns)
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -324,15 +376,16 @@ class TableSource:
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1
         for batch in batches:
-            yield TableBatch(file, row, batch)
+            yield TableBatch(file, row, without_views(batch))
             row += len(batch)
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
         path, row = "", 1
-        for tagged in self._dataset.scanner(columns=columns).scan_batches():
+        scanner = self._dataset.scanner(columns=columns, batch_readahead=4, fragment_readahead=2)
+        for tagged in scanner.scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield TableBatch(path, row, tagged.record_batch)
+            yield TableBatch(path, row, without_views(tagged.record_batch))
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -354,10 +407,52 @@ class TableSource:
             read = iter(reader)
         yield from self._numbered(file, (batch.select(columns) for batch in read))
 
-    def _json(self, file: str) -> Any:
+    def _json_schema(self) -> Any:
+        """The types of the fields of all objects of all files."""
+        import pyarrow
+
+        unified: Any = None
+        for file in self.files:
+            names: dict[str, None] = {}
+            for table in self._json_blocks(file):
+                names |= dict.fromkeys(table.schema.names)
+                unified = table.schema if unified is None else _unified(unified, table.schema)
+            self._names_in_json[file] = list(names)
+        return pyarrow.schema([]) if unified is None else unified
+
+    def _json_batches(self, file: str, columns: Sequence[str]) -> Iterator[Any]:
+        import pyarrow
+
+        asked = pyarrow.schema([self.schema.field(name) for name in columns])
+        for table in self._json_blocks(file, asked):
+            yield from table.select(list(columns)).to_batches()
+
+    def _json_blocks(self, file: str, schema: Any = None) -> Iterator[Any]:
+        """Tables of whole lines of a file, of some megabytes each.
+
+        Args:
+            schema: Fields to read, and their types; None: all, by their values.
+        """
         from pyarrow import json
 
-        return json.read_json(self._stream(file))
+        # Where a list begins with a null, pyarrow 26 drops it and shifts what follows, unless the
+        # type is given.
+        parse = json.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="infer" if schema is None else "ignore",
+        )
+        rest = b""
+        with self._stream(file) as stream:
+            while True:
+                data = stream.read(_JSON_BLOCK)
+                whole = rest + data
+                end = whole.rfind(b"\n") + 1 if data else len(whole)
+                lines, rest = whole[:end], whole[end:]
+                if lines.strip():
+                    reading = json.ReadOptions(block_size=max(len(lines), 1))
+                    yield json.read_json(io.BytesIO(lines), reading, parse)
+                if not data:
+                    return
 
     def _stream(self, file: str) -> Any:
         compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
@@ -374,8 +469,16 @@ class TableSource:
         return _look_at(file, top, is_whole, self.options, self._named, names)
 
     def _csv_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
+        import pyarrow
+
         # In several threads, rows that are none have no numbers; few columns gain nothing by them.
         is_numbered = len(columns) <= _FEW_COLUMNS
+        in_file = set(self._dialects[file].names)
+        of_folders = {n: v for n, v in self._values_of_folders(file).items() if n not in in_file}
+        of_folders = {name: value for name, value in of_folders.items() if name in columns}
+        if missing := [name for name in columns if name not in in_file and name not in of_folders]:
+            _check_there(file, missing, sorted(in_file))
+        columns = [name for name in columns if name in in_file] or self._dialects[file].names[:1]
         skipped: list[int] = []
         malformed: list[MalformedRow] = []
         all_are_known = False
@@ -398,8 +501,20 @@ class TableSource:
                 for _ in self._csv_reader(file, columns[:1], note, False):
                     pass
                 is_numbered = all_are_known = True
+            for name, value in of_folders.items():
+                whole = pyarrow.array([value], pyarrow.string()).take(
+                    pyarrow.array(np.zeros(len(batch), np.int64))
+                )
+                batch = batch.append_column(name, whole)
             yield TableBatch(file, row, batch, skipped)
             row += len(batch)
+        for bad in malformed[-1:]:
+            if "\n" in bad.text and self.options.quote and bad.text.count(self.options.quote) % 2:
+                raise ValueError(
+                    f"{file}, row {bad.row}: a quote must be closed (got {bad.text[:40]!r}, and "
+                    f'{bad.text.count(chr(10))} lines more); close it, or say quote = "" where '
+                    "quotes are letters"
+                )
         self.num_malformed += len(malformed)
         self.malformed += malformed[: _MOST_SHOWN - len(self.malformed)]
 
@@ -416,7 +531,7 @@ class TableSource:
             read_options=csv.ReadOptions(
                 column_names=dialect.names,
                 skip_rows=dialect.skip_lines,
-                encoding=self.options.encoding or "utf8",
+                encoding=dialect.encoding or "utf8",
                 block_size=_BLOCK,
                 use_threads=use_threads,
             ),
@@ -429,7 +544,7 @@ class TableSource:
             convert_options=csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(dialect.names, text),
-                null_values=list(nulls),
+                null_values=[*nulls, *self.options.more_null_values],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),
@@ -438,6 +553,20 @@ class TableSource:
 
 _MOST_SHOWN = 10
 _FEW_COLUMNS = 8
+_MOST_BYTES = 1 << 28  # of batches that are put together; text of 2 GiB has no offsets of 32 bits
+
+
+def _num_bytes(batches: Sequence[TableBatch]) -> int:
+    return sum(batch.columns.nbytes for batch in batches)
+
+
+def _read_ahead(batches: Iterator[TableBatch]) -> Iterator[TableBatch]:
+    """The same, the next of which is read while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
@@ -463,16 +592,54 @@ def _table_of(source: Any) -> Any:
 
     try:
         if isinstance(source, pyarrow.Table):
-            return source
-        if type(source).__module__.split(".")[0] == "pandas":
-            return pyarrow.Table.from_pandas(source, preserve_index=False)
-        return pyarrow.table(source)
+            table = source
+        elif type(source).__module__.split(".")[0] == "pandas":
+            table = pyarrow.Table.from_pandas(source, preserve_index=False)
+        else:
+            table = pyarrow.table(source)
+        return without_views(table, table.nbytes < 2**31)
     except (pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; give each column "
             "values of one kind"
         ) from error
+
+
+def without_views(table: Any, is_small: bool = False) -> Any:
+    """A table or batch with text and bytes in one piece: few kernels of pyarrow take views.
+
+    Args:
+        is_small: Offsets of 32 bits suffice.
+    """
+    schema = _schema_without_views(table.schema, is_small)
+    if schema is table.schema:
+        return table
+    columns = [column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return type(table).from_arrays(columns, schema=schema)
+
+
+def _schema_without_views(schema: Any, is_small: bool = False) -> Any:
+    for place, column in enumerate(schema):
+        kind = _type_without_views(column.type, is_small)
+        if kind != column.type:
+            schema = schema.set(place, column.with_type(kind))
+    return schema
+
+
+def _type_without_views(kind: Any, is_small: bool) -> Any:
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_string_view(kind):
+        return pyarrow.string() if is_small else pyarrow.large_string()
+    if types.is_binary_view(kind):
+        return pyarrow.binary() if is_small else pyarrow.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        value = kind.value_field
+        return make(value.with_type(_type_without_views(value.type, is_small)))
+    return kind
 
 
 def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], str]:
@@ -600,9 +767,25 @@ def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
         return "parquet"
     if top.startswith(b"ARROW1"):
         return "arrow"
-    if b"\0" in top or top.startswith(b"PK"):
+    is_text = top.startswith(_UTF_16) or b"\0" not in top
+    if not is_text or top.startswith((b"PK", b"\x80")):
         return None
     return "json" if top.lstrip().startswith(b"{") else "csv"
+
+
+def _unified(first: Any, second: Any) -> Any:
+    """One schema of two; text where one has times, as cells of some block looked like them."""
+    import pyarrow
+
+    fields = []
+    for field in second:
+        place = first.get_field_index(field.name)
+        kinds = [field.type, first.field(place).type] if place >= 0 else []
+        if any(map(pyarrow.types.is_timestamp, kinds)) and pyarrow.string() in kinds:
+            first = first.set(place, field.with_type(pyarrow.string()))
+            field = field.with_type(pyarrow.string())
+        fields.append(field)
+    return pyarrow.unify_schemas([first, pyarrow.schema(fields)], promote_options="permissive")
 
 
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -616,6 +799,16 @@ def _unreadable(name: str, kind: str, error: Exception) -> ValueError:
     cure = "write it again"
     if isinstance(error, UnicodeDecodeError) or "UTF8" in reason:
         cure = "name its encoding, such as encoding = latin-1"
+    elif "straddling" in reason:
+        reason = "a row is larger than a megabyte, as where a quote is never closed"
+        cure = 'close it, or say quote = "" where quotes are letters'
+    elif "from object to array" in reason:
+        reason = "it is one list, and not an object a line"
+        cure = "write JSON lines, as pandas does by to_json(path, orient='records', lines=True)"
+    elif "JSON parse error: Column(" in reason and "changed from" in reason:
+        cure = "give the column values of one kind"
+    elif kind == "json":
+        cure = "mend the line; rows count from 0"
     return ValueError(f"{name} cannot be read as {kind}: {reason}; {cure}")
 
 
@@ -639,6 +832,8 @@ class _Dialect:
     comments: tuple[str, ...]
     marks: str
     spaces: bool
+    encoding: str | None
+    has_index: bool
 
     def transformed(self, stream: Any) -> Any:
         """The stream with cells separated by one character."""
@@ -696,10 +891,13 @@ def _look_at(
     names_before: list[str] | None,
 ) -> _Dialect | None:
     """What the first lines of a file tell; None if there is no line at all."""
+    encoding = options.encoding
+    if encoding is None and top.startswith(_UTF_16):
+        encoding = "utf-16"
     try:
-        text = top.decode(options.encoding or "utf-8-sig", "strict" if is_whole else "ignore")
-        if not is_whole:
-            top[: top.rfind(b"\n") + 1].decode(options.encoding or "utf-8")
+        text = top.decode(encoding or "utf-8-sig", "strict" if is_whole else "ignore")
+        if not is_whole and encoding != "utf-16":
+            top[: top.rfind(b"\n") + 1].decode(encoding or "utf-8")
     except (UnicodeDecodeError, LookupError) as error:
         raise _unreadable(file, "CSV", error) from None
     text = text.removeprefix("\ufeff")
@@ -708,20 +906,36 @@ def _look_at(
     lines = text.splitlines(keepends=True)
     if not is_whole and len(lines) > 1:
         lines.pop()  # cut off
+    for beginning, (what, cure) in _NO_TABLES.items():
+        if text[:200].lstrip().casefold().startswith(beginning):
+            raise ValueError(f"{file} must be a table (got {what}); {cure}")
+    marks = options.delimiter
     first = options.skip_rows
+    said_by_excel = re.match(r"sep=(.)\r?\n", text)
+    if said_by_excel:
+        first = max(first, 1)
+        marks = marks or said_by_excel[1]
     while first < len(lines) and (
         not lines[first].strip() or (comments and lines[first].startswith(comments))
     ):
         first += 1
+    is_matrix = text.casefold().startswith("%%matrixmarket matrix coordinate")
+    first += is_matrix  # the sizes
     if first >= len(lines):
         return None
     sample = [line for line in lines[first:] if line.strip()][:_LINES_LOOKED_AT]
-    marks = options.delimiter or _delimiter_of(sample, options.quote, named)
+    marks = marks or _delimiter_of(sample, options.quote, named)
     cells = _cells(sample[0], marks, options.quote)
     width = len(cells)
+    note = lines[first - 1].lstrip("".join(comments)).strip() if first > 0 and comments else ""
+    noted = [cell.strip() for cell in _cells(note, marks, options.quote)] if note else []
+    if len(noted) != width or not all(noted) or is_matrix:
+        noted = []
+    telling = _USUAL_NAMES | {name.casefold() for name in named}
+    is_noted = _tells(noted, telling) and not _tells(cells, telling)
     has_header = options.header
     if has_header is None:
-        has_header = not options.columns and (
+        has_header = not (options.columns or is_noted) and (
             bool(set(named) & {cell.strip() for cell in cells})
             or not any(_NUMBER.fullmatch(cell) for cell in cells)
         )
@@ -739,13 +953,13 @@ def _look_at(
         names = _distinct([cell.strip() for cell in cells])
     elif names_before is not None and len(names_before) == width:
         names = names_before
-    elif first > 0:  # SNAP: the last comment has the names
-        note = lines[first - 1].lstrip("".join(comments)).strip()
-        cells_said = _cells(note, marks, options.quote) if note else []
-        if len(cells_said) == width and all(cell.strip() for cell in cells_said):
-            names = _distinct([cell.strip() for cell in cells_said])
+    elif noted:  # SNAP: the last comment has the names
+        names = _distinct(noted)
     header_lines = 0
     if has_header:
+        rows_of_cells = [_cells(line, marks, options.quote) for line in sample[1:]]
+        if rows_of_cells and all(len(r) == width + 1 and not r[-1] for r in rows_of_cells):
+            names.append(f"column_{width}")  # a delimiter ends each row, and not the header
         quote = options.quote or None
         delimiter = _UNIT_SEPARATOR.decode() if marks == "::" else marks
         rows = python_csv.reader(
@@ -763,7 +977,22 @@ def _look_at(
         comments=comments,
         marks=marks,
         spaces=is_spaced,
+        encoding=encoding,
+        has_index=has_header and _is_index(cells[0], sample[1:], marks, options.quote),
     )
+
+
+def _is_index(name: str, lines: Sequence[str], marks: str, quote: str) -> bool:
+    """Whether the first column is the number of the row, to which pandas and R give no name."""
+    if name.strip() not in ("", "Unnamed: 0"):
+        return False
+    first = [_cells(line, marks, quote)[0].strip() for line in lines]
+    return any(first == [str(start + i) for i in range(len(first))] for start in (0, 1))
+
+
+def _tells(cells: Sequence[str], names: set[str]) -> bool:
+    """Whether cells are names of columns, one of them a usual one or one that is asked for."""
+    return any(cell.strip().casefold() in names for cell in cells)
 
 
 def _delimiter_of(sample: Sequence[str], quote: str, named: Sequence[str]) -> str:
@@ -818,13 +1047,26 @@ def _distinct(names: Sequence[str]) -> list[str]:
 _TRUTH = {"true", "false"}
 
 
-def typed_column(values: Any) -> Any:
+_DECIMAL_COMMA = r"^[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)(,[0-9]*)?$"
+_REAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_LIST_OF_REALS = (
+    rf"^\s*(\[\s*{_REAL}(\s*[,;\s]\s*{_REAL})*\s*\]|{_REAL}([,;]\s+{_REAL}|[,;]{_REAL}[,;]{_REAL})"
+    rf"([,;]\s*{_REAL})*)\s*$"
+)
+_THOUSANDS = r"^\s*[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?\s*$"
+
+
+def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False) -> Any:
     """A column of text with the type that all of its cells have.
 
-    Whole numbers, then reals, true and false, dates and times, and text where none of these fits.
+    Whole numbers, then reals, true and false, dates and times, lists of reals of one length
+    (``[0.1, 0.2]``, ``0.1, 0.2`` or ``1,2,3``), and text where none of these fits.
 
     Args:
         values: A pyarrow ``ChunkedArray`` of strings.
+        kept: Where the cells are put away as soon as they have their type.
+        has_decimal_comma: Whether 1,5 is a number, too, and 1.234,5: as where cells are separated
+            by semicolons.
     """
     import pyarrow
     from pyarrow import compute
@@ -832,35 +1074,79 @@ def typed_column(values: Any) -> Any:
     if values.null_count == len(values):
         return pyarrow.chunked_array([pyarrow.nulls(len(values))])
     sample = values.slice(0, 1000).drop_null()
-    for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
-        for trim in (False, True):
-            try:
-                if trim:
-                    compute.utf8_trim_whitespace(sample).cast(kind)
-                    return compute.utf8_trim_whitespace(values).cast(kind)
-                sample.cast(kind)
-                return values.cast(kind)
-            except pyarrow.ArrowInvalid:
-                continue
-    words = compute.unique(compute.utf8_lower(sample)).to_pylist()
-    if words and set(words) <= _TRUTH:
-        everything = compute.unique(compute.utf8_lower(values.drop_null())).to_pylist()
-        if set(everything) <= _TRUTH:
-            return values.cast(pyarrow.bool_())
-    for kind in (pyarrow.date32(), pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC")):
+
+    def cast(kind: Any, prepared: Any = None) -> Any:
+        """The column in a type; None where a cell has another."""
+
+        def in_type(cells: Any) -> Any:
+            return (cells if prepared is None else prepared(cells)).cast(kind)
+
         try:
-            sample.cast(kind)
-            return values.cast(kind)
+            in_type(sample)
+            pieces = [kept.put(in_type(chunk)) for chunk in values.chunks]
         except pyarrow.ArrowInvalid:
-            continue
+            return None
+        return kept.column(pieces, kind)
+
+    for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
+        for prepared in (None, compute.utf8_trim_whitespace):
+            if (typed := cast(kind, prepared)) is not None:
+                return typed
+    words = compute.unique(compute.utf8_lower(sample)).to_pylist()
+    if words and set(words) <= _TRUTH and (typed := cast(pyarrow.bool_())) is not None:
+        everything: set[str] = set()
+        for chunk in values.chunks:
+            everything |= set(compute.unique(compute.utf8_lower(chunk.drop_null())).to_pylist())
+        if everything <= _TRUTH:
+            return typed
+    cells = [sample, *values.chunks]
+    if has_decimal_comma and all(_all_match(part, _DECIMAL_COMMA) for part in cells):
+        return cast(pyarrow.float64(), _with_point)
+    times = [pyarrow.date32()]
+    times += [pyarrow.timestamp(unit, zone) for unit in ("ns", "us") for zone in (None, "UTC")]
+    for kind in times:
+        if (typed := cast(kind)) is not None:
+            return typed
+    if _are_lists(cells):
+        return cast(pyarrow.list_(pyarrow.float64()), _cut_lists)
     return values
 
 
-def joined_column(chunks: Sequence[Any], kind: Any) -> Any:
-    """Chunks of one column, of several files, as a pyarrow ``ChunkedArray`` of one type."""
-    import pyarrow
+def _all_match(values: Any, pattern: str) -> bool:
+    from pyarrow import compute
 
-    return pyarrow.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
+    does_match = compute.match_substring_regex(values, pattern)
+    return bool(compute.all(does_match, min_count=0).as_py())
+
+
+def _with_point(cells: Any) -> Any:
+    """Numbers such as 1.234,5 as 1234.5."""
+    from pyarrow import compute
+
+    return compute.replace_substring(compute.replace_substring(cells, ".", ""), ",", ".")
+
+
+def _cut_lists(cells: Any) -> Any:
+    """Cells such as [0.1, 0.2] as lists of text."""
+    from pyarrow import compute
+
+    bare = compute.utf8_trim(cells, " \t\r\n[]")
+    return compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
+
+
+def _are_lists(parts: Sequence[Any]) -> bool:
+    """Whether all cells are lists of reals of one length, and not numbers such as 1,234."""
+    from pyarrow import compute
+
+    lengths: set[int] = set()
+    for cells in parts:
+        if not _all_match(cells, _LIST_OF_REALS):
+            return False
+        of_cells = compute.unique(compute.list_value_length(_cut_lists(cells)).drop_null())
+        lengths |= set(of_cells.to_pylist())
+        if len(lengths) > 1:
+            return False
+    return bool(lengths) and not all(_all_match(cells, _THOUSANDS) for cells in parts)
 
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:

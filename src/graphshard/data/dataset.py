@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..graph import add_self_loop as with_self_loops
 from ..graph import remove_self_loop as without_self_loops
 from ..graph import to_bidirected as in_both_directions
 from ._folder import FolderArrays, how_to_read, read_folder
-from .npy import SparseRows, dense_features, feature_dtype
+from .npy import SparseRows, dense_features, feature_dtype, padded_features
 
 SPLITS = ("train", "val", "test")
 """The three sets of nodes; a set is the field ``{name}_mask`` of the target type."""
@@ -159,7 +160,7 @@ def load_dataset(
     *,
     split: int | None = None,
     features: bool = True,
-    row_normalize: bool = False,
+    row_normalize: bool | Collection[str] = False,
     to_bidirected: bool = False,
     add_inverse: bool = False,
     add_self_loop: bool = False,
@@ -167,6 +168,7 @@ def load_dataset(
     dtype: torch.dtype | None = None,
     idtype: torch.dtype = torch.int64,
     max_feature_bytes: int = 4 * 2**30,
+    keep_sparse: bool = False,
 ) -> NodeDataset:
     """Load a node classification data set.
 
@@ -180,7 +182,7 @@ def load_dataset(
         name_or_path: ``'cora'``, which comes with the package, or a folder.
         split: Which of several published splits to take; None takes the main one.
         features: Whether to read features; without them the graph has no ``feat``.
-        row_normalize: Divide each feature row by its sum.
+        row_normalize: Divide each feature row by its sum, of all node types or of those named.
         to_bidirected: Make the graph simple with both directions of every edge. For a graph
             without relations only.
         add_inverse: Add the inverse of every relation: ``etype`` gets ``num_relations`` more
@@ -193,6 +195,9 @@ def load_dataset(
             and ``norm`` in float32.
         idtype: int32 or int64, for node and edge ids.
         max_feature_bytes: Refuse to make sparse features dense, or wider, where that takes more.
+        keep_sparse: Keep them sparse instead: in place of ``feat``, nodes have ``feat_columns``
+            (int32) and ``feat_values``, ``[num_nodes, most non-zeros of a row]``, columns counted
+            from 1, and 0 behind a row's last. Training by command reads these.
 
     Returns:
         The data set, on CPU.
@@ -215,7 +220,15 @@ def load_dataset(
     arrays = read_folder(folder, split, features)
     _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
     dtypes = {t: dtype or feature_dtype(folder, m) for t, m in arrays.features.items()}
-    _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
+    sparse = {
+        ntype: matrix
+        for ntype, matrix in arrays.features.items()
+        if keep_sparse
+        and isinstance(matrix, SparseRows)
+        and math.prod(matrix.shape) * dtypes[ntype].itemsize > max_feature_bytes
+    }
+    dense = {t: matrix for t, matrix in arrays.features.items() if t not in sparse}
+    _check_feature_size(dense, folder, dtypes, max_feature_bytes)
 
     relation_names: Sequence[str] = ()
     target = arrays.target
@@ -232,8 +245,13 @@ def load_dataset(
             raise ValueError(f"{folder}: {error}") from None
 
     for ntype, matrix in arrays.features.items():
-        feat = dense_features(matrix, dtypes[ntype], row_normalize)
-        g.nodes[target if ntype == arrays.target else ntype].data["feat"] = feat
+        is_normalized = row_normalize if isinstance(row_normalize, bool) else ntype in row_normalize
+        of_type = g.nodes[target if ntype == arrays.target else ntype].data
+        if ntype in sparse:
+            columns, values = padded_features(sparse[ntype], dtypes[ntype], is_normalized)
+            of_type["feat_columns"], of_type["feat_values"] = columns, values
+        else:
+            of_type["feat"] = dense_features(matrix, dtypes[ntype], is_normalized)
     fields = g.nodes[target].data
     fields["label"] = torch.from_numpy(arrays.label)
     for name in SPLITS:
@@ -283,11 +301,14 @@ def _check_options(
 
 
 def _check_feature_size(
-    arrays: FolderArrays, folder: Path, dtypes: dict[str, torch.dtype], max_feature_bytes: int
+    features: dict[str, np.ndarray | SparseRows],
+    folder: Path,
+    dtypes: dict[str, torch.dtype],
+    max_feature_bytes: int,
 ) -> None:
     size = sum(
         matrix.shape[0] * matrix.shape[1] * dtypes[ntype].itemsize
-        for ntype, matrix in arrays.features.items()
+        for ntype, matrix in features.items()
         if isinstance(matrix, SparseRows) or matrix.dtype.itemsize < dtypes[ntype].itemsize
     )
     if size > max_feature_bytes:

@@ -312,5 +312,31 @@ def dense_features(
     return dense.index_put_((rows, columns), values.to(dtype), accumulate=True)
 
 
+def padded_features(
+    features: SparseRows, dtype: torch.dtype, row_normalize: bool
+) -> tuple[Tensor, Tensor]:
+    """The non-zeros of each row side by side, in as many places as the fullest row has.
+
+    Returns:
+        Columns, int32 ``[num_rows, most]``, counted from 1, and 0 behind a row's last; and values
+        ``[num_rows, most]``, 0 there.
+    """
+    counts = torch.from_numpy(np.diff(features.indptr).astype(np.int64))
+    rows = torch.repeat_interleave(torch.arange(features.shape[0]), counts)
+    values = torch.from_numpy(features.data).double()
+    if row_normalize:
+        sums = torch.zeros(features.shape[0], dtype=torch.float64).index_add_(0, rows, values)
+        values = values * _inverse(sums)[rows]
+    places = (
+        torch.arange(rows.numel()) - torch.from_numpy(features.indptr[:-1].astype(np.int64))[rows]
+    )
+    shape = features.shape[0], max(1, int(counts.max()) if counts.numel() else 0)
+    columns = torch.zeros(shape, dtype=torch.int32)
+    columns[rows, places] = torch.from_numpy(features.indices.astype(np.int32)) + 1
+    padded = torch.zeros(shape, dtype=dtype)
+    padded[rows, places] = values.to(dtype)
+    return columns, padded
+
+
 def _inverse(sums: Tensor) -> Tensor:
     return torch.where(sums == 0, 1.0, 1.0 / torch.where(sums == 0, 1.0, sums))

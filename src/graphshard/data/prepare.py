@@ -36,6 +36,8 @@ NORMALIZED_WITH_LOOPS = (
     "nell",
     "pubmed-partial",
 )
+#: Of typed ones, the node types whose features count words.
+NORMALIZED_TYPES = {"dblp-heco": ("author", "paper")}
 _TABLES = (".csv", ".parquet")
 _DGL_GRAPHS = (".bin", ".dgl")
 
@@ -77,7 +79,8 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
     if path.suffix in _DGL_GRAPHS:
         return _read_dgl_graph(path, preparation)
     folder = _folder(name)
-    is_normalized, relations = Path(folder).name in NORMALIZED_WITH_LOOPS, has_relations(folder)
+    title, relations = Path(folder).name, has_relations(folder)
+    is_normalized = title in NORMALIZED_WITH_LOOPS
     self_loops = _default(preparation.self_loops, is_normalized and not relations)
     if relations and (self_loops or preparation.bidirected):
         raise ValueError(
@@ -86,10 +89,15 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
         )
     return load_dataset(
         folder,
-        row_normalize=_default(preparation.row_normalize, is_normalized),
+        row_normalize=(
+            NORMALIZED_TYPES.get(title, is_normalized)
+            if preparation.row_normalize is None
+            else preparation.row_normalize
+        ),
         to_bidirected=preparation.bidirected,
         add_inverse=_default(preparation.inverse, relations),
         add_self_loop=self_loops,
+        keep_sparse=True,
     )
 
 

@@ -16,6 +16,11 @@
     [nodes.user.features]                    # left out: all other columns, by their types
     age = "standardized"
     country = {encoding = "category"}
+    embedding = "vector"
+
+    [[nodes.user.join]]                      # more columns of the same nodes, by their ids
+    files = "embeddings.parquet"
+    id = "user"
 
     [edges.follows]
     files = ["follows-*.csv.gz"]
@@ -41,7 +46,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
+from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
+from ._table_files import TableFormat as TableFormat  # for whoever names it
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
 
@@ -50,17 +57,51 @@ ROW_NUMBER = "#"
 
 Dangling: TypeAlias = Literal["drop", "add", "error"]
 Parallel: TypeAlias = Literal["keep", "drop"]
+Split: TypeAlias = str | Sequence[float] | Mapping[str, Any] | None
+"""A column of names, three fractions, or a mapping: see `graphshard.data.labels`."""
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
-_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head")
-_TARGETS = ("target", "dst", "to", "destination", "target_id", "dst_id", "dest", "v", "tail")
+_SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head", "_start")
+_TARGETS = (
+    "target",
+    "dst",
+    "to",
+    "destination",
+    "target_id",
+    "dst_id",
+    "dest",
+    "v",
+    "tail",
+    "_end",
+)
+_OF_NEO4J = re.compile(r"[^:]*:(START_ID|END_ID|ID)(?:\((.*)\))?", re.IGNORECASE)
+"""How Neo4j names columns of ids: personId:ID(Person), :START_ID(Person), :END_ID(Movie)."""
 _IDS = ("id", "node_id", "node", "key", "uuid")
+_LABEL_KEYS = ("column", "columns", "task", "max_classes", "separator")
 _READING = tuple(option.name for option in fields(FileOptions))
 
 
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 """Of rows for training, validation and test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedTable:
+    """More columns of the nodes that another table has: rows are found by their ids.
+
+    A node without a row has missing values; a row without a node is counted and left out; of rows
+    with one id the first counts.
+
+    Args:
+        files: As of `NodeTable`.
+        id: The column with the ids of the nodes; "#" is the number of the row, from 0.
+        options: How to read the files.
+    """
+
+    files: Any
+    id: str
+    options: FileOptions = AS_IT_LOOKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +118,7 @@ class NodeTable:
         label: The column of labels; or a mapping with ``column`` and more, see
             `graphshard.data.labels`.
         split: Three fractions; a column of names; or a mapping: `graphshard.data.labels`.
+        join: Other tables of the same nodes, whose columns are as those of this one.
         options: How to read the files.
     """
 
@@ -85,7 +127,8 @@ class NodeTable:
     features: FeatureColumns = None
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
+    join: Sequence[JoinedTable] = ()
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -116,7 +159,7 @@ class EdgeTable:
     time: str | None = None
     relation_column: str | None = None
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -270,8 +313,11 @@ class Tables:
         if self.seed:
             lines.append(f"seed = {self.seed}")
         for ntype, table in self.nodes.items():
-            lines += ["", f"[nodes.{_toml_key(ntype)}]", *_toml_of_table(table, {})]
-            lines += _toml_of_features(table.features, f"nodes.{_toml_key(ntype)}")
+            key = f"nodes.{_toml_key(ntype)}"
+            lines += ["", f"[{key}]", *_toml_of_table(table, {})]
+            lines += _toml_of_features(table.features, key)
+            for joined in table.join:
+                lines += ["", f"[[{key}.join]]", *_toml_of_table(joined, {})]
         names = [name for _, name, _ in self.edges]
         for (source_type, name, target_type), edge in self.edges.items():
             key = name if names.count(name) == 1 else f"{source_type} {name} {target_type}"
@@ -295,7 +341,7 @@ class Tables:
         target: str | None = None,
         label: str | None = None,
         label_task: str | None = None,
-        split: Any = None,
+        split: Split = None,
         links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
@@ -307,12 +353,14 @@ class Tables:
     ) -> Tables:
         """The description that files suggest by their names and columns.
 
-        A file may be written ``NAME=PATH``, which names its type or relation, and a relation
+        A file may be written ``NAME=PATH``, which names its type or relation (a second one of one
+        type is joined to the first by its ids), and a relation
         ``SOURCE:NAME:TARGET=PATH``, which names the types of its ends, too; otherwise the name is
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
         ``source`` and ``target``, ``src`` and ``dst`` or the like, or stand first and second. The
-        type of an end is the one that the name of its column begins with, or the only one.
+        type of an end is the one that the name of its column begins with, or the only one, or the
+        only one whose table has ids that stand in the column.
 
         Args:
             label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
@@ -332,11 +380,20 @@ class Tables:
         for item in nodes:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
+            names = list(reader.schema.names)
+            if name in made_nodes and files != item:  # the name was given
+                first = made_nodes[name]
+                usual = first.id if node_id is None else node_id
+                own_key = usual if usual in names else _id_column(name, names)
+                joined = JoinedTable(files=files, id=own_key, options=options)
+                made_nodes[name] = replace(first, join=(*first.join, joined))
+                columns[name] += [column for column in names if column != own_key]
+                continue
             name = _unused_name(name, made_nodes)
-            columns[name] = list(reader.schema.names)
+            columns[name] = names
             key = node_id
             if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
-                key = _id_column(name, columns[name])
+                key = _id_column(name, reader.telling_names)
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
@@ -352,13 +409,16 @@ class Tables:
                     f"{reader.name} must have a column for each end of an edge (got {names}); say "
                     "by what cells are separated, if they are"
                 )
-            first = _column_of(reader, source, _SOURCES, names[0])
-            rest = [column for column in names if column != first]
-            second = _column_of(reader, target, _TARGETS, rest[0])
+            telling = reader.telling_names
+            if len(telling) < 2:
+                telling = names
+            begin = _column_of(reader, source, _SOURCES, telling[0])
+            rest = [column for column in telling if column != begin]
+            end = _column_of(reader, target, _TARGETS, rest[0])
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
-                source_type, target_type = _types_of_ends((first, second), made_nodes)
+                source_type, target_type = _types_of_ends((begin, end), made_nodes, reader, base)
             ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
@@ -366,8 +426,8 @@ class Tables:
             of_edges[etype] = names
             made_edges[etype] = EdgeTable(
                 files=files,
-                source=first,
-                target=second,
+                source=begin,
+                target=end,
                 weight=weight if weight in names else None,
                 time=time if time in names else None,
                 relation_column=relation_column if relation_column in names else None,
@@ -389,7 +449,7 @@ class Tables:
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
         said_of_label: Mapping[str, Any],
-        split: Any,
+        split: Split,
         links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
@@ -455,7 +515,7 @@ def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
     return list(said)
 
 
-def split_columns(split: Any) -> list[str]:
+def split_columns(split: Split) -> list[str]:
     """The columns of a split."""
     if isinstance(split, str):
         return [split]
@@ -491,9 +551,14 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
         said = dict(table.label)
         if ("column" in said) + ("columns" in said) != 1:
             raise ValueError(f"label must say its column, or its columns (got {said})")
-        if unknown := sorted(set(said) - {"column", "columns", "task", "max_classes"}):
+        if unknown := sorted(set(said) - set(_LABEL_KEYS)):
+            raise ValueError(f"a label has {', '.join(_LABEL_KEYS)} (got {unknown[0]!r})")
+        separator = said.get("separator", ",")
+        if ("columns" in said and "separator" in said) or not (
+            isinstance(separator, str) and separator
+        ):
             raise ValueError(
-                f"a label has column or columns, task and max_classes (got {unknown[0]!r})"
+                f"separator of a label must be the text between the classes of a cell (got {said})"
             )
     split = table.split
     if isinstance(split, Mapping):
@@ -517,6 +582,9 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 def _table_of(kind: Any, said: Any, where: str) -> Any:
     said = dict(_mapping(said, where))
+    if kind is NodeTable and "join" in said:
+        joined = said["join"] if isinstance(said["join"], list) else [said["join"]]
+        said["join"] = tuple(_table_of(JoinedTable, table, f"{where}.join") for table in joined)
     reading = {key: said.pop(key) for key in _READING if key in said}
     names = [option.name for option in fields(kind) if option.name != "options"]
     if unknown := sorted(set(said) - set(names)):
@@ -526,7 +594,7 @@ def _table_of(kind: Any, said: Any, where: str) -> Any:
         raise ValueError(
             f"[{where}]: unknown key {unknown[0]!r}; there are {', '.join(sorted(allowed))}"
         )
-    needed = ["files", "id"] if kind is NodeTable else ["files", "source", "target"]
+    needed = ["files", "source", "target"] if kind is EdgeTable else ["files", "id"]
     for key in needed:
         if key not in said:
             raise ValueError(f"[{where}] must say {key}")
@@ -558,7 +626,9 @@ def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
 
 
-def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> list[str]:
+def _toml_of_table(
+    table: NodeTable | EdgeTable | JoinedTable, more: Mapping[str, str]
+) -> list[str]:
     if is_in_memory(table.files):
         raise TypeError("a table in memory has no file to name; write it to Parquet first")
     lines = []
@@ -572,7 +642,7 @@ def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> lis
                 said = getattr(value, reading.name)
                 if said != getattr(FileOptions(), reading.name):
                     lines.append(f"{reading.name} = {_toml(said)}")
-        elif value is None or (option.name == "ignore" and not value):
+        elif value is None or option.name == "join" or (option.name == "ignore" and not value):
             continue
         elif option.name != "features" or not isinstance(value, Mapping):
             lines.append(f"{option.name} = {_toml(value)}")
@@ -599,7 +669,7 @@ def _named(item: Any) -> tuple[str, Any]:
         return name, path
     stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
     stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
-    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", text
+    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
 
 
 def _unused_name(name: str, names: Iterable[str]) -> str:
@@ -615,7 +685,18 @@ def _stems(ntype: str) -> list[str]:
     return [name, name.removesuffix("s"), re.sub(r"ies$", "y", name)]
 
 
+def _of_neo4j(role: str, columns: Sequence[str]) -> str | None:
+    """The column that Neo4j has given a role: ID, START_ID or END_ID."""
+    for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        if named is not None and named[1].upper() == role:
+            return column
+    return None
+
+
 def _id_column(ntype: str, columns: Sequence[str]) -> str:
+    if (column := _of_neo4j("ID", columns)) is not None:
+        return column
     usual = [*_IDS[:1], *(f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))]
     for name in (*usual, *_IDS[1:]):
         for column in columns:
@@ -627,6 +708,9 @@ def _id_column(ntype: str, columns: Sequence[str]) -> str:
 def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], first: str) -> str:
     if asked is not None:
         return reader.column(asked)
+    role = "START_ID" if usual is _SOURCES else "END_ID"
+    if (named := _of_neo4j(role, reader.schema.names)) is not None:
+        return named
     for name in usual:
         for column in reader.schema.names:
             if column.casefold() == name:
@@ -634,16 +718,57 @@ def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], fir
     return first
 
 
-def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> list[str]:
-    """The node types that the two columns of ends speak of.
+def _group_of(column: str, ntype: str) -> str:
+    """The group of ids that Neo4j names in a column; the node type where it names none."""
+    named = _OF_NEO4J.fullmatch(column)
+    return ntype if named is None or not named[2] else named[2]
+
+
+def _type_by_ids(
+    column: str, reader: TableSource, nodes: Mapping[str, NodeTable], base: Path | None
+) -> str:
+    """The one type of nodes whose first million ids the first rows of a column name; else ""."""
+    batch = next(reader.batches([column]), None)
+    if batch is None:
+        return ""
+    values = batch.columns.column(column).slice(0, 10_000).drop_null()
+    told: list[str] = []
+    for ntype, table in nodes.items():
+        ids = RowIds(ntype)
+        source = TableSource(table.files, table.options, base=base, named=[table.id])
+        if table.id == ROW_NUMBER:
+            return ""
+        try:
+            for rows in source.batches([table.id]):
+                of_rows = rows.columns.column(table.id).drop_null()
+                ids.add(of_rows, IdColumn(rows.file, source.is_untyped))
+                if len(ids) >= 1_000_000:
+                    break
+            found = ids.find(values, IdColumn(batch.file, reader.is_untyped))
+        except ValueError:  # ids of another kind
+            continue
+        if (found >= 0).any():
+            told.append(ntype)
+    return told[0] if len(told) == 1 else ""
+
+
+def _types_of_ends(
+    columns: Sequence[str], nodes: Mapping[str, NodeTable], reader: TableSource, base: Path | None
+) -> list[str]:
+    """The node types that the two columns of ends speak of, by their names or else their ids.
 
     Raises:
-        ValueError: Their names do not tell.
+        ValueError: They do not tell.
     """
     if not nodes:
         return ["node", "node"]
     types: list[str] = []
     for column in columns:
+        named = _OF_NEO4J.fullmatch(column)
+        of_group = [t for t, table in nodes.items() if named and _group_of(table.id, t) == named[2]]
+        if named is not None and named[2] and len(of_group) == 1:
+            types.append(of_group[0])
+            continue
         name = column.casefold()
         fitting = [t for t in nodes if any(stem and name.startswith(stem) for stem in _stems(t))]
         of_ids = [t for t, table in nodes.items() if table.id.casefold() == name]
@@ -653,8 +778,9 @@ def _types_of_ends(columns: Sequence[str], nodes: Mapping[str, NodeTable]) -> li
         is_another = all(c.casefold().endswith("id") for c in columns) and any(types)
         if not is_another or all(types):
             return list(nodes) * 2
-    for column, ntype in zip(columns, types, strict=True):
-        if not ntype:
+    for side, column in enumerate(columns):
+        types[side] = types[side] or _type_by_ids(column, reader, nodes, base)
+        if not types[side]:
             raise ValueError(
                 f"column {column!r} does not tell of which type its nodes are, {' or '.join(nodes)}"
                 " or one without a table; name the types as SOURCE:RELATION:TARGET=FILE, or in a "

@@ -54,17 +54,22 @@ def load_partition(
     and edges of one relation, come as DGL has them. The formats that the partition was made with
     are built. What is loaded is the process's own: writing to a tensor never changes a file.
 
-    ============  ==================================================================
-    graph.ndata
-    ``_ID``       int64, homogenised id, see `RangePartitionBook`
-    ``_TYPE``     int32, number of the node type
-    ``part_id``   int64, the part that owns the node
+    ==============  ================================================================
+    field           of ``graph.ndata``
+    ==============  ================================================================
+    ``_ID``         int64, homogenised id, see `RangePartitionBook`
+    ``_TYPE``       int32, number of the node type
+    ``part_id``     int64, the part that owns the node
     ``inner_node``  bool, whether that is this part
-    graph.edata
-    ``_ID``       int64, homogenised id
-    ``_TYPE``     int32, number of the relation
+    ==============  ================================================================
+
+    ==============  ================================================================
+    field           of ``graph.edata``
+    ==============  ================================================================
+    ``_ID``         int64, homogenised id
+    ``_TYPE``       int32, number of the relation
     ``inner_edge``  bool, whether this part owns the edge
-    ============  ==================================================================
+    ==============  ================================================================
 
     Args:
         part_config: Path of the JSON that `partition_graph`, ours or DGL's, wrote.

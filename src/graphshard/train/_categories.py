@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categories of nodes and edges: tables of learnt rows, beside their features."""
+"""Categories of nodes and edges, and sparse features: learnt rows beside the other features."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _WIDEST = 50
+_SPARSE_WIDTH = 64
 
 
 def table_width(count: int) -> int:
@@ -17,16 +19,38 @@ def table_width(count: int) -> int:
     return min(_WIDEST, 1 + count // 2)
 
 
+class SparseFeatures(NamedTuple):
+    """Non-zeros of rows of features, side by side.
+
+    Args:
+        columns: ``[n, most]`` int64, counted from 1, and 0 behind a row's last.
+        values: ``[n, most]``.
+    """
+
+    columns: Tensor
+    values: Tensor
+
+    def to(self, device: torch.device) -> SparseFeatures:
+        """The same on a device."""
+        return SparseFeatures(self.columns.to(device), self.values.to(device))
+
+
 class CategoryTables(nn.Module):
-    """A table for each column of categories, replicated like all weights.
+    """A table for each column of categories, and one for sparse features; replicated like weights.
+
+    A row of sparse features becomes what it is times a matrix, of which no other row is read.
 
     Args:
         counts: Node type, or name of a relation, to the number of values of each of its columns, 0
             (unknown) among them.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
     """
 
-    def __init__(self, counts: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__()
+        sparse_counts = sparse_counts or {}
         self._types = tuple(counts)
         # Lists, because node types may have names that an attribute cannot have.
         self.tables = nn.ModuleList(
@@ -36,14 +60,30 @@ class CategoryTables(nn.Module):
         for table in self.modules():
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=1 / math.sqrt(table.embedding_dim))
+        self._sparse_types = tuple(sparse_counts)
+        self.matrices = nn.ModuleList(
+            nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum") for count in sparse_counts.values()
+        )
+        for matrix in self.matrices:
+            assert isinstance(matrix, nn.EmbeddingBag)
+            # Small, as of a wide layer: columns that no training row reaches then say little.
+            nn.init.xavier_uniform_(matrix.weight)
 
     @staticmethod
-    def widths(counts: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def widths(
+        counts: Mapping[str, Sequence[int]], sparse_counts: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         """Node type to the columns that its tables add."""
-        return {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
+        widths = {ntype: sum(map(table_width, of_type)) for ntype, of_type in counts.items()}
+        for ntype in sparse_counts or ():
+            widths[ntype] = widths.get(ntype, 0) + _SPARSE_WIDTH
+        return widths
 
     def forward(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures] | None = None,
     ) -> dict[str, Tensor]:
         """Features with the rows of the categories beside them.
 
@@ -52,11 +92,21 @@ class CategoryTables(nn.Module):
         Args:
             features: Node type to ``[n, width]``; may lack types.
             categories: Node type to ``[n, k]`` int64, for each type that has tables.
+            sparse: Node type to its sparse features, for each type that has them.
         """
         joined = dict(features)
         for name in self._types:
             rows = [features[name]] if name in features else []
             joined[name] = torch.cat([*rows, self.rows_of(name, categories[name])], dim=1)
+        for ntype, matrix in zip(self._sparse_types, self.matrices, strict=True):
+            assert isinstance(matrix, nn.EmbeddingBag)
+            assert sparse is not None
+            columns, values = sparse[ntype]
+            is_entry = (columns > 0) & (columns < matrix.num_embeddings)
+            stops = is_entry.sum(1).cumsum(0)
+            starts = stops - is_entry.sum(1)
+            product = matrix(columns[is_entry], starts, per_sample_weights=values[is_entry])
+            joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined
 
     def rows_of(self, name: str, numbers: Tensor) -> Tensor:

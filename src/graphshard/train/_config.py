@@ -55,7 +55,7 @@ FREE_FIELDS = frozenset(
 #: Fields of which earlier versions knew nothing: a checkpoint of theirs has the default.
 _NEWER_FIELDS = frozenset(
     "model_args optimizer schedule warmup clip_norm class_weights autocast self_loops "
-    "both_directions norm residual task loss metrics predictor negatives relations "
+    "both_directions norm residual encoder task loss metrics predictor negatives relations "
     "exclude_targets".split()
 )
 
@@ -150,6 +150,13 @@ class RunConfig:
         "gcn, sage, gat, gatv2: normalise the rows of hidden layers.",
         OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
         _of_model("norm"),
+    ] = None
+    encoder: Annotated[
+        bool | None,
+        "gcn, sage, gat, gatv2: a linear layer and a ReLU of each node by itself before the first "
+        "layer; typed graphs: a ReLU after the matrix of each type's features.",
+        OnlyWith("model", ("gcn", "sage", "gat", "gatv2")),
+        _of_model("encoder"),
     ] = None
     lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
     optimizer: Annotated[
@@ -383,6 +390,7 @@ class ResolvedConfig(RunConfig):
     num_bases: int
     residual: bool
     norm: bool
+    encoder: bool
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -42,6 +42,8 @@ from ._training_shard import TrainingShard
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ._learner import Learner
+
 FORMAT, FORMAT_VERSION = "graphshard-model", 1
 WEIGHTS, CARD, ROWS_OF_BEST = "model.safetensors", "model.json", "best"
 
@@ -69,6 +71,7 @@ class ModelCard:
         category_counts: Node type to the number of values of each of its columns of categories,
             which have tables of learnt rows.
         edge_category_counts: Likewise of edges, by relation.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
         embeddings_folder: Of the checkpoint with their rows, inside the run's folder.
@@ -102,6 +105,7 @@ class ModelCard:
     last: dict[str, Any]
     versions: dict[str, str]
     edge_category_counts: dict[str, Any] = field(default_factory=dict)
+    sparse_counts: dict[str, int] = field(default_factory=dict)
     folder: Path = field(default=Path(), compare=False)
 
     def resolved_config(self, **values: Any) -> ResolvedConfig:
@@ -130,7 +134,7 @@ class ModelCard:
         return {name: value.clone() for name, value in TensorFile.open(path).read().items()}
 
 
-def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -> None:
+def export_run(learner: Learner, folder: str | os.PathLike[str], history: History) -> None:
     """Write the best model of a run into its folder; collective.
 
     Args:
@@ -140,6 +144,7 @@ def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -
     folder = Path(folder)
     if learner.best is None:  # resumed at an epoch without an evaluation, with nothing to train
         learner.keep()
+        assert learner.best is not None
     state, rows = learner.best
     with shared_errors():
         if rank() == 0:
@@ -187,6 +192,7 @@ def _card_of(
         },
         category_counts={t: list(counts) for t, counts in shard.category_counts.items()},
         edge_category_counts={t: list(c) for t, c in shard.edge_category_counts.items()},
+        sparse_counts=dict(shard.sparse_counts),
         num_nodes=dict(shard.num_all),
         embeddings={name: table.shape[1] for name, table in tables},
         embeddings_folder=rows_folder,
@@ -243,7 +249,7 @@ def user_ids_of(shard: TrainingShard, ntype: str, path: str) -> pa.Array:
     return pa.array(shard.original_ids[ntype].numpy())
 
 
-def digest_of_ids(learner: Any) -> dict[str, int]:
+def digest_of_ids(learner: Learner) -> dict[str, int]:
     """A number for each node type with learnt rows, of its nodes' ids and numbers; collective.
 
     It does not depend on the partition: the sum of a hash of each node. Rows of another graph may

@@ -17,7 +17,7 @@ from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
 from ..partition.format import etype_key
-from ._categories import CategoryTables
+from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
 from ._edges import EdgeNetwork, EndRows, PairPredictor, TargetEdges
@@ -66,8 +66,9 @@ class Learner:
         torch.manual_seed(config.seed)
         #: What gives rows to nodes: the model, or the part of it before a predictor.
         self.network = build_model(shard, config)
-        if shard.category_counts:
-            self.network.category_tables = CategoryTables(shard.category_counts)
+        if shard.category_counts or shard.sparse_counts:
+            counts_of_types = shard.category_counts, shard.sparse_counts
+            self.network.category_tables = CategoryTables(*counts_of_types)
         if counts := edge_category_counts(shard, config.model):
             self.network.edge_category_tables = CategoryTables(counts)
         self._category_tables, self._edge_tables = (
@@ -151,17 +152,21 @@ class Learner:
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
-        rows = self.input_rows(self._shard.features, self._shard.categories)
+        shard = self._shard
+        rows = self.input_rows(shard.features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
 
     def input_rows(
-        self, features: Mapping[str, Tensor], categories: Mapping[str, Tensor]
+        self,
+        features: Mapping[str, Tensor],
+        categories: Mapping[str, Tensor],
+        sparse: Mapping[str, SparseFeatures],
     ) -> dict[str, Tensor]:
         """What a network is given of nodes that have features or categories, by node type."""
         tables = self._category_tables
-        return dict(features) if tables is None else tables(features, categories)
+        return dict(features) if tables is None else tables(features, categories, sparse)
 
     def set_edge_features(
         self,
@@ -507,14 +512,20 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return TypedRGCN(widths, *types, hidden, classes, layers, config.num_bases, dropout)
     if shard.is_typed:
         how = config.aggregator
-        return TypedNetwork(
+        network = TypedNetwork(
             name, widths, *types, hidden, classes, layers, heads, dropout, how, edge_feats
         )
+        network.encodes = config.encoder
+        if config.norm:
+            network.add_norms()
+        return network
     in_feats = widths.get(shard.target)
     if name == "rgcn":
         relations = shard.num_relations
         return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
-    width = hidden if in_feats is None else in_feats
+    width = in_width = hidden if in_feats is None else in_feats
+    if config.encoder:
+        width = hidden * heads if name in ("gat", "gatv2") else hidden
     model: NodeClassifier
     if name in ("gat", "gatv2"):
         kind = GAT if name == "gat" else GATv2
@@ -524,6 +535,8 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         model = GCN(width, hidden, classes, layers, dropout)
     else:
         model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+    if config.encoder:
+        model.add_encoder(in_width)
     model.add_own_rows_and_norms(config.residual, config.norm)
     return model
 

@@ -455,7 +455,7 @@ def rank_sums(ranks: Tensor, relation: Tensor, num_relations: int) -> Tensor:
     return sums.index_add_(0, relation, torch.stack(columns, dim=1))
 
 
-End: TypeAlias = tuple[int, str]
+KindOfEnd: TypeAlias = tuple[int, str]
 """A side of edges, 0 of sources and 1 of destinations, and a node type that is there."""
 
 
@@ -492,7 +492,7 @@ class LinkScorer:
             for side, t in ends
         }
 
-    def wrong(self, epoch: int, num_steps: int) -> dict[End, Tensor]:
+    def wrong(self, epoch: int, num_steps: int) -> dict[KindOfEnd, Tensor]:
         """For each kind of ends ``[num_steps, count]`` ids; collective."""
         return {end: drawn.drawn(epoch, num_steps) for end, drawn in self._negatives.items()}
 
@@ -511,7 +511,7 @@ class LinkScorer:
         sources: Tensor,
         destinations: Tensor,
         edges: TargetEdges,
-        drawn: Mapping[End, tuple[Tensor, Tensor]],
+        drawn: Mapping[KindOfEnd, tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Summed over edges, with rows and ids of what is drawn for each kind of ends."""
         total = self._loss_of_side(1, sources, destinations, edges, drawn)
@@ -525,7 +525,7 @@ class LinkScorer:
         given: Tensor,
         right: Tensor,
         edges: TargetEdges,
-        drawn: Mapping[End, tuple[Tensor, Tensor]],
+        drawn: Mapping[KindOfEnd, tuple[Tensor, Tensor]],
     ) -> Tensor:
         queries, answers = self._predictor.queries(given, edges.etype), edges.ends(side)
         losses = [

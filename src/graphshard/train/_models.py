@@ -98,8 +98,14 @@ class NodeClassifier(nn.Module):
     dropout: nn.Module
     _widths: list[int]  # of what goes into each layer, and comes out of the last
     _sends_inputs = False  # whether a layer sends its rows before the matrix, however wide
-    own: nn.ModuleList | None = None
-    norms: nn.ModuleList | None = None
+    encoder: nn.Linear | None
+    own: nn.ModuleList | None
+    norms: nn.ModuleList | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Values of the class would hide the modules that are set later.
+        self.encoder = self.own = self.norms = None
 
     def add_own_rows_and_norms(self, residual: bool, norm: bool) -> None:
         """Widen a network of one node type, before it is trained.
@@ -113,8 +119,20 @@ class NodeClassifier(nn.Module):
         if norm:
             self.norms = nn.ModuleList(nn.LayerNorm(width) for width in self._widths[1:-1])
 
+    def add_encoder(self, in_feats: int) -> None:
+        """Put a linear layer and a ReLU of each node by itself before a network of one node type.
+
+        A sum over neighbours of what these make of each tells more than the sum of their features.
+
+        Args:
+            in_feats: Width of the features; the network was made for what the encoder gives.
+        """
+        self.encoder = nn.Linear(in_feats, self._widths[0])
+
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
+        if self.encoder is not None:
+            features = F.relu(self.encoder(features))
         h = self.input_dropout(features)
         if len(self.layers) != len(graphs):
             raise ValueError(
@@ -127,8 +145,11 @@ class NodeClassifier(nn.Module):
             if self.own is not None:
                 h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
             if self.norms is not None and index < len(self.norms):
-                h = self.norms[index](h)
+                h = self._normalized(self.norms[index], h)
         return h
+
+    def _normalized(self, norm: nn.Module, h: Any) -> Any:
+        return norm(h)
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         return layer(graph, h)
@@ -137,13 +158,14 @@ class NodeClassifier(nn.Module):
         return self.dropout(F.relu(h))
 
     def penalized_parameters(self) -> list[nn.Parameter]:
-        """The first layer's."""
-        return list(self.layers[0].parameters())
+        """The first layer's, and the encoder's."""
+        encoder = [] if self.encoder is None else list(self.encoder.parameters())
+        return [*encoder, *self.layers[0].parameters()]
 
     @property
     def table_width(self) -> int:
         """Width of rows that are learnt for nodes without features."""
-        return self._widths[0]
+        return self._widths[0] if self.encoder is None else self.encoder.in_features
 
     def exchanged_width(self) -> int:
         """A layer sends its rows before or after the matrix, whichever is narrower, if it may."""
@@ -356,6 +378,8 @@ class TypedClassifier(NodeClassifier):
         self.projections = nn.ModuleList(
             nn.Linear(in_width, width, bias=False) for in_width in feature_widths.values()
         )
+        #: Whether a ReLU follows these matrices.
+        self.encodes = False
 
     def forward(
         self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
@@ -364,6 +388,8 @@ class TypedClassifier(NodeClassifier):
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
+            if self.encodes:
+                h[ntype] = F.relu(h[ntype])
         rows = super().forward(graphs, h)
         if isinstance(self.target, str):
             return self._finished(rows[self.target])
@@ -492,6 +518,7 @@ class TypedNetwork(TypedClassifier):
         width = hidden * heads if self._has_heads else hidden
         super().__init__(feature_widths, target, width)
         self._widths = [*[width] * layers, num_classes]
+        self._ntypes = tuple(ntypes)
 
         edge_feats = dict(edge_feats or {}) if self._has_heads else {}
 
@@ -519,6 +546,17 @@ class TypedNetwork(TypedClassifier):
             for pair, num_heads in zip(pairwise(self._widths), heads_of_layers, strict=True)
         )
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
+
+    def add_norms(self) -> None:
+        """Normalise the rows that hidden layers give (LayerNorm, one a node type)."""
+        self.norms = nn.ModuleList(
+            nn.ModuleList(nn.LayerNorm(width) for _ in self._ntypes) for width in self._widths[1:-1]
+        )
+
+    def _normalized(self, norm: nn.Module, h: Any) -> Any:
+        assert isinstance(norm, nn.ModuleList)
+        norms = dict(zip(self._ntypes, norm, strict=True))
+        return {ntype: norms[ntype](rows) for ntype, rows in h.items()}
 
     def _between(self, h: Any) -> Any:
         activation = F.elu if self._has_heads else F.relu

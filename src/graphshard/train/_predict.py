@@ -53,7 +53,7 @@ from ._predict_edges import Ends, LinkScores, alike, joined_ids
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
-    LabelledRows,
+    TaskRows,
     TrainingShard,
     _relation,
     _with_edges_added,
@@ -589,12 +589,12 @@ def _shard_of(
         if trained.kind != LINK_PREDICTION:
             masks = {ALL: _asked(nodes, label, masks)}
         owned.append(
-            LabelledRows(etype, label, {s: mask.nonzero().view(-1) for s, mask in masks.items()})
+            TaskRows(etype, label, {s: mask.nonzero().view(-1) for s, mask in masks.items()})
         )
     if not trained.targets:
         none = torch.full((data.num_owned(card.target),), -1)
         label = data.node_features.get(f"{card.target}/label", none)
-        owned.append(LabelledRows(card.target, label, {}))
+        owned.append(TaskRows(card.target, label, {}))
     return assemble(
         data,
         trained,
@@ -606,6 +606,7 @@ def _shard_of(
         class_names=(),
         category_counts={t: tuple(counts) for t, counts in card.category_counts.items()},
         edge_category_counts={t: tuple(c) for t, c in card.edge_category_counts.items()},
+        sparse_counts=card.sparse_counts,
     )
 
 
@@ -646,6 +647,12 @@ def differences(card: ModelCard, shard: TrainingShard) -> Iterator[str]:
                 f"'{name}' had {trained_count} columns of categories in training and has "
                 f"{columns.get(name, 0)}"
             )
+    for ntype in {*card.sparse_counts} ^ {*shard.sparse}:
+        is_sparse = ntype in shard.sparse
+        yield (
+            f"'{ntype}' {'has' if is_sparse else 'had'} sparse features (feat_columns) "
+            f"{'here, and not in training' if is_sparse else 'in training, and has none here'}"
+        )
     names, found_names = tuple(card.task.get("class_names") or ()), shard.task_info.class_names
     if names and found_names and names != found_names:
         yield f"the classes were {_few(names)} in training and are {_few(found_names)}"

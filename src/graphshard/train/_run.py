@@ -56,7 +56,7 @@ from ._defaults import defaults_of
 from ._edges import EdgeOrder, RaggedIds, TargetEdges, ends_in_block, rows_in_block
 from ._export import export_run
 from ._learner import Learner, dropout_seed
-from ._links import End
+from ._links import KindOfEnd
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -143,6 +143,11 @@ class TrainingRun:
             f"{name} {getattr(self.config, name)}"
             for name in ("hidden", "layers", "dropout", "lr", "weight_decay", "epochs", "patience")
             if name in values and getattr(given, name) is None
+        ]
+        shown += [
+            name
+            for name in ("encoder", "residual", "norm")
+            if getattr(self.config, name) and getattr(given, name) is None
         ]
         if shown:
             self._report(note=f"by default ({why}): {', '.join(shown)}")
@@ -434,6 +439,10 @@ def _settings_without_effect(
     needs_width = shard.is_typed or len(shard.feature_widths) < len(shard.data.node_type_names)
     if resolved.layers == 1 and config.hidden is not None and not needs_width:
         yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
+    if config.residual is not None and shard.is_typed:
+        yield (
+            f"residual={config.residual} has no effect: layers of typed graphs see a node's own row"
+        )
     if config.patience and not shard.num_nodes["val"]:
         yield (
             f"patience={config.patience} has no effect: no {_rows_of(shard)[:-1]} of val_mask "
@@ -535,7 +544,7 @@ class SampledRun(TrainingRun):
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
         self._order: EdgeOrder | None = None
-        self._wrong_ids: Mapping[End, Tensor] = {}
+        self._wrong_ids: Mapping[KindOfEnd, Tensor] = {}
         most = 1
         if shard.edges is None:
             first = shard.data.node_map(shard.target).starts[shard.data.rank]
@@ -652,7 +661,7 @@ class SampledRun(TrainingRun):
 
     def _drawn(
         self, blocks: MiniBatch, rows: Mapping[str, Tensor]
-    ) -> dict[End, tuple[Tensor, Tensor]]:
+    ) -> dict[KindOfEnd, tuple[Tensor, Tensor]]:
         """Rows and ids of what is drawn for each kind of ends of a step's edges."""
         drawn = {}
         for end, of_steps in self._wrong_ids.items():

@@ -21,13 +21,15 @@ from ..comm import ExchangePlan, fetch_halo, rank, world_size
 from ..fullbatch import PartitionData
 from ..graph import NID, Block
 from ..ops import Adjacency
+from ._categories import SparseFeatures
 from ._embeddings import NODE, PAIR
 from ._learner import ROWS, SELF_ROWS, Learner, model_features
 from ._models import ModelFeatures
 from ._training_shard import TrainingShard, relation_norm
 
 FEATURES, LABELS, CATEGORIES = "feat", "label", "categories"
-"""Names of features, labels and categories on blocks."""
+COLUMNS, VALUES = "feat_columns", "feat_values"
+"""Names of features, labels and categories on blocks, and of features that are sparse."""
 
 IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
@@ -56,6 +58,9 @@ class SampledInputs:
             self.graph.ndata[OUT_DEGREE] = self.graph.out_degrees().to(torch.int32)
         for ntype, numbers in shard.categories.items():
             self.graph.nodes[ntype].data[CATEGORIES] = numbers
+        for ntype, sparse in shard.sparse.items():
+            self.graph.nodes[ntype].data[COLUMNS] = sparse.columns
+            self.graph.nodes[ntype].data[VALUES] = sparse.values
         #: Relation to the names of what blocks shall have on edges.
         self.edge_features: dict[Any, tuple[str, ...]] = {
             etype: tuple(name for name in rows if name != "norm")
@@ -77,6 +82,8 @@ class SampledInputs:
         names: dict[str, tuple[str, ...]] = dict.fromkeys(self._shard.features, (FEATURES,))
         for ntype in self._shard.categories:
             names[ntype] = (*names.get(ntype, ()), CATEGORIES)
+        for ntype in self._shard.sparse:
+            names[ntype] = (*names.get(ntype, ()), COLUMNS, VALUES)
         if self._reads_degrees:
             target = self._shard.target
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
@@ -104,7 +111,11 @@ class SampledInputs:
         sources = blocks[0].srcnodes
         features = {ntype: sources[ntype].data[FEATURES] for ntype in self._shard.features}
         numbers = {ntype: sources[ntype].data[CATEGORIES] for ntype in self._shard.categories}
-        rows |= self._learner.input_rows(features, numbers)
+        sparse = {
+            ntype: SparseFeatures(sources[ntype].data[COLUMNS], sources[ntype].data[VALUES])
+            for ntype in self._shard.sparse
+        }
+        rows |= self._learner.input_rows(features, numbers, sparse)
         for graph in graphs if self._with_categories else ():
             columns = {etype: graph.edges[etype].data for etype in self._with_categories}
             self._learner.set_edge_features(

@@ -27,7 +27,7 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._categories import CategoryTables
+from ._categories import CategoryTables, SparseFeatures
 from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
 from ._defaults import GraphFacts
 from ._edges import RaggedIds, TargetEdges
@@ -63,6 +63,8 @@ class TrainingShard:
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         categories: Node type to ``[num_owned, k]`` int64, the numbers of what its nodes are in
             each of ``k`` columns, 0 where unknown; types without are absent.
+        sparse: Node type to the non-zeros of features that are too wide to be dense; types without
+            are absent.
         edge_features: Relation to the features of its edges, ``[num_edges, width]``.
         edge_weights: Relation to the weights of its edges, ``[num_edges]``.
         edge_categories: Relation to the categories of its edges, as those of nodes.
@@ -104,6 +106,8 @@ class TrainingShard:
     class_names: tuple[str, ...] = ()
     category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     edge_category_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sparse: Mapping[str, SparseFeatures] = field(default_factory=dict)
+    sparse_counts: Mapping[str, int] = field(default_factory=dict)
     facts: GraphFacts | None = None
     notes: tuple[str, ...] = ()
     num_added_edges: int = 0
@@ -121,6 +125,7 @@ class TrainingShard:
             data=self.data.to(device, feature_device="cpu"),
             features={ntype: rows.to(device) for ntype, rows in self.features.items()},
             categories={ntype: rows.to(device) for ntype, rows in self.categories.items()},
+            sparse={ntype: rows.to(device) for ntype, rows in self.sparse.items()},
             edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
             edge_weights={etype: rows.to(device) for etype, rows in self.edge_weights.items()},
             edge_categories={e: rows.to(device) for e, rows in self.edge_categories.items()},
@@ -135,7 +140,8 @@ class TrainingShard:
     def feature_widths(self) -> dict[str, int]:
         """Node type to the columns that a network is given; types without are absent."""
         widths = {ntype: rows.shape[1] for ntype, rows in self.features.items()}
-        for ntype, width in CategoryTables.widths(self.category_counts).items():
+        added = CategoryTables.widths(self.category_counts, self.sparse_counts)
+        for ntype, width in added.items():
             widths[ntype] = widths.get(ntype, 0) + width
         return {t: widths[t] for t in self.data.node_type_names if t in widths}
 
@@ -278,13 +284,13 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         else:
             label, is_known = _labels(data.edge_features[f"{key}/label"], key, task, "edge")
         rows = _rows_of_splits(data.edge_features, key, "edge", is_known)
-        owned.append(LabelledRows(etype, label, rows))
+        owned.append(TaskRows(etype, label, rows))
     if not task.targets:
         key = _target(data, task)
         count = data.node_map(key).num_ids
         label, is_known = _labels(data.node_features[f"{key}/label"], key, task, "node")
         rows = _rows_of_splits(data.node_features, key, "node", is_known)
-        owned.append(LabelledRows(key, label, rows))
+        owned.append(TaskRows(key, label, rows))
     word = "edges" if task.targets else "nodes"
     for of in owned:
         if of.label.ndim == 1 and not of.label.is_floating_point():
@@ -303,7 +309,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
 
 
 @dataclass(frozen=True)
-class LabelledRows:
+class TaskRows:
     """The rows of a task that are nodes of a type, or edges of a relation.
 
     Args:
@@ -320,7 +326,7 @@ def assemble(
     data: PartitionData,
     task_info: TaskInfo,
     config: ResolvedConfig,
-    owned: Sequence[LabelledRows],
+    owned: Sequence[TaskRows],
     **values: Any,
 ) -> TrainingShard:
     """A shard of what this rank has read; counts are its own, or 0 where nothing is known.
@@ -341,6 +347,7 @@ def assemble(
             "data": data,
             "features": _features(data, config.torch_dtype),
             "categories": _categories(data),
+            "sparse": sparse_features(data, config.torch_dtype),
             "edge_features": edge_features,
             "edge_weights": _edge_weights(data, config.torch_dtype),
             "edge_categories": edge_categories,
@@ -441,7 +448,7 @@ def _target_edges(
     features: Mapping[CanonicalEType, Tensor],
     categories: Mapping[CanonicalEType, Tensor],
     etype: Tensor | None,
-    owned: Sequence[LabelledRows],
+    owned: Sequence[TaskRows],
 ) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
     """The edges that are in a split, with labels and rows of these alone."""
     chosen = [torch.unique(torch.cat(list(of.rows.values()))) for of in owned]
@@ -549,6 +556,36 @@ def _checked_categories(columns: Tensor, name: str, word: str) -> Tensor:
             f"{columns.dtype} of shape {tuple(columns.shape)} for '{name}')"
         )
     return columns.to(torch.int64)
+
+
+def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, SparseFeatures]:
+    """Node type to its sparse features, checked."""
+    sparse = {}
+    for ntype in data.node_type_names:
+        columns = data.node_features.get(f"{ntype}/feat_columns")
+        values = data.node_features.get(f"{ntype}/feat_values")
+        if columns is None and values is None:
+            continue
+        if (
+            columns is None
+            or values is None
+            or columns.ndim != 2
+            or columns.shape != values.shape
+            or columns.is_floating_point()
+            or bool((columns < 0).any())
+        ):
+            raise ValueError(
+                f"'feat_columns' and 'feat_values' of '{ntype}' must be two matrices of one shape, "
+                "whole numbers from 0 on and values (got "
+                + " and ".join(
+                    "none" if c is None else f"{c.dtype} {tuple(c.shape)}"
+                    for c in (columns, values)
+                )
+                + "); load_dataset(keep_sparse=True) makes them"
+            )
+        rows = _finite_rows(values, f"{ntype}/feat_values", 2, dtype)
+        sparse[ntype] = SparseFeatures(columns.to(torch.int64), rows)
+    return sparse
 
 
 def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
@@ -781,10 +818,16 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
             )
     num_train = dict(zip(SPLITS, counts, strict=True))["train"]
     of_edges = {etype_key(etype): rows for etype, rows in shard.edge_categories.items()}
+    tops = [
+        int(rows.columns.max()) + 1 if rows.columns.numel() else 1 for rows in shard.sparse.values()
+    ]
     shard = replace(
         shard,
         category_counts=_category_counts(shard.categories),
         edge_category_counts=_category_counts(of_edges),
+        sparse_counts=dict(
+            zip(shard.sparse, reduce_ints(tops, "max") if tops else [], strict=True)
+        ),
     )
     if not is_multilabel:
         num_classes = shard.num_classes or num_classes
@@ -930,11 +973,15 @@ def _unread_columns(shard: TrainingShard, model: str) -> list[str]:
     """A line for each kind of numbers on edges that the model does not read."""
     read = edge_columns(model)
     lines = []
+    times = any(name.endswith("/time") for name in shard.data.edge_features)
+    # Of a task on edges, what predicts them reads their features, but not for links.
+    is_read_there = shard.edges is not None and shard.links is None
     for what, name, has, readers in (
         ("weights", "weight", shard.edge_weights, "gcn and sage do"),
-        ("features", "feat", shard.edge_feature_widths, "gat and gatv2 do"),
+        ("features", "feat", shard.edge_feature_widths and not is_read_there, "gat and gatv2 do"),
+        ("times", "time", times, "no model does"),
     ):
-        if has and name not in read and shard.edges is None:
+        if has and name not in read:
             lines.append(f"{what} of edges are there, and {model} does not read them ({readers})")
     return lines
 

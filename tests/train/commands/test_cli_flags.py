@@ -18,16 +18,16 @@ from graphshard.train.commands import app, run
 FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
-        --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
-        --label --label-task --links --method --name --no-header --no-inverse --no-reorder
-        --no-row-normalize --no-self-loops --node-id --nodes --objective --out --parallel --parts
-        --quiet --relation-column --reorder --row-normalize --seed --self-loops --source --split
-        --tables --target --time --tolerance --weight
+        --delimiter --edges --encoding --encodings-from --format --header --help --hops --ignore
+        --inverse --label --label-task --links --method --name --no-header --no-inverse --no-reorder
+        --no-row-normalize --no-self-loops --node-id --nodes --null --objective --out --parallel
+        --parts --quiet --relation-column --reorder --row-normalize --seed --self-loops --source
+        --split --split-files --tables --target --time --tolerance --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --encoding --header --help --ignore --label
-        --label-task --links --no-header --node-id --nodes --parallel --relation-column --source
-        --split --target --time --weight
+        --config --dangling --delimiter --edges --encoding --format --header --help --ignore --label
+        --label-task --links --no-header --node-id --nodes --null --parallel --relation-column
+        --source --split --split-files --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",
@@ -58,13 +58,13 @@ FLAGS = {
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
         --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
-        --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help --hidden
-        --layers --loss --lr --map-features --metrics --mode --model --model-args --negatives
-        --no-both-directions --no-exclude-targets --no-map-features --no-norm --no-rematerialize
-        --no-residual --no-self-loops --norm --num-bases --optimizer --patience --plot --predictor
-        --prefetch --quiet --relations --rematerialize --replace --residual --resume --run --sampler
-        --save-every --schedule --seed --self-loops --task --tensorboard --timeout --transport
-        --warmup --weight-decay --workers
+        --encoder --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help
+        --hidden --layers --loss --lr --map-features --metrics --mode --model --model-args
+        --negatives --no-both-directions --no-encoder --no-exclude-targets --no-map-features
+        --no-norm --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
+        --patience --plot --predictor --prefetch --quiet --relations --rematerialize --replace
+        --residual --resume --run --sampler --save-every --schedule --seed --self-loops --task
+        --tensorboard --timeout --transport --warmup --weight-decay --workers
     """,
 }
 

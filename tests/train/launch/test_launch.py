@@ -252,13 +252,24 @@ rows(torch.arange(3)).sum().backward()
 optimizer.step()  # trainers have connections to each other now
 for _ in range(3):  # by now rank 0 has started the monitor
     graphshard.comm.barrier()
-sockets = set()
+parents = {}
 for folder in Path("/proc").glob("[0-9]*"):
     with suppress(OSError):  # it has ended
-        if os.environ["GRAPHSHARD_JOB_ID"] in (folder / "environ").read_text(errors="replace"):
-            for descriptor in (folder / "fd").iterdir():
-                with suppress(OSError):  # it was closed meanwhile
-                    sockets.add(os.readlink(descriptor))
+        parents[folder.name] = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+
+
+def is_of_the_job(process):
+    while process in parents and process not in os.environ["BEFORE"].split():
+        process = parents[process]
+    return process == os.environ["LAUNCHER"]
+
+
+sockets = set()
+for process in filter(is_of_the_job, parents):
+    with suppress(OSError):  # it has ended
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # it was closed meanwhile
+                sockets.add(os.readlink(descriptor))
 for table in ("tcp", "tcp6"):
     for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
         words = line.split()
@@ -272,10 +283,13 @@ ABBREVIATIONS = "--log out.txt --node 1 --num 2 --max 3 --local 4 --master 5 --n
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("nested_forks")
 def test_a_local_job_stays_on_127_0_0_1_and_a_script_s_options_are_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     partition_graph(random_graph(60, 300, seed=0), "g", 2, tmp_path / "parts", quiet=True)
+    monkeypatch.setenv("LAUNCHER", str(os.getpid()))
+    monkeypatch.setenv("BEFORE", " ".join(path.name for path in Path("/proc").glob("[0-9]*")))
     (tmp_path / "train.py").write_text(LISTENING)
     words = ["launch", "--local", "2", "--workspace", str(tmp_path), "--part-config"]
     words += ["parts/g.json", "--log-dir", str(tmp_path / "logs")]

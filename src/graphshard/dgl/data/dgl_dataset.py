@@ -125,7 +125,7 @@ class DGLDataset:
 
     @property
     def raw_path(self) -> str:
-        """Folder of the raw files: the name, and a digest of the URL if there is one."""
+        """The folder of raw files, named by the data set and a digest of its URL if it has one."""
         return os.path.join(self.raw_dir, self._folder_name())
 
     @property

@@ -32,7 +32,7 @@ class ItemCollator:
 
     @property
     def dataset(self) -> Any:
-        """What a loader takes items from: the ids, or pairs of a type and an id."""
+        """The ids that a loader takes items from, or pairs of a type and an id."""
         return self._dataset
 
     @staticmethod

@@ -15,7 +15,8 @@ from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
 from ...data.id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
-from ...data.tables import Dangling, Parallel
+from ...data.splits import SPLITS
+from ...data.tables import Dangling, Parallel, TableFormat
 from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
@@ -37,7 +38,7 @@ class TableFlags:
     nodes: Annotated[
         list[str] | None,
         "Table of nodes: CSV, Parquet, Arrow or JSON lines; a file, glob, folder or URI, or "
-        "TYPE=FILE. Several times for several types.",
+        "TYPE=FILE. Several times for several types; of one type, rows are joined by their ids.",
         Unset("none: nodes come from edges"),
     ] = None
     edges: Annotated[
@@ -78,6 +79,11 @@ class TableFlags:
         "Relations whose edges are to be predicted, names between commas.",
         Unset("none; with --split and no --label the only one"),
     ] = None
+    split_files: Annotated[
+        str | None,
+        "Files of ids instead: train=FILE,val=FILE,test=FILE.",
+        Unset("none"),
+    ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
     relation_column: Annotated[
@@ -98,10 +104,21 @@ class TableFlags:
         "Edges with the same two ends: keep all, or drop all but the first.",
         Unset("keep"),
     ] = None
+    format: Annotated[
+        TableFormat | None,
+        "Of the files; json is an object a line.",
+        Unset("by the ending, or as the file looks"),
+    ] = None
     delimiter: Annotated[
         str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
     ] = None
     encoding: Annotated[str | None, "Of CSV, such as latin-1.", Unset("UTF-8")] = None
+    null: Annotated[
+        list[str] | None,
+        "Cell of CSV that is missing, besides NA, null and the like, such as unknown. Several "
+        "times.",
+        Unset("none more"),
+    ] = None
     header: Annotated[
         bool | None, "Whether the first line of CSV names columns.", Unset("as the file looks")
     ] = None
@@ -123,19 +140,39 @@ class TableFlags:
             target=self.target,
             label=self.label,
             label_task=self.label_task,
-            split=_split_of(self.split),
+            split=self._split(),
             links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
             relation_column=self.relation_column,
             ignore=self.ignore or (),
             options=FileOptions(
+                format=self.format,
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
                 header=self.header,
                 encoding=self.encoding,
+                more_null_values=tuple(self.null or ()),
             ),
             **settings,
         )
+
+    def _split(self) -> Any:
+        """How rows are split: fractions, the name of a column, or files of ids."""
+        if self.split_files is None:
+            return _split_of(self.split)
+        if self.split is not None:
+            raise ValueError("rows are split by --split or by --split-files; leave one out")
+        files: dict[str, str] = {}
+        for item in self.split_files.split(","):
+            split, equals, path = item.partition("=")
+            split = split.strip()
+            if not equals or not path.strip() or split not in SPLITS or split in files:
+                raise ValueError(
+                    "split_files must be like train=FILE,val=FILE,test=FILE (got "
+                    f"{self.split_files!r})"
+                )
+            files[split] = path.strip()
+        return {"files": files}
 
 
 def _split_of(text: str | None) -> Any:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -206,7 +209,8 @@ def _with_data(config: AnyConfig, path: Path) -> AnyConfig:
 
 
 def _show(result: TrainResult, config: AnyConfig) -> None:
-    Console(markup=False, emoji=False).print(result_table(result, config.model))
+    console = Console(markup=False, emoji=False)
+    console.print(result_table(result, config.model, draws=console.encoding.startswith("utf")))
 
 
 class ProgressDisplay:
@@ -306,8 +310,12 @@ def _number(metric: str, value: float, digits: int) -> str:
     return f"{100 * value:.{digits}f}" if metric == ACCURACY else f"{value:.4f}"
 
 
-def result_table(result: TrainResult, model: str) -> Table:
-    """The end of a run: accuracy per split, then time, memory and bytes."""
+def result_table(result: TrainResult, model: str, draws: bool = False) -> Table:
+    """The end of a run: accuracy per split, then time, memory and bytes.
+
+    Args:
+        draws: Whether to show how the loss fell, in block elements.
+    """
     best, last = result.best, result.last
     how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
     table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")
@@ -335,6 +343,7 @@ def result_table(result: TrainResult, model: str) -> Table:
                 table.add_row(name, "", _number(best.main, number, 2), shown)
     table.add_section()
     facts = {
+        "training loss": sparkline(result.losses) if draws and len(result.losses) > 1 else "",
         "training loss, last epoch": f"{result.losses[-1]:.4f}",
         "seconds per epoch": f"{result.seconds_per_epoch:.4f}",
         "seconds per evaluation": f"{result.seconds_per_evaluation:.4f}",
@@ -343,6 +352,8 @@ def result_table(result: TrainResult, model: str) -> Table:
         "bytes sent per epoch": " ".join(f"{n:,}" for n in result.bytes_per_epoch),
         "parameters": f"{result.num_parameters:,}",
     }
+    if not facts["training loss"]:
+        del facts["training loss"]
     if result.peak_device_memory is None:
         del facts["peak device memory per worker"]
     if result.sampling is not None:
@@ -356,6 +367,29 @@ def result_table(result: TrainResult, model: str) -> Table:
     for name, value in facts.items():
         table.add_row(name, "", value, "")
     return table
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARKLINE = 16  # characters
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A line of block elements, as high as means of consecutive values; blank where not finite."""
+    width = min(_SPARKLINE, len(values))
+    bounds = [len(values) * place // width for place in range(width + 1)]
+    means = [statistics.fmean(values[start:stop]) for start, stop in pairwise(bounds)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+
+    def block(mean: float) -> str:
+        if not math.isfinite(mean):
+            return " "
+        share = (mean - low) / span if span else 0.0
+        return _BLOCKS[round(share * (len(_BLOCKS) - 1))]
+
+    return "".join(map(block, means))
 
 
 def _mebibytes(counts: Sequence[int]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the picture of a partition counts, against sets of plain numbers. No process."""
+"""What pictures show: parts against sets of plain numbers, and lines of blocks. No process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import graphshard
 from graphshard.partition import load_partition_stats, partition_graph
 from graphshard.partition.format import read_config
 from graphshard.train.commands._partition_picture import count_pairs, plot_partition
+from graphshard.train.commands._train import sparkline
 
 
 def of_two_types() -> tuple[graphshard.Graph, dict[str, torch.Tensor]]:
@@ -61,3 +62,13 @@ def test_any_number_of_parts_is_drawn(tmp_path: Path, num_parts: int) -> None:
     path = tmp_path / "$g.json"
     plot_partition(read_config(path), load_partition_stats(path), tmp_path / "g.png")
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_of_blocks_shows_how_numbers_fall() -> None:
+    assert sparkline([7, 6, 5, 4, 3, 2, 1, 0]) == "█▇▆▅▄▃▂▁"
+    assert sparkline([1.0, float("nan"), 3.0]) == "▁ █"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([float("inf")]) == ""
+    long = sparkline([*range(16_000)])  # means of a thousand each
+    assert (len(long), long[0], long[-1]) == (16, "▁", "█")
+    assert list(long) == sorted(long)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does it install? Wheel and sdist, with and without a compiler, on several Pythons and torches.
+
+For each pair of a Python and a release of torch there is a fresh environment, in which each way to
+install is tried in turn: it must install, train the GCN of ``make demo`` with two workers, and pass
+the tests of the core from a folder where the source is not. Run it from a clean checkout:
+
+    python benchmarks/install_proof.py --pair python3.10 2.6.0 --pair python3.13 newest
+
+A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from _common import RESULTS, ROOT
+
+WAYS = ("wheel", "sdist", "sdist, no compiler")
+CORE_TESTS = [
+    f"tests/{name}" for name in ("comm", "ops", "graph", "fullbatch", "partition", "sampling")
+]
+
+
+@dataclasses.dataclass
+class Row:
+    """What was seen of one way to install."""
+
+    python: str = ""
+    torch: str = ""
+    way: str = ""
+    installed: str = ""
+    kernels: str = ""
+    demo: str = ""
+    tests: str = ""
+
+
+class Failed(Exception):
+    """A command ended with an error; has the end of what it printed."""
+
+
+def call(*command: object, cwd: Path, **environment: str) -> str:
+    """Run a command to its end; returns what it printed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_CON"))}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**inherited, "PIP_CONFIG_FILE": os.devnull, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=3600,
+    )
+    if done.returncode:
+        raise Failed(f"{' '.join(map(str, command[:6]))}: {done.stdout[-2000:]}")
+    return done.stdout
+
+
+def built(python: Path, folder: Path) -> dict[str, Path]:
+    """The wheel of a Python, and the sdist, built from this checkout."""
+    source = folder / "source"
+    source.mkdir()
+    archive = folder / "source.tar"
+    call("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
+    call("tar", "-xf", archive, "-C", source, cwd=folder)
+    call(python, "-m", "pip", "install", "-q", "build", cwd=folder)
+    call(python, "-m", "build", "-q", "-o", folder / "dist", source, cwd=folder)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist, "sdist, no compiler": sdist}
+
+
+def tried(
+    pair: tuple[str, str], ways: list[str], tests: list[str], processes: int
+) -> Iterator[Row]:
+    """Try the ways to install with one Python and one torch."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python = folder / "venv" / "bin" / "python"
+        call(pair[0], "-m", "venv", folder / "venv", cwd=folder)
+        wanted = "torch" if pair[1] == "newest" else f"torch=={pair[1]}"
+        call(python, "-m", "pip", "install", "-q", wanted, cwd=folder)
+        version = call(
+            python, "-c", "import platform; print(platform.python_version())", cwd=folder
+        )
+        torch = call(python, "-c", "import torch; print(torch.__version__)", cwd=folder)
+        files = built(python, folder)
+        checkout = folder / "tests of the checkout"
+        checkout.mkdir()
+        shutil.copytree(folder / "source" / "tests", checkout / "tests")
+        shutil.copy(folder / "source" / "pyproject.toml", checkout)
+        for way in ways:
+            row = Row(version.strip(), torch.strip().splitlines()[-1], way)
+            _try(row, python, files[way], checkout, tests, processes)
+            yield row
+
+
+def _try(
+    row: Row, python: Path, file: Path, checkout: Path, tests: list[str], processes: int
+) -> None:
+    """Install, look for the kernels, run the demo and the tests; fills the row."""
+    compiler = {"CC": "/bin/false", "CXX": "/bin/false"} if "no compiler" in row.way else {}
+    pip = (python, "-m", "pip")
+    try:
+        start = time.perf_counter()
+        call(*pip, "uninstall", "-q", "-y", "graphshard", cwd=checkout)
+        what = f"graphshard[core-test] @ {file.as_uri()}"
+        call(*pip, "install", "-q", "--no-cache-dir", what, cwd=checkout, **compiler)
+        row.installed = f"{time.perf_counter() - start:.0f} s"
+        code = "import importlib.util as u; print(u.find_spec('graphshard._kernels') is not None)"
+        has_kernels = call(python, "-c", code, cwd=checkout).strip() == "True"
+        row.kernels = "compiled" if has_kernels else "plain torch"
+        command, parts = python.with_name("graphshard"), checkout / "parts"
+        shutil.rmtree(parts, ignore_errors=True)
+        call(command, "partition", "--data", "cora", "--parts", 2, "--out", parts, cwd=checkout)
+        words = ("--data", parts / "cora.json", "--model", "gcn", "--workers", 2, "--mode", "full")
+        shown = call(command, "train", *words, "--device", "cpu", cwd=checkout)
+        accuracy = re.search(r"test accuracy[^\n]*?([0-9.]+) %", shown)
+        row.demo = f"test {accuracy[1]} %" if accuracy else "no accuracy shown"
+        if tests:
+            spread = ("-n", processes, "--dist", "loadfile")
+            options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
+            shown = call(
+                *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, *tests),
+                cwd=checkout,
+                **options,
+            )
+            row.tests = shown.strip().splitlines()[-1]
+    except Failed as error:
+        lacking = next(
+            f.name for f in dataclasses.fields(row) if not getattr(row, f.name) or f.name == "tests"
+        )
+        setattr(row, lacking, "**failed**")
+        print(f"{row.python}, torch {row.torch}, {row.way}: {error}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Try all pairs; each row is in the file as soon as it is known."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--pair", nargs=2, action="append", required=True, metavar=("PYTHON", "TORCH")
+    )
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--tests", nargs="*", default=CORE_TESTS, help="none: leave them out")
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    today = datetime.date.today().isoformat()
+    out = options.out or RESULTS / f"install_{today}.md"
+    rows: list[Row] = []
+    for pair in options.pair:
+        for row in tried(tuple(pair), options.ways, options.tests, options.processes):
+            rows.append(row)
+            print(row, flush=True)
+            names = [field.name for field in dataclasses.fields(Row)]
+            lines = [
+                "# What installs where, and does it work there",
+                "",
+                "Fresh environments; the demo is `make demo`'s GCN with two workers, the tests are "
+                "those of the core, without DGL and PyG.",
+                "",
+                f"| {' | '.join(names)} |",
+                f"|{' --- |' * len(names)}",
+                *(f"| {' | '.join(dataclasses.astuple(each))} |" for each in rows),
+                "",
+                f"Command: `python benchmarks/install_proof.py {' '.join(sys.argv[1:])}`  ",
+                f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
+            ]
+            out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

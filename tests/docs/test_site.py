@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site: what is staged for Sphinx, the API that it lists, links; with --all, the whole build.
+
+No process but the build, which is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "docs" / "site"
+
+
+def site_module(name: str) -> ModuleType:
+    """A module of docs/site, or docs, which are on no path but while it is imported."""
+    pytest.importorskip("nbclient", reason="notebooks are run by nbclient, which is not installed")
+    sys.path[:0] = [str(HERE), str(ROOT / "docs")]
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[:2]
+
+
+@pytest.fixture(scope="module")
+def api() -> Any:
+    return site_module("api_pages")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The builder, which stages into a folder of the test."""
+    monkeypatch.syspath_prepend(str(HERE))
+    build = site_module("build_site")
+    assert Path(build.__file__).parent == HERE
+    monkeypatch.setattr(build, "STAGE", tmp_path / "source")
+    return build
+
+
+def described(api: Any) -> dict[str, Any]:
+    """Each function and class with an entry, by the name of its entry."""
+    return {
+        f"{door}.{name}": getattr(importlib.import_module(door), name)
+        for door, name in api.homes().values()
+    }
+
+
+def test_doors_are_all_packages_that_users_import(api: Any) -> None:
+    packages = {
+        f"graphshard.{file.parent.name}"
+        for file in (ROOT / "src" / "graphshard").glob("[!_]*/__init__.py")
+    }
+    assert {"graphshard"} | packages <= set(api.doors())
+
+
+def test_every_public_name_is_in_the_page_of_its_door(api: Any) -> None:
+    pages = api.api_pages()
+    for door in api.doors():
+        rows = set(re.findall(r"^   \* - (?::py:\w+:)?`+([\w.]+)", pages[f"{door}.md"], re.M))
+        assert rows == set(api.public_names(importlib.import_module(door))), door
+
+
+def test_every_function_and_class_has_one_entry(api: Any) -> None:
+    entries = re.findall(
+        r"^\.\. auto(?:class|function):: (\S+)$", "\n".join(api.api_pages().values()), re.M
+    )
+    assert len(entries) == len(set(entries))
+    assert set(entries) == set(described(api))
+
+
+def test_every_entry_has_a_docstring_as_the_house_rules_ask(api: Any) -> None:
+    """A summary in a sentence; in ``Args`` names of parameters, without types."""
+    wrong = []
+    for name, value in described(api).items():
+        text = inspect.getdoc(value) or ""
+        summary = text.split("\n\n", 1)[0].strip()
+        if not summary or not summary.endswith((".", ":", "::", "?", "`")):
+            wrong.append(f"{name}: its summary is no sentence: {summary!r}")
+        wrong += [
+            f"{name}: types belong into the signature: {argument}"
+            for argument in re.findall(r"^    (\w+ \([\w., ]+\)): ", text, re.M)
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_and_its_options_are_listed(api: Any) -> None:
+    page = api.api_pages()["commands.md"]
+    for name, command in api.commands().items():
+        section = re.split(rf"^## graphshard {name}$", page, flags=re.M)[1].split("\n## ")[0]
+        for parameter in command.params:
+            if parameter.name != "help" and parameter.param_type_name == "option":
+                assert f"{parameter.opts[0]}" in section, f"{name} {parameter.opts[0]}"
+
+
+def test_everything_is_staged_and_links_lead_somewhere(site: Any) -> None:
+    site.stage(as_committed=True)
+    pages = {str(path.relative_to(site.STAGE)) for path in site.STAGE.rglob("*.md")}
+    assert {
+        "index.md",
+        "start.md",
+        "changelog.md",
+        "api/graphshard.nn.md",
+        "examples/sampled.md",
+    } <= pages
+    assert {f"performance/{file.name}" for file in site.RESULTS.glob("*.md")} <= pages
+    for path in site.STAGE.rglob("*.md"):
+        text = site.FENCE.sub("", path.read_text(encoding="utf-8"))
+        for _, target, _ in site.LINK.findall(text):
+            file = target.partition("#")[0]
+            if file and "://" not in file:
+                assert (path.parent / file).exists(), f"{path}: {target}"
+
+
+def test_links_are_moved_with_their_pages(site: Any) -> None:
+    text = "[a](../../README.md#install) [b](../../examples/sampled.py) [c](pyg.md) `[d](x.md)`"
+    moved = site.with_links_of_site(text.split(" `")[0], "docs/guides/gpus.md", "guides/gpus.md")
+    assert moved == "[a](../index.md#install) [b](../examples/sampled.md) [c](pyg.md)"
+    code = "```text\n[x](not/a/file.md)\n```"
+    assert site.with_links_of_site(code, "docs/index.md", "index.md") == code
+    with pytest.raises(AssertionError, match="which is not there"):
+        site.with_links_of_site("[x](not/a/file.md)", "docs/index.md", "index.md")
+
+
+def test_a_shelf_becomes_a_tree_in_its_order(site: Any) -> None:
+    text = (
+        "* [b](b.md#part)\n* [a](../x/a.ipynb)\n* [other shelf](../y/index.md)\n* [b again](b.md)"
+    )
+    tree = site.hidden_toctree(text, "z/index.md").split(":hidden:")[1].split()
+    assert tree == ["b", "../x/a", "```"]
+
+
+def test_dead_links_are_found(site: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here">1</a><a href="b.html#there">2</a><a href="c.html">3</a><a href="https://x">4</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="here"></p>')
+    assert site.dead_links(tmp_path) == ["a.html: b.html#there", "a.html: c.html"]
+
+
+def test_bars_are_the_cells_of_the_newest_result() -> None:
+    pages = site_module("performance_pages")
+    kinds = pages.newest_by_kind()
+    for files in kinds.values():
+        assert [f.stem[-10:] for f in files] == sorted((f.stem[-10:] for f in files), reverse=True)
+    index = pages.performance_pages()["index.md"]
+    for file in pages.RESULTS.glob("*.md"):
+        assert f"]({file.name})" in index
+    for chart in pages.CHARTS:
+        file = kinds[chart.kind][0]
+        columns, rows = pages.table_of(file.read_text(encoding="utf-8"), chart.heading)
+        drawn = re.findall(r'y="\d+">([^<]+)</text>', pages.bars(chart, file))
+        assert drawn == [row[columns.index(chart.column)] for row in rows]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_the_site_is_built_without_warnings() -> None:
+    pytest.importorskip("pydata_sphinx_theme", reason="the extra docs is not installed")
+    command = [sys.executable, str(HERE / "build_site.py"), "--as-committed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
