@@ -53,6 +53,7 @@ _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*", re
 _UNIT_SEPARATOR = b"\x1f"
 _BLOCK = 1 << 20
 _JSON_BLOCK = 8 << 20
+_ROWS_OF_MEMORY = 1 << 17
 
 
 class TableBatch(NamedTuple):
@@ -316,7 +317,8 @@ class TableSource:
         self.malformed, self.num_malformed = [], 0
         try:
             if self._table is not None:
-                yield from self._numbered("the table", self._table.select(columns).to_batches())
+                pieces = self._table.select(columns).to_batches(_ROWS_OF_MEMORY)
+                yield from self._numbered("the table", pieces)
             elif self.format == "csv":
                 for file in self._dialects:
                     yield from self._csv_batches(file, columns)
@@ -508,9 +510,9 @@ def _without_view(kind: Any) -> Any:
     from pyarrow import types
 
     if types.is_string_view(kind):
-        return pyarrow.large_string()
+        return pyarrow.string()
     if types.is_binary_view(kind):
-        return pyarrow.large_binary()
+        return pyarrow.binary()
     if types.is_dictionary(kind):
         return pyarrow.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
     for is_kind, make in (
