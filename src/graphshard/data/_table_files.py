@@ -69,6 +69,7 @@ _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _JSON_BLOCK = 8 << 20
+_ROWS_OF_MEMORY = 1 << 17
 
 
 class TableBatch(NamedTuple):
@@ -190,7 +191,7 @@ class TableSource:
         else:
             self._filesystem, self.files, self._root = find_files(source, base)
             self.format = options.format or _format_of(self._filesystem, self.files)
-            self.schema = _schema_without_views(self._read_schema())
+            self.schema = _schema_without_views(self._read_schema(), is_small=True)
         names = list(self.schema.names)
         for name in names:
             check_text(name, "the name of a column")
@@ -261,7 +262,7 @@ class TableSource:
 
         waiting: list[TableBatch] = []
         for read in _read_ahead(self._batches(list(columns))):
-            batch = read._replace(columns=without_views(read.columns))
+            batch = read._replace(columns=without_views(read.columns, is_small=True))
             is_same = not waiting or waiting[-1].file == batch.file
             num_rows = sum(len(b.columns) for b in waiting)
             if is_same and num_rows < least_rows and _num_bytes(waiting) < _MOST_BYTES:
@@ -358,7 +359,8 @@ class TableSource:
         self.malformed, self.num_malformed = [], 0
         try:
             if self._table is not None:
-                yield from self._numbered("the table", self._table.select(columns).to_batches())
+                pieces = self._table.select(columns).to_batches(_ROWS_OF_MEMORY)
+                yield from self._numbered("the table", pieces)
             elif self.format == "csv":
                 for file in self._dialects:
                     yield from self._csv_batches(file, columns)
