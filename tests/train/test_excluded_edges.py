@@ -65,7 +65,9 @@ def look_at_batches(rank: int, world_size: int, values: dict[str, Any]) -> dict[
         pytest.param("relation_links", "rgcn", 5, "few_edges", marks=pytest.mark.exhaustive),
     ],
 )
-@pytest.mark.parametrize("transport", ["collective", "replicated"])
+@pytest.mark.parametrize(
+    "transport", ["collective", pytest.param("replicated", marks=pytest.mark.exhaustive)]
+)
 def test_no_batch_has_its_own_edges_or_their_reverses(
     kind: str, model: str, num_parts: int, how: str, transport: str, tmp_path: Path
 ) -> None:

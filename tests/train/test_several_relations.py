@@ -111,7 +111,7 @@ def test_evaluated_edges_of_all_relations_carry_no_messages(tmp_path: Path) -> N
         pytest.param("several_edge_classes", 5, "empty_part", marks=pytest.mark.exhaustive),
     ],
 )
-@pytest.mark.parametrize("is_sampled", [False, True])
+@pytest.mark.parametrize("is_sampled", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_workers_learn_as_one_does(
     kind: str, num_parts: int, how: str, is_sampled: bool, tmp_path: Path
 ) -> None:
