@@ -326,7 +326,7 @@ def about() -> list[str]:
     """Where the numbers are from."""
     return [
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores shared with other jobs; one worker from arrays, from tables as below.",
+        f"{os.cpu_count()} cores shared with other jobs; one worker from arrays, tables as below.",
         "",
         "`python benchmarks/accuracy_from_tables.py`: ids are text, rows of all tables in an order "
         "drawn at random, classes are words.",
