@@ -795,6 +795,8 @@ def write(
     target.mkdir(parents=True)
     null = draw.choice(_NULLS)
     delimiter = "\t" if kind == "tsv" else draw.choice([",", ";", "|", "\t"])
+    if len(names) == 1:  # of which nothing shows the delimiter: others would need no quotes
+        delimiter = ","
     top = draw.choice(["", "# made by a test\n# twice\n"])
     end = draw.choice(["\n", "\r\n"])
     for place, (low, high) in enumerate(bounds):

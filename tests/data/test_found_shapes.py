@@ -387,7 +387,7 @@ SHAPES = {
         {"e.csv": "src,dst\n1,2,3\n4,5,6\n"},
         (),
         ("e.csv",),
-        "no row has 2 cells, as the first line",
+        "each row must have as many cells as the first (got ",
     ),
     "a quote that is never closed": Shape(
         {"e.csv": 'src,dst\na,b\n"c,d\ne,f\n'}, (), ("e.csv",), "row 2: a quote must be closed"

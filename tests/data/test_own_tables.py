@@ -25,6 +25,7 @@ from graphshard.data import (
     user_ids,
 )
 from graphshard.data._read_tables import TablesGraph, read_tables
+from graphshard.data.id_files import read_id_table
 from graphshard.data.prepare import Preparation
 from graphshard.data.task import read_task
 from graphshard.errors import PartitionFormatError
@@ -860,3 +861,28 @@ def test_a_column_without_a_value_in_training_rows_is_left_out() -> None:
     edges = EdgeTable(files=pa.table({"src": [1], "dst": [2]}), source="src", target="dst")
     read = read_tables(Tables(nodes={"user": node_table}, edges={FOLLOWS: edges}))
     assert read.report.nodes["user"].unused == {"x": "no training row has a value in it"}
+
+
+def test_a_file_of_ids_loses_no_row(tmp_path: Path) -> None:
+    """A comma in an id without quotes is another cell: said, and not left out."""
+    nodes = pd.DataFrame({"id": ["x,y", "a", "b"], "label": [0, 1, 0]})
+    edges = pd.DataFrame({"src": ["a"], "dst": ["b"]})
+    files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "test")}
+    Path(files["train"]).write_text("id\na\nx,y\n")
+    Path(files["test"]).write_text('id\n"x,y"\nb\n')
+
+    def tables() -> Tables:
+        of_nodes = NodeTable(files=nodes, id="id", label="label", split={"files": files})
+        return Tables(
+            nodes={"user": of_nodes},
+            edges={FOLLOWS: EdgeTable(files=edges, source="src", target="dst")},
+        )
+
+    with pytest.raises(ValueError, match=r"got 2 of 1 in row 3: 'x,y'.*put ids .* in quotes"):
+        read_tables(tables())
+    Path(files["train"]).write_text("id\na\n")
+    graph = read_tables(tables()).graph
+    assert graph.nodes["user"].data["test_mask"].tolist() == [True, False, True]
+    with pytest.raises(ValueError, match=r"got 2 of 1 in row 2: 'x,y'"):
+        Path(files["train"]).write_text("a\nx,y\n")
+        read_id_table(Path(files["train"]), ["id"])

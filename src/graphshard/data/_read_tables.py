@@ -386,12 +386,7 @@ class _Reading:
         if report.dangling and not len(src):
             raise ValueError(self._no_edge(etype, reader, report))
         if reader.num_malformed and not report.num_rows:
-            raise ValueError(
-                f"{reader.malformed[0].file}: no row has {reader.malformed[0].num_columns} cells, "
-                f"as the first line has (got {reader.malformed[0].num_cells} in row "
-                f"{reader.malformed[0].row}: {reader.malformed[0].text[:60]!r}); say by what cells "
-                "are separated, or whether there is a header"
-            )
+            reader.check_cells("say by what cells are separated, or whether there is a header")
         columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
         report.num_parallel, is_first = _parallel(
             src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
@@ -900,6 +895,7 @@ class _Reading:
                         "them"
                     )
                 found.append(numbers)
+            reader.check_cells("put ids with such letters in quotes")
             rows[split] = np.concatenate(found)
         return rows
 

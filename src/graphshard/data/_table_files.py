@@ -521,6 +521,19 @@ class TableSource:
         self.num_malformed += len(malformed)
         self.malformed += malformed[: _MOST_SHOWN - len(self.malformed)]
 
+    def check_cells(self, cure: str) -> None:
+        """Refuse rows that had other numbers of cells, where none may be left out.
+
+        Raises:
+            ValueError: There was one; says where, and the cure.
+        """
+        if self.malformed:
+            bad = self.malformed[0]
+            raise ValueError(
+                f"{bad.file}: each row must have as many cells as the first (got {bad.num_cells} "
+                f"of {bad.num_columns} in row {bad.row}: {bad.text[:60]!r}); {cure}"
+            )
+
     def _csv_reader(self, file: str, columns: list[str], note: Any, use_threads: bool) -> Any:
         """What reads the batches of a file of CSV, and tells of each line that is no row."""
         import pyarrow

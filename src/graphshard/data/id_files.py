@@ -121,6 +121,7 @@ def read_id_table(path: Path, columns: Sequence[str]) -> Any:
 
     source = TableSource(path, FileOptions(null_values=()), named=columns)
     batches = [batch.columns for batch in source.batches(source.schema.names)]
+    source.check_cells("put ids with such letters in quotes")
     return pyarrow.Table.from_batches(batches, None if batches else source.schema)
 
 
