@@ -144,24 +144,27 @@ def imports_of(file: Path) -> tuple[Import, ...]:
     if file.name != "__init__.py":
         package = package[:-1]
 
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+    imports: list[Import] = []
+
+    def visit(node: ast.AST, in_function: bool) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(file, node.lineno, alias.name, in_function)
+                imports.append(Import(file, node.lineno, alias.name, in_function))
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             for alias in node.names:
                 target = ".".join([*base, *filter(None, [node.module]), alias.name])
-                yield Import(file, node.lineno, target, in_function)
+                imports.append(Import(file, node.lineno, target, in_function))
         elif isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in IMPORTERS:
             for argument in node.args[:1]:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    yield Import(file, node.lineno, argument.value, in_function)
+                    imports.append(Import(file, node.lineno, argument.value, in_function))
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
+            visit(child, inside)
 
-    return tuple(visit(syntax_of(file), False))
+    visit(syntax_of(file), False)
+    return tuple(imports)
 
 
 def dotted(node: ast.expr) -> str:

@@ -19,6 +19,7 @@ RELATIONS = [
     (PREFIX, "b:c", PREFIX),  # "a:b:c:a", which ("a:b", "c", "a") would be called, too
     (PREFIX, "x", LONGER),
     (LONGER, "~/~", TILDE),
+    (LONGER, "", TOPIC),  # as DGL has it, a name may be empty
     (TILDE, "50%2E [/x]", PREFIX),
     (TILDE, "größer ≥…", TILDE),
 ]

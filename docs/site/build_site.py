@@ -33,6 +33,7 @@ STAGE = ROOT / "build" / "site-source"
 SITE = ROOT / "build" / "site"
 RESULTS = ROOT / "benchmarks" / "results"
 EXAMPLES = ROOT / "examples"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 sys.path[:0] = [str(DOCS), str(HERE)]
 from api_pages import DOOR, api_pages  # noqa: E402
@@ -174,7 +175,7 @@ def stage_notebooks(as_committed: bool) -> None:
     """The notebooks with their outputs: of a run now, or those that are committed."""
     import nbformat
 
-    for file in sorted((DOCS / "notebooks").glob("*.ipynb")):
+    for file in NOTEBOOKS:
         if not as_committed:
             print(f"running {file.name}", flush=True)
         notebook = nbformat.read(file, 4) if as_committed else run_notebook(file)
@@ -195,7 +196,9 @@ def stage_examples() -> None:
     ]
     entries = []
     files = [*EXAMPLES.glob("*.py"), *(EXAMPLES / "pyg").glob("*.py")]
-    for file in sorted(files, key=lambda f: (f.parent != EXAMPLES, readme.find(f"({f.name})"))):
+    for file in sorted(
+        files, key=lambda f: (f.parent != EXAMPLES, readme.find(f"({f.relative_to(EXAMPLES)})"))
+    ):
         code = file.read_text(encoding="utf-8")
         doc = ast.get_docstring(ast.parse(code)) or ""
         summary, _, rest = doc.partition("\n\n")

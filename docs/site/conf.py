@@ -42,6 +42,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # build_site.py runs the notebooks, and checks the numbers in their text
 nb_merge_streams = True
+suppress_warnings = ["misc.highlighting_failure"]  # Pygments: a command of IPython over two lines
 
 # The docstrings: single backticks are names, of which those that have an entry become links.
 default_role = "py:obj"

@@ -589,3 +589,11 @@ def test_word_counts_of_dblp_are_normalised_and_word_vectors_are_not() -> None:
         torch.testing.assert_close(sums[sums > 0], torch.ones_like(sums[sums > 0]))
     plain = np.load(DATASETS / "dblp-heco" / "feat__term.npy")
     assert np.array_equal(nodes["term"].data["feat"].numpy(), plain)
+
+
+def test_features_of_some_nodes_alone_are_said_to_be_left_out(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "some", edge_index=[[0, 1], [1, 0]], label=[0, 1])
+    np.savez(Path(folder) / "feat_known.npz", data=np.ones(1))
+    with pytest.warns(UserWarning, match="features of some nodes alone, in feat_known.npz"):
+        assert not load_dataset(folder).graph.ndata.keys() & {"feat"}
+    load_dataset(folder, features=False)

@@ -354,6 +354,8 @@ def test_offsets_of_tags_and_types_are_checked() -> None:
         sample(g, [4], [0, 2, 4], [1, 1])
     with pytest.raises(DGLError, match="no edge feature 'w' to draw by"):
         sample(g, [4], [0, 2, 4], fanout, prob="w")
+    with pytest.raises(DGLError, match=r"of \[2, 2\] weights \(got \[2\]\)"):
+        sample(g, [4], [0, 2, 4], fanout, prob=[torch.ones(2)])
     with pytest.raises(DGLError, match=r"of \[2, 2\] weights \(got \[3, None\]\)"):
         sample(g, [4], [0, 2, 4], fanout, prob=[torch.ones(3), None])
 

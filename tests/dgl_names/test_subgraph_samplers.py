@@ -110,7 +110,8 @@ def test_saint_draws_in_proportion_to_degrees() -> None:
     for _ in range(600):
         counts[sampler.sample(g).ndata[NID]] += 1
     assert torch.allclose(counts / 600, torch.tensor([6.0, 3, 1, 1]) / 11, atol=0.07)
-    for mode, budget in (("node", (2, 2)), ("walk", 3), ("paths", 2)):
+    wrong = [("node", (2, 2)), ("walk", 3), ("paths", 2), ("node", 1.5), ("edge", -1)]
+    for mode, budget in (*wrong, ("node", True), ("walk", (2, -1))):
         with pytest.raises(DGLError, match="must be"):
             dataloading.SAINTSampler(mode, budget)
     with pytest.raises(DGLError, match="a graph of one relation"):
@@ -206,13 +207,15 @@ def test_spot_target_excludes_by_degree() -> None:
 
 def test_graphs_are_batched_with_their_labels() -> None:
     dataset = MiniGCDataset(17, 8, 12)
-    loader = dataloading.GraphDataLoader(dataset, batch_size=5, shuffle=False, drop_last=False)
+    loader = dataloading.GraphDataLoader(dataset, batch_size=4, shuffle=False, drop_last=False)
     sizes, labels = [], []
     for graphs, of_batch in loader:
         sizes.append(graphs.batch_size)
         labels.append(of_batch)
-    assert sizes == [5, 5, 5, 2]
+    assert sizes == [4, 4, 4, 4, 1]
     assert torch.equal(torch.cat(labels), dataset.labels)
+    counted = dataloading.GraphDataLoader(dataset, collate_fn=len, batch_size=5)
+    assert list(counted) == [5, 5, 5, 2]
     items = dataloading.GraphDataLoader(dataset, batch_size=None)
     assert next(iter(items))[1].dim() == 0
     collate = dataloading.GraphCollator().collate

@@ -23,7 +23,8 @@ from scripts_on_ranks import program_on_emulated_gpu, run_script_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ON_CPU = ["distributed_embeddings", "own_message_function"]
+ON_CPU = ["distributed_embeddings", "own_message_function", "own_tables"]
+DBLP = ROOT.parent / "shared" / "datasets" / "dblp-heco"
 
 
 def check_accuracy(printed: str, least: float, papers: str = "1000 nodes") -> None:
@@ -89,11 +90,17 @@ def check_distributed_embeddings(printed: str) -> None:
     check_accuracy(printed, 55.0)  # of seven classes; 67.2 is published for DeepWalk, after more
 
 
+def check_own_tables(printed: str) -> None:
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 authors$", printed, re.M)
+    assert float(accuracy) > 82.0
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "distributed_embeddings": check_distributed_embeddings,
     "distributed_sage": check_distributed_sage,
     "full_batch": check_full_batch,
     "link_prediction": check_link_prediction,
+    "own_tables": check_own_tables,
     "own_message_function": check_own_message_function,
     "pyg_full_batch": check_pyg_full_batch,
     "pyg_sampled": check_pyg_sampled,
@@ -111,7 +118,8 @@ def on_devices() -> list[Any]:
     found = []
     for example in EXAMPLES:
         name = example.stem
-        found.append(pytest.param(example, "cpu", id=f"{name}-cpu"))
+        marks = [pytest.mark.exhaustive] if name == "own_tables" else []  # three programs, 20 s
+        found.append(pytest.param(example, "cpu", id=f"{name}-cpu", marks=marks))
         if name not in ON_CPU:
             marks = [] if name in USUAL else [pytest.mark.exhaustive]
             found.append(pytest.param(example, "emulated", id=f"{name}-emulated", marks=marks))
@@ -134,12 +142,16 @@ def test_examples_print_what_they_claim(
         arguments += ["--epochs", "6", "--lr", "0.01"]
     elif not name.startswith("pyg_"):
         arguments += ["--out", str(tmp_path)]
+    if name == "own_tables":
+        if not DBLP.is_dir():
+            pytest.skip("the data sets of ../shared are not here")
+        arguments += ["--data", str(DBLP), "--epochs", "10"]
     if name == "distributed_embeddings":
         arguments += ["--epochs", "5"]
     if device != "cpu":
         arguments += ["--device", "cuda"]
     emulated = device == "emulated"
-    if name == "link_prediction" or name.startswith("distributed_"):  # by one process
+    if name in ("link_prediction", "own_tables") or name.startswith("distributed_"):
         monkeypatch.setattr(sys, "argv", arguments)
         with program_on_emulated_gpu() if emulated else nullcontext():
             runpy.run_path(str(example), run_name="__main__")

@@ -227,7 +227,7 @@ def test_a_graph_is_no_data_for_a_graph() -> None:
             ValueError,
             "a node type must be text",
         ),
-        ({("a", "", "b"): ([0], [0])}, None, ValueError, "non-empty line of text"),
+        ({("a", "r", ""): ([0], [0])}, None, ValueError, "non-empty line of text"),
         (TYPED, {"user": 5}, ValueError, r"name every type .*missing \['game'\]"),
         (TYPED, {"user": 2, "game": 9}, ValueError, r"nodes of type 'user' .*got 2, .*id 3"),
         (TYPED, 5, TypeError, "dictionary from type to number"),

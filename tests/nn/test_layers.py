@@ -200,6 +200,8 @@ def test_edge_weight_norm_errors() -> None:
         EdgeWeightNorm()(g, torch.ones(4, 2))
     with pytest.raises(ValueError, match=r"every edge weight must be positive \(got -2.0\)"):
         EdgeWeightNorm()(g, torch.tensor([1.0, -2.0, 3.0, 0.0]))
+    with pytest.raises(ValueError, match=r"every edge weight must be positive \(got 0.0\)"):
+        EdgeWeightNorm()(g, torch.tensor([1.0, 2.0, 3.0, 0.0]))
     with pytest.raises(ValueError, match=r"must be positive \(got nan\)"):
         EdgeWeightNorm()(g, torch.tensor([1.0, torch.nan, 3.0, 1.0]))
     assert EdgeWeightNorm("none")(g, torch.zeros(4)).tolist() == [0.0] * 4

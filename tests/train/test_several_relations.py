@@ -190,6 +190,7 @@ def test_links_of_several_relations_are_scored_and_found(tmp_path: Path) -> None
         assert found["source"].tolist() == np.repeat(np.arange(len(left)), 3).tolist()
         assert found["target"].tolist() == best.flatten().tolist()
     both = predicted(tmp_path, kind, 2, top=3)
+    assert both["rank"].tolist() == [1, 2, 3] * (30 + 40)
     assert len(both) == 3 * (30 + 40)
     assert both["relation"].tolist() == [NAMES[WRITES]] * 90 + [NAMES[CITES]] * 120
 

@@ -17,11 +17,12 @@ from ._synthetic import community_graph, random_graph, random_typed_graph
 from ._table_files import FileOptions
 from .dataset import NodeDataset, load_dataset
 from .id_files import user_ids
-from .tables import EdgeTable, NodeTable, Tables
+from .tables import EdgeTable, JoinedTable, NodeTable, Tables
 
 __all__ = [
     "EdgeTable",
     "FileOptions",
+    "JoinedTable",
     "NodeDataset",
     "NodeTable",
     "Tables",

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ _OF_PUBLISHERS = set(
     "feat_known.npz feat_known_idx.npy node_kind.npy node_type.npy node_types.txt "
     "self_loop_nodes.npy valid_idx_nolabel.npy".split()
 )
+_OF_SOME_NODES = "feat_known.npz"
 _NAMES_ELSEWHERE = {
     "feat": "x features feature feats node_feat node_feats node_features attr node_attr",
     "label": "y labels target targets node_label node_labels classes class",
@@ -120,6 +122,12 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
         matrix = read_features(folder, f"feat__{ntype}" if typed else "feat")
         if matrix is not None:
             matrices[ntype] = matrix
+    if features and not matrices and is_there(folder / _OF_SOME_NODES):
+        warnings.warn(
+            f"{folder} has features of some nodes alone, in {_OF_SOME_NODES}, which are not read: "
+            "training learns a row for each node; write feat.npz with a row a node for others",
+            stacklevel=3,
+        )
     num_nodes = {
         ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges) for ntype in ntypes
     }

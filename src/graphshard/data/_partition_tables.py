@@ -21,7 +21,7 @@ from ._read_tables import TablesGraph, read_tables
 from .id_files import write_id_files
 from .prepare import Preparation
 from .tables import Tables
-from .task import TaskInfo, balance_classes, read_task, write_task
+from .task import TaskInfo, balance_classes, inverse_names, read_task, write_task
 
 _NOT_OF_REVERSES = ("label",)
 _AS_READ = Preparation()
@@ -145,12 +145,24 @@ def _prepared(read: TablesGraph, preparation: Preparation) -> tuple[Graph, TaskI
             f"{', '.join(map(str, graph.canonical_etypes))}); leave it out"
         )
     reverse_of: tuple[CanonicalEType | None, ...] = task.reverses
+    if task.relation_names and (preparation.bidirected or preparation.self_loops):
+        what = "bidirected" if preparation.bidirected else "self_loops"
+        raise ValueError(
+            f"{what} is for edges without relation numbers; leave it out, or take --inverse, which "
+            "adds the inverse of each relation"
+        )
     if preparation.bidirected:
         before = graph.num_edges()
         graph = _in_both_directions(graph)
         notes.append(f"edges in both directions: {before:,} became {graph.num_edges():,}")
         reverse_of = task.targets
-    if preparation.inverse:
+    if preparation.inverse and task.relation_names:
+        graph = _with_inverse_numbers(graph, len(task.relation_names))
+        names = task.relation_names + inverse_names(task.relation_names)
+        task = replace(task, relation_names=names, num_relations=len(names))
+        notes.append(f"inverse of each of {len(names) // 2} relations: rev_...")
+        reverse_of = task.targets
+    elif preparation.inverse:
         graph, inverses = _with_inverses(graph)
         notes.append(f"inverse relations: {', '.join(name for _, name, _ in inverses.values())}")
         if not any(reverse_of):
@@ -199,6 +211,23 @@ def _with_inverses(graph: Graph) -> tuple[Graph, dict[CanonicalEType, CanonicalE
             if name not in _NOT_OF_REVERSES:
                 made.edges[inverse].data[name] = rows
     return made, inverses
+
+
+def _with_inverse_numbers(graph: Graph, num_relations: int) -> Graph:
+    """Each edge with its inverse, whose relation number is further by the number of relations."""
+    (etype,) = graph.canonical_etypes
+    src, dst = graph.edges(etype=etype)
+    made = _with_edges(graph, {etype: (torch.cat([src, dst]), torch.cat([dst, src]))})
+    for name, rows in graph.edges[etype].data.items():
+        of_inverses = rows
+        if name == "etype":
+            of_inverses = rows + num_relations
+        elif name == "label":
+            of_inverses = torch.full_like(rows, float("nan") if rows.is_floating_point() else -1)
+        elif name.endswith("_mask"):
+            of_inverses = torch.zeros_like(rows)
+        made.edges[etype].data[name] = torch.cat([rows, of_inverses])
+    return made
 
 
 def _with_self_loops(graph: Graph) -> Graph:

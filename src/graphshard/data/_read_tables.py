@@ -26,7 +26,15 @@ from ._columns import family_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import FileOptions, TableBatch, TableSource, typed_column
-from ._table_report import BadRow, EdgeReport, FeatureReport, LabelReport, NodeReport, TableReport
+from ._table_report import (
+    BadRow,
+    EdgeReport,
+    FeatureReport,
+    JoinReport,
+    LabelReport,
+    NodeReport,
+    TableReport,
+)
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .labels import LabelFit, Labels
 from .splits import (
@@ -42,14 +50,16 @@ from .tables import (
     DEFAULT_FRACTIONS,
     ROW_NUMBER,
     EdgeTable,
+    JoinedTable,
     NodeTable,
     Tables,
     label_columns,
     split_columns,
 )
-from .task import TaskInfo
+from .task import TaskInfo, inverse_names
 
 _LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
+_ROWS_IN_ORDER = 1 << 17
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -159,6 +169,9 @@ class _Reading:
             fields = graph.edges[etype].data
             encodings = self.encode(etype, edge_table, given, rows, fields, edge_report)
             self.add_weight_and_time(etype, edge_table, fields)
+            if edge_table.relation_column is not None:
+                names = self.add_relation_numbers(etype, edge_table.relation_column, fields)
+                task = replace(task, relation_names=names, num_relations=len(names))
             schema["edges"][etype_key(etype)] = {
                 "source": edge_table.source,
                 "target": edge_table.target,
@@ -193,12 +206,16 @@ class _Reading:
 
     def read_nodes(self, ntype: str, table: NodeTable) -> None:
         reader = self._reader(table)
+        joined = [self._reader(other, table) for other in table.join]
         is_numbered = table.id == ROW_NUMBER
         key = None if is_numbered else reader.column(table.id)
-        needed = self._needed(ntype, table, reader, () if key is None else (key,))
+        keys = [] if key is None else [key]
+        names, of_joined = self._names_of_joined(ntype, reader, table, joined)
+        wanted = self._needed(ntype, table, reader, names, keys, _indices(reader, *joined))
+        needed = [name for name in wanted if name in reader.schema.names]
         report = NodeReport(id_column=key)
         self.report.nodes[ntype] = report
-        report.unused = _unused(reader, needed, key)
+        report.unused = _unused(names, wanted, key, indices=_indices(reader, *joined))
         ids = self.ids[ntype] = RowIds(ntype)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
         doubles = _Doubles(reader, needed, self.kept)
@@ -234,6 +251,92 @@ class _Reading:
             name: _column(reader, name, chunks.pop(name), self.kept) for name in needed
         }
         doubles.compare(self.columns[ntype], ids, report, self.report)
+        for other, source in zip(table.join, joined, strict=True):
+            columns = [name for name in wanted if of_joined.get(name) is source]
+            self.columns[ntype] |= self.join(ntype, other, source, columns)
+        self.columns[ntype] = {name: self.columns[ntype][name] for name in wanted}
+
+    def _names_of_joined(
+        self, ntype: str, reader: TableSource, table: NodeTable, joined: Sequence[TableSource]
+    ) -> tuple[list[str], dict[str, TableSource]]:
+        """All columns of a type of nodes, and the tables that those of other tables are in."""
+        names = list(reader.schema.names)
+        of_joined: dict[str, TableSource] = {}
+        for other, source in zip(table.join, joined, strict=True):
+            key = None if other.id == ROW_NUMBER else source.column(other.id)
+            for name in source.schema.names:
+                if name == key:
+                    continue
+                if name in names and name not in table.ignore:
+                    raise ValueError(
+                        f"{source.name}: column {name!r} must be in one table of {ntype} (it is in "
+                        "another, too); rename it, or name it in ignore"
+                    )
+                if name not in names:
+                    names.append(name)
+                    of_joined[name] = source
+        return names, of_joined
+
+    def join(
+        self, ntype: str, table: JoinedTable, reader: TableSource, needed: Sequence[str]
+    ) -> Columns:
+        """Columns of another table of nodes that are there, by their ids."""
+        key = None if table.id == ROW_NUMBER else reader.column(table.id)
+        report = JoinReport(name=reader.name, id_column=key or ROW_NUMBER)
+        self.report.nodes[ntype].joined.append(report)
+        ids = self.ids[ntype]
+        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, among those kept
+        num_kept = 0
+        chunks: dict[str, list[Any]] = {name: [] for name in needed}
+        asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
+        for batch in reader.batches(asked or list(reader.schema.names[:1]), rows_at_once()):
+            rows = batch.columns
+            if key is None:
+                first = report.num_rows
+                values = _arrow(np.arange(first, first + len(rows), dtype=np.int64))
+            else:
+                values = rows.column(key)
+            report.num_rows += len(rows)
+            if values.null_count:
+                is_id = values.is_valid()
+                report.num_without_node += values.null_count
+                rows, values = rows.filter(is_id), values.filter(is_id)
+            column = IdColumn(f"{batch.file}, column {key!r}", reader.is_untyped)
+            numbers = ids.find(values, column)
+            is_there = numbers >= 0
+            report.num_without_node += int(np.count_nonzero(~is_there))
+            _, first_rows = np.unique(numbers, return_index=True)
+            is_first = np.zeros(len(numbers), bool)
+            is_first[first_rows] = True
+            is_new = is_there & is_first
+            is_new[is_there] &= place_of[numbers[is_there]] < 0
+            report.num_duplicates += int(np.count_nonzero(is_there & ~is_new))
+            count = int(np.count_nonzero(is_new))
+            place_of[numbers[is_new]] = np.arange(num_kept, num_kept + count)
+            num_kept += count
+            self._keep(reader, rows.filter(_arrow(is_new)), chunks)
+        self._note_malformed(reader, self.report.nodes[ntype].refused)
+        report.num_missing = int(np.count_nonzero(place_of < 0))
+        return {name: self._in_order(reader, name, chunks.pop(name), place_of) for name in needed}
+
+    def _in_order(
+        self, reader: TableSource, name: str, pieces: Sequence[Any], place_of: Int64Array
+    ) -> Any:
+        """A column with its rows at these places, and none where there is no place."""
+        import pyarrow
+
+        values = _column(reader, name, pieces, self.kept)
+        if not len(values):
+            return pyarrow.chunked_array([pyarrow.nulls(len(place_of), values.type)])
+        if values.num_chunks > 1:
+            values = pyarrow.chunked_array([_plain(chunk) for chunk in values.chunks])
+            values = pyarrow.chunked_array([values.combine_chunks()])
+        ordered = []
+        for start in range(0, len(place_of), _ROWS_IN_ORDER):
+            places = place_of[start : start + _ROWS_IN_ORDER]
+            rows = values.take(pyarrow.array(places, mask=places < 0))
+            ordered += [self.kept.put(chunk) for chunk in rows.chunks]
+        return self.kept.column(ordered, values.type)
 
     def _keep(self, reader: TableSource, rows: Any, chunks: Mapping[str, list[Any]]) -> None:
         """Put the columns of a batch away, each in the type that it has in all files."""
@@ -266,10 +369,10 @@ class _Reading:
     def read_edges(self, etype: CanonicalEType, table: EdgeTable) -> None:
         reader = self._reader(table)
         names = reader.column(table.source), reader.column(table.target)
-        needed = self._needed(etype, table, reader, names)
+        needed = self._needed(etype, table, reader, reader.schema.names, names, _indices(reader))
         report = EdgeReport(source_column=names[0], target_column=names[1])
         self.report.edges[etype] = report
-        report.unused = _unused(reader, needed, *names)
+        report.unused = _unused(reader.schema.names, needed, *names, indices=_indices(reader))
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
         ends = _EdgeEnds(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
@@ -495,11 +598,19 @@ class _Reading:
 
     # ------------------------------------------------------------------ columns
 
-    def _reader(self, table: NodeTable | EdgeTable) -> TableSource:
-        named = [
-            getattr(table, role, None) for role in ("id", "source", "target", "weight", "time")
-        ]
-        named += [*(table.features or ()), *label_columns(table.label), *split_columns(table.split)]
+    def _reader(
+        self, table: NodeTable | EdgeTable | JoinedTable, of: NodeTable | None = None
+    ) -> TableSource:
+        """What reads a table.
+
+        Args:
+            of: The table that it is joined to.
+        """
+        roles = "id", "source", "target", "weight", "time", "relation_column"
+        named = [getattr(table, role, None) for role in roles]
+        said = table if of is None else of
+        assert not isinstance(said, JoinedTable)
+        named += [*(said.features or ()), *label_columns(said.label), *split_columns(said.split)]
         return TableSource(
             table.files,
             table.options,
@@ -508,14 +619,31 @@ class _Reading:
         )
 
     def _needed(
-        self, owner: Any, table: NodeTable | EdgeTable, reader: TableSource, ids: Sequence[str]
+        self,
+        owner: Any,
+        table: NodeTable | EdgeTable,
+        reader: TableSource,
+        names: Sequence[str],
+        ids: Sequence[str],
+        indices: set[str],
     ) -> list[str]:
-        """The columns that are kept until they are encoded."""
+        """The columns that are kept until they are encoded.
+
+        Args:
+            names: All that there are, in this table and in those that are joined to it.
+            ids: Those that name nodes.
+            indices: Those with the numbers of rows.
+        """
+
+        def column(name: str) -> str:
+            return name if name in names else reader.column(name)
+
         roles = [*label_columns(table.label), *split_columns(table.split)]
-        roles += [c for c in (getattr(table, "weight", None), getattr(table, "time", None)) if c]
-        roles = [reader.column(column) for column in roles]
-        for column in table.ignore:
-            reader.column(column)
+        if isinstance(table, EdgeTable):
+            roles += [c for c in (table.weight, table.time, table.relation_column) if c is not None]
+        roles = [column(name) for name in roles]
+        for name in table.ignore:
+            column(name)
         is_node = isinstance(table, NodeTable)
         given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
         if given is not None:
@@ -523,10 +651,9 @@ class _Reading:
         elif table.features is not None:
             features = list(table.features)
         else:
-            left_out = {*ids, *roles, *table.ignore}
-            features = [c for c in reader.schema.names if c not in left_out]
-            features = [c for c in features if not reader.is_index(c)]
-        return list(dict.fromkeys([*(reader.column(column) for column in features), *roles]))
+            left_out = {*ids, *roles, *table.ignore, *indices}
+            features = [name for name in names if name not in left_out]
+        return list(dict.fromkeys([*map(column, features), *roles]))
 
     # ------------------------------------------------------------------ labels and splits
 
@@ -791,7 +918,7 @@ class _Reading:
         """Make the fields ``feat`` and ``categories`` of the columns of a type."""
         columns = self.columns[owner]
         roles: set[Any] = {*label_columns(table.label), *split_columns(table.split)}
-        roles |= {getattr(table, "weight", None), getattr(table, "time", None)}
+        roles |= {getattr(table, name, None) for name in ("weight", "time", "relation_column")}
         if given is not None:
             encodings = given
         else:
@@ -922,6 +1049,44 @@ class _Reading:
                 earliest = compute.min(values)
                 values = compute.fill_null(values, earliest if earliest.is_valid else 0)
             fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
+
+    def add_relation_numbers(
+        self, etype: CanonicalEType, column: str, fields: Any
+    ) -> tuple[str, ...]:
+        """Number the relations that a column names; their names."""
+        import pyarrow
+        from pyarrow import compute
+
+        values = pyarrow.chunked_array([self.columns[etype].pop(column)]).combine_chunks()
+        if pyarrow.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if values.null_count:
+            raise ValueError(
+                f"{self._name(etype)}: each row must have a relation (got {values.null_count} rows "
+                f"without one in {column!r}); fill them in or drop them"
+            )
+        names = compute.unique(values)
+        names = names.take(compute.sort_indices(names))
+        texts = tuple(map(str, names.to_pylist()))
+        known = () if self.given_task is None else self.given_task.relation_names
+        half = len(known) // 2  # inverses are added again, where they are asked for
+        if known[half:] == inverse_names(known[:half]):
+            known = known[:half]
+        if known:
+            unknown = [text for text in texts if text not in known]
+            if unknown:
+                raise ValueError(
+                    f"{self._name(etype)}: {len(unknown)} relations in {column!r} are not those of "
+                    f"the encodings (got {unknown[0]!r}); leave their edges out"
+                )
+            number = {name: place for place, name in enumerate(known)}
+            of_values = torch.tensor([number[text] for text in texts], dtype=torch.int64)
+            texts = known
+        else:
+            of_values = torch.arange(len(texts))
+        places = compute.index_in(values, value_set=names).to_numpy(zero_copy_only=False)
+        fields["etype"] = of_values[torch.from_numpy(places.astype(np.int64))]
+        return texts
 
 
 class _EdgeEnds:
@@ -1077,9 +1242,7 @@ def shown_id(value: Any) -> str:
 def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
     """A column of all batches, with a type."""
     values = kept.column(pieces, reader.schema.field(name).type)
-    if not reader.is_untyped:
-        return values
-    return typed_column(values, kept, reader.has_decimal_comma)
+    return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
 
 
 def _split_text(name: str, values: Any, separator: str) -> Any:
@@ -1118,11 +1281,18 @@ def _spellings(text: str) -> list[str]:
     return [*padded, f"{bare}.0"]
 
 
-def _unused(reader: TableSource, needed: Sequence[str], *roles: str | None) -> dict[str, str]:
+def _unused(
+    names: Sequence[str], needed: Sequence[str], *roles: str | None, indices: set[str]
+) -> dict[str, str]:
     """Columns that are not read, and why."""
-    names = [name for name in reader.schema.names if name not in needed and name not in roles]
     reasons = "not asked for", "the number of a row, as pandas writes it"
-    return {name: reasons[reader.is_index(name)] for name in names}
+    unread = [name for name in names if name not in needed and name not in roles]
+    return {name: reasons[name in indices] for name in unread}
+
+
+def _indices(*readers: TableSource) -> set[str]:
+    """Columns that are the number of a row, as pandas writes it."""
+    return {name for reader in readers for name in reader.schema.names if reader.is_index(name)}
 
 
 def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:

@@ -322,15 +322,19 @@ class TableSource:
 
     def _parquet_schema(self) -> Any:
         import pyarrow
-        from pyarrow import dataset
+        from pyarrow import dataset, fs
 
         keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
+        # Whole row groups in advance are for what is far: here they take twice the time and memory.
+        is_far = not isinstance(self._filesystem, fs.LocalFileSystem)
         settings = {
             "filesystem": self._filesystem,
-            "format": "parquet",
+            "format": dataset.ParquetFileFormat(
+                default_fragment_scan_options=dataset.ParquetFragmentScanOptions(pre_buffer=is_far)
+            ),
             "partitioning": partitioning,
             "partition_base_dir": self._root,
         }
@@ -377,7 +381,8 @@ class TableSource:
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
         path, row = "", 1
-        for tagged in self._dataset.scanner(columns=columns).scan_batches():
+        scanner = self._dataset.scanner(columns=columns, batch_readahead=4, fragment_readahead=2)
+        for tagged in scanner.scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
             yield TableBatch(path, row, without_views(tagged.record_batch))
@@ -1070,11 +1075,11 @@ def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False
         return pyarrow.chunked_array([pyarrow.nulls(len(values))])
     sample = values.slice(0, 1000).drop_null()
 
-    def cast(kind: Any, is_trimmed: bool = False) -> Any:
+    def cast(kind: Any, prepared: Any = None) -> Any:
         """The column in a type; None where a cell has another."""
 
         def in_type(cells: Any) -> Any:
-            return (compute.utf8_trim_whitespace(cells) if is_trimmed else cells).cast(kind)
+            return (cells if prepared is None else prepared(cells)).cast(kind)
 
         try:
             in_type(sample)
@@ -1084,8 +1089,8 @@ def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False
         return kept.column(pieces, kind)
 
     for kind in (pyarrow.int64(), pyarrow.uint64(), pyarrow.float64()):
-        for is_trimmed in (False, True):
-            if (typed := cast(kind, is_trimmed)) is not None:
+        for prepared in (None, compute.utf8_trim_whitespace):
+            if (typed := cast(kind, prepared)) is not None:
                 return typed
     words = compute.unique(compute.utf8_lower(sample)).to_pylist()
     if words and set(words) <= _TRUTH and (typed := cast(pyarrow.bool_())) is not None:
@@ -1094,17 +1099,17 @@ def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False
             everything |= set(compute.unique(compute.utf8_lower(chunk.drop_null())).to_pylist())
         if everything <= _TRUTH:
             return typed
-    if has_decimal_comma and _all_match(sample, _DECIMAL_COMMA):
-        if _all_match(values, _DECIMAL_COMMA):
-            plain = compute.replace_substring(values, ".", "")
-            return compute.replace_substring(plain, ",", ".").cast(pyarrow.float64())
-        return values
+    cells = [sample, *values.chunks]
+    if has_decimal_comma and all(_all_match(part, _DECIMAL_COMMA) for part in cells):
+        return cast(pyarrow.float64(), _with_point)
     times = [pyarrow.date32()]
     times += [pyarrow.timestamp(unit, zone) for unit in ("ns", "us") for zone in (None, "UTC")]
     for kind in times:
         if (typed := cast(kind)) is not None:
             return typed
-    return _lists_of_reals(values, sample)
+    if _are_lists(cells):
+        return cast(pyarrow.list_(pyarrow.float64()), _cut_lists)
+    return values
 
 
 def _all_match(values: Any, pattern: str) -> bool:
@@ -1114,20 +1119,34 @@ def _all_match(values: Any, pattern: str) -> bool:
     return bool(compute.all(does_match, min_count=0).as_py())
 
 
-def _lists_of_reals(values: Any, sample: Any) -> Any:
-    """The lists that all cells are, if they are of one length; else the cells."""
-    import pyarrow
+def _with_point(cells: Any) -> Any:
+    """Numbers such as 1.234,5 as 1234.5."""
     from pyarrow import compute
 
-    for cells in (sample, values):
-        if not _all_match(cells, _LIST_OF_REALS) or _all_match(cells, _THOUSANDS):
-            return values
-        bare = compute.utf8_trim(cells, " \t\r\n[]")
-        split = compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
-        lengths = compute.unique(compute.list_value_length(split)).drop_null()
-        if len(lengths) != 1:
-            return values
-    return split.cast(pyarrow.list_(pyarrow.float64()))
+    return compute.replace_substring(compute.replace_substring(cells, ".", ""), ",", ".")
+
+
+def _cut_lists(cells: Any) -> Any:
+    """Cells such as [0.1, 0.2] as lists of text."""
+    from pyarrow import compute
+
+    bare = compute.utf8_trim(cells, " \t\r\n[]")
+    return compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
+
+
+def _are_lists(parts: Sequence[Any]) -> bool:
+    """Whether all cells are lists of reals of one length, and not numbers such as 1,234."""
+    from pyarrow import compute
+
+    lengths: set[int] = set()
+    for cells in parts:
+        if not _all_match(cells, _LIST_OF_REALS):
+            return False
+        of_cells = compute.unique(compute.list_value_length(_cut_lists(cells)).drop_null())
+        lengths |= set(of_cells.to_pylist())
+        if len(lengths) > 1:
+            return False
+    return bool(lengths) and not all(_all_match(cells, _THOUSANDS) for cells in parts)
 
 
 def options_of(values: Mapping[str, Any]) -> FileOptions:

@@ -67,6 +67,26 @@ class FeatureReport:
 
 
 @dataclass(kw_only=True)
+class JoinReport:
+    """Another table of a type of nodes.
+
+    Args:
+        name: Its file.
+        num_rows: Its rows.
+        num_without_node: Those of them whose id no node has, which count for nothing.
+        num_duplicates: Those whose id stood in an earlier row, which counts.
+        num_missing: Nodes that have no row in it.
+    """
+
+    name: str
+    id_column: str
+    num_rows: int = 0
+    num_without_node: int = 0
+    num_duplicates: int = 0
+    num_missing: int = 0
+
+
+@dataclass(kw_only=True)
 class NodeReport:
     """A type of nodes.
 
@@ -78,6 +98,7 @@ class NodeReport:
         num_from_edges: Nodes that only edges have.
         refused: Why rows were refused, and how many.
         unused: Columns without a role, and why.
+        joined: Other tables of the same nodes.
     """
 
     id_column: str | None
@@ -89,6 +110,7 @@ class NodeReport:
     refused: dict[str, int] = field(default_factory=dict)
     features: list[FeatureReport] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
+    joined: list[JoinReport] = field(default_factory=list)
 
     @property
     def num_rows_of_fields(self) -> int:
@@ -224,7 +246,7 @@ class TableReport:
 
     def _types_table(self) -> Table:
         table = Table(title="tables", title_justify="left")
-        table.add_column("type or relation")
+        table.add_column("type or relation", overflow="fold")
         for heading in ("rows", "kept"):
             table.add_column(heading, justify="right")
         table.add_column("of the rest, and what else there is")
@@ -240,6 +262,17 @@ class TableReport:
             table.add_row(
                 ntype, f"{report.num_rows:,}", f"{report.num_nodes:,}", ", ".join(notes) or "-"
             )
+            for joined in report.joined:
+                notes = _counts(
+                    {
+                        "of no node": joined.num_without_node,
+                        "with an id of an earlier row": joined.num_duplicates,
+                        "nodes without one": joined.num_missing,
+                    }
+                )
+                matched = joined.num_rows - joined.num_without_node - joined.num_duplicates
+                numbers = f"{joined.num_rows:,}", f"{matched:,}"
+                table.add_row(f"  and {joined.name}", *numbers, ", ".join(notes) or "-")
         for etype, of_edges in self.edges.items():
             notes = _counts(of_edges.refused)
             notes += _counts({f"dangling {c}": n for c, n in of_edges.dangling.items()})
@@ -259,7 +292,7 @@ class TableReport:
     def _features_table(self) -> Table:
         table = Table(title="features", title_justify="left")
         for heading in ("type or relation", "column", "read as", "encoding"):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for heading in ("width", "missing", "unknown"):
             table.add_column(heading, justify="right")
         for name, report in self._named().items():

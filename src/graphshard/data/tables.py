@@ -16,6 +16,11 @@
     [nodes.user.features]                    # left out: all other columns, by their types
     age = "standardized"
     country = {encoding = "category"}
+    embedding = "vector"
+
+    [[nodes.user.join]]                      # more columns of the same nodes, by their ids
+    files = "embeddings.parquet"
+    id = "user"
 
     [edges.follows]
     files = ["follows-*.csv.gz"]
@@ -43,6 +48,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from .._base.typing import CanonicalEType
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
+from ._table_files import TableFormat as TableFormat  # for whoever names it
 from .id_files import user_ids as user_ids  # where users look for it
 from .splits import checked_fractions
 
@@ -51,6 +57,8 @@ ROW_NUMBER = "#"
 
 Dangling: TypeAlias = Literal["drop", "add", "error"]
 Parallel: TypeAlias = Literal["keep", "drop"]
+Split: TypeAlias = str | Sequence[float] | Mapping[str, Any] | None
+"""A column of names, three fractions, or a mapping: see `graphshard.data.labels`."""
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
 
@@ -79,6 +87,24 @@ DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinedTable:
+    """More columns of the nodes that another table has: rows are found by their ids.
+
+    A node without a row has missing values; a row without a node is counted and left out; of rows
+    with one id the first counts.
+
+    Args:
+        files: As of `NodeTable`.
+        id: The column with the ids of the nodes; "#" is the number of the row, from 0.
+        options: How to read the files.
+    """
+
+    files: Any
+    id: str
+    options: FileOptions = AS_IT_LOOKS
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeTable:
     """The table of one type of nodes: a row a node.
 
@@ -92,6 +118,7 @@ class NodeTable:
         label: The column of labels; or a mapping with ``column`` and more, see
             `graphshard.data.labels`.
         split: Three fractions; a column of names; or a mapping: `graphshard.data.labels`.
+        join: Other tables of the same nodes, whose columns are as those of this one.
         options: How to read the files.
     """
 
@@ -100,7 +127,8 @@ class NodeTable:
     features: FeatureColumns = None
     ignore: Sequence[str] = ()
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
+    join: Sequence[JoinedTable] = ()
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -116,6 +144,9 @@ class EdgeTable:
         target: The column with the ids of the nodes where they end.
         weight: A column of numbers, which becomes the edge feature ``weight``; 1 where missing.
         time: A column of times or whole numbers, which becomes the edge feature ``time``.
+        relation_column: Of a knowledge graph, the column that says of which relation an edge is;
+            its number becomes the edge feature ``etype``. Relations are numbered as their names are
+            sorted. There is one table of edges then, between nodes of one type.
         split: Without a label it makes the task link prediction: edges are told from no edges.
     """
 
@@ -126,8 +157,9 @@ class EdgeTable:
     ignore: Sequence[str] = ()
     weight: str | None = None
     time: str | None = None
+    relation_column: str | None = None
     label: str | Mapping[str, Any] | None = None
-    split: Any = None
+    split: Split = None
     options: FileOptions = AS_IT_LOOKS
 
     def __post_init__(self) -> None:
@@ -190,6 +222,17 @@ class Tables:
                     "a table of edges must be under (source type, relation, target type) (got "
                     f"{etype!r})"
                 )
+        numbered = [e for e, of_edges in self.edges.items() if of_edges.relation_column is not None]
+        if numbered and not (
+            len(self.edges) == 1
+            and len({*self.nodes, numbered[0][0], numbered[0][2]}) == 1
+            and self.parallel == "keep"
+        ):
+            raise ValueError(
+                "a table with relation_column must be the only one of edges, between nodes of one "
+                f"type, with parallel edges kept (got edges {', '.join(map(str, self.edges))}, "
+                f"parallel={self.parallel!r}); give a table for each relation"
+            )
         for name in {*self.nodes, *(name for etype in self.edges for name in etype)}:
             if not isinstance(name, str) or not name or set(name) & set("/:~"):
                 raise ValueError(
@@ -270,8 +313,11 @@ class Tables:
         if self.seed:
             lines.append(f"seed = {self.seed}")
         for ntype, table in self.nodes.items():
-            lines += ["", f"[nodes.{_toml_key(ntype)}]", *_toml_of_table(table, {})]
-            lines += _toml_of_features(table.features, f"nodes.{_toml_key(ntype)}")
+            key = f"nodes.{_toml_key(ntype)}"
+            lines += ["", f"[{key}]", *_toml_of_table(table, {})]
+            lines += _toml_of_features(table.features, key)
+            for joined in table.join:
+                lines += ["", f"[[{key}.join]]", *_toml_of_table(joined, {})]
         names = [name for _, name, _ in self.edges]
         for (source_type, name, target_type), edge in self.edges.items():
             key = name if names.count(name) == 1 else f"{source_type} {name} {target_type}"
@@ -294,10 +340,12 @@ class Tables:
         source: str | None = None,
         target: str | None = None,
         label: str | None = None,
-        split: Any = None,
+        label_task: str | None = None,
+        split: Split = None,
         links: Sequence[str] = (),
         weight: str | None = None,
         time: str | None = None,
+        relation_column: str | None = None,
         ignore: Sequence[str] = (),
         options: FileOptions = AS_IT_LOOKS,
         base: Path | None = None,
@@ -305,7 +353,8 @@ class Tables:
     ) -> Tables:
         """The description that files suggest by their names and columns.
 
-        A file may be written ``NAME=PATH``, which names its type or relation, and a relation
+        A file may be written ``NAME=PATH``, which names its type or relation (a second one of one
+        type is joined to the first by its ids), and a relation
         ``SOURCE:NAME:TARGET=PATH``, which names the types of its ends, too; otherwise the name is
         that of the file. What is not given goes by usual names of columns: an id is called ``id``,
         ``node_id``, as its type with ``_id``, or stands first; the ends of an edge are called
@@ -315,6 +364,8 @@ class Tables:
 
         Args:
             label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            label_task: What labels are, where their type does not tell: "classification",
+                "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
                 without a label is that of the only relation.
             **settings: More for `Tables`.
@@ -329,15 +380,25 @@ class Tables:
         for item in nodes:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
+            names = list(reader.schema.names)
+            if name in made_nodes and files != item:  # the name was given
+                first = made_nodes[name]
+                usual = first.id if node_id is None else node_id
+                own_key = usual if usual in names else _id_column(name, names)
+                joined = JoinedTable(files=files, id=own_key, options=options)
+                made_nodes[name] = replace(first, join=(*first.join, joined))
+                columns[name] += [column for column in names if column != own_key]
+                continue
             name = _unused_name(name, made_nodes)
-            columns[name] = list(reader.schema.names)
+            columns[name] = names
             key = node_id
             if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
                 key = _id_column(name, reader.telling_names)
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
-        said = [name for name in (source, target, label, weight, time) if name is not None]
+        of_all = (source, target, label, weight, time, relation_column)
+        said = [name for name in of_all if name is not None]
         of_edges: dict[CanonicalEType, list[str]] = {}
         for item in edges:
             name, files = _named(item)
@@ -351,13 +412,13 @@ class Tables:
             telling = reader.telling_names
             if len(telling) < 2:
                 telling = names
-            first = _column_of(reader, source, _SOURCES, telling[0])
-            rest = [column for column in telling if column != first]
-            second = _column_of(reader, target, _TARGETS, rest[0])
+            begin = _column_of(reader, source, _SOURCES, telling[0])
+            rest = [column for column in telling if column != begin]
+            end = _column_of(reader, target, _TARGETS, rest[0])
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
-                source_type, target_type = _types_of_ends((first, second), made_nodes, reader, base)
+                source_type, target_type = _types_of_ends((begin, end), made_nodes, reader, base)
             ends = source_type, target_type
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
@@ -365,24 +426,30 @@ class Tables:
             of_edges[etype] = names
             made_edges[etype] = EdgeTable(
                 files=files,
-                source=first,
-                target=second,
+                source=begin,
+                target=end,
                 weight=weight if weight in names else None,
                 time=time if time in names else None,
+                relation_column=relation_column if relation_column in names else None,
                 options=options,
             )
-        for name, value in (("weight", weight), ("time", time)):
+        of_rows = {"weight": weight, "time": time, "relation_column": relation_column}
+        for name, value in of_rows.items():
             if value is not None and all(value not in names for names in of_edges.values()):
                 raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
-        return made._with_columns(columns, of_edges, label, split, links, ignore)
+        if label_task is not None and label is None:
+            raise ValueError(f"label_task is of a label (got {label_task!r}); say label, too")
+        said_of_label = {} if label_task is None else {"task": label_task}
+        return made._with_columns(columns, of_edges, label, said_of_label, split, links, ignore)
 
     def _with_columns(
         self,
         columns: Mapping[str, Sequence[str]],
         of_edges: Mapping[CanonicalEType, Sequence[str]],
         label: str | None,
-        split: Any,
+        said_of_label: Mapping[str, Any],
+        split: Split,
         links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
@@ -434,8 +501,9 @@ class Tables:
                 f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
             )
         tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
+        said = {"column": label, **said_of_label} if said_of_label else label
         for target in targets:
-            tables[target] = replace(tables[target], label=label, split=split)
+            tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 
@@ -447,7 +515,7 @@ def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
     return list(said)
 
 
-def split_columns(split: Any) -> list[str]:
+def split_columns(split: Split) -> list[str]:
     """The columns of a split."""
     if isinstance(split, str):
         return [split]
@@ -464,7 +532,7 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
     """Raise unless every column of a table has one role."""
     roles: dict[str, str] = {}
     named = {"id": getattr(table, "id", None)}
-    for role in ("source", "target", "weight", "time"):
+    for role in ("source", "target", "weight", "time", "relation_column"):
         named[role] = getattr(table, role, None)
     for role, column in named.items():
         if column is None:
@@ -514,6 +582,9 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 def _table_of(kind: Any, said: Any, where: str) -> Any:
     said = dict(_mapping(said, where))
+    if kind is NodeTable and "join" in said:
+        joined = said["join"] if isinstance(said["join"], list) else [said["join"]]
+        said["join"] = tuple(_table_of(JoinedTable, table, f"{where}.join") for table in joined)
     reading = {key: said.pop(key) for key in _READING if key in said}
     names = [option.name for option in fields(kind) if option.name != "options"]
     if unknown := sorted(set(said) - set(names)):
@@ -523,7 +594,7 @@ def _table_of(kind: Any, said: Any, where: str) -> Any:
         raise ValueError(
             f"[{where}]: unknown key {unknown[0]!r}; there are {', '.join(sorted(allowed))}"
         )
-    needed = ["files", "id"] if kind is NodeTable else ["files", "source", "target"]
+    needed = ["files", "source", "target"] if kind is EdgeTable else ["files", "id"]
     for key in needed:
         if key not in said:
             raise ValueError(f"[{where}] must say {key}")
@@ -555,7 +626,9 @@ def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
 
 
-def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> list[str]:
+def _toml_of_table(
+    table: NodeTable | EdgeTable | JoinedTable, more: Mapping[str, str]
+) -> list[str]:
     if is_in_memory(table.files):
         raise TypeError("a table in memory has no file to name; write it to Parquet first")
     lines = []
@@ -569,7 +642,7 @@ def _toml_of_table(table: NodeTable | EdgeTable, more: Mapping[str, str]) -> lis
                 said = getattr(value, reading.name)
                 if said != getattr(FileOptions(), reading.name):
                     lines.append(f"{reading.name} = {_toml(said)}")
-        elif value is None or (option.name == "ignore" and not value):
+        elif value is None or option.name == "join" or (option.name == "ignore" and not value):
             continue
         elif option.name != "features" or not isinstance(value, Mapping):
             lines.append(f"{option.name} = {_toml(value)}")
@@ -596,7 +669,7 @@ def _named(item: Any) -> tuple[str, Any]:
         return name, path
     stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
     stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
-    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", text
+    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
 
 
 def _unused_name(name: str, names: Iterable[str]) -> str:

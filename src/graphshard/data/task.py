@@ -143,6 +143,11 @@ class TaskInfo:
         )
 
 
+def inverse_names(names: Sequence[str]) -> tuple[str, ...]:
+    """What the inverses of relations are called."""
+    return tuple(f"rev_{name}" for name in names)
+
+
 def task_warnings(
     name: str, occurs: Sequence[bool], shared: Mapping[tuple[str, str], int]
 ) -> list[str]:

@@ -336,7 +336,7 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
     return _broadcast(lazy, tensors) if name in ELEMENTWISE else None
 
 
-def is_lazy(value: Any) -> bool:
+def is_lazy(value: object) -> bool:
     """Whether a value stands for rows that are computed later."""
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
 

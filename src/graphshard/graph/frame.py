@@ -105,7 +105,7 @@ class LazyRows:
         """The rows in page-locked memory if they have been gathered, else as they are, lazy."""
         return self if self._rows is None else self._rows.contiguous().pin_memory()
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream: torch.Stream) -> None:
         """Say that a stream of a GPU uses what has been gathered, or what is left to gather by."""
         if self._rows is not None:
             self._rows.record_stream(stream)
@@ -350,7 +350,7 @@ class Frame(MutableMapping[str, Any]):
             new.device = changed.device
         return new
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream: torch.Stream) -> None:
         """Say that a stream of a GPU uses the columns; see ``torch.Tensor.record_stream``."""
         for value in self._columns.values():
             if isinstance(value, Tensor | LazyRows):

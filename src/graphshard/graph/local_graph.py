@@ -724,7 +724,7 @@ class LocalGraph(MessagePassingGraph):
             return self
         return self._replaced(lambda array: array.clone() if array.is_pinned() else array)
 
-    def record_stream(self: LocalT, stream: Any) -> LocalT:
+    def record_stream(self: LocalT, stream: torch.Stream) -> LocalT:
         """Say that a stream uses the graph, as ``torch.Tensor.record_stream`` does of a tensor.
 
         The memory of edges and features is then not used for anything else before what has been
@@ -836,7 +836,7 @@ def _pinned(column: Any) -> Any:
     return column.contiguous().pin_memory() if isinstance(column, Tensor) else column.pin_memory()
 
 
-def _recorded(array: Tensor, stream: Any) -> Tensor:
+def _recorded(array: Tensor, stream: torch.Stream) -> Tensor:
     array.record_stream(stream)
     return array
 

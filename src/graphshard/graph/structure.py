@@ -54,20 +54,24 @@ ALL: Final = All()
 """Stands for every node or every edge."""
 
 
-def is_all(ids: Any) -> bool:
+def is_all(ids: object) -> bool:
     """Whether ``ids`` is `ALL` (DGL's own marker, the string ``__ALL__``, counts too)."""
     return ids is ALL or (isinstance(ids, str) and ids == "__ALL__")
 
 
-def check_type_name(name: Any, what: str) -> str:
-    """Return ``name`` if it can name a type, in files and messages too: any line of text can."""
+def check_type_name(name: object, what: str) -> str:
+    """Return ``name`` if it can name a type, in files and messages too: any line of text can.
+
+    A relation between two types needs no name of its own, as in DGL: its name may be empty.
+    """
     if not isinstance(name, str):
         raise GraphTypeError(f"{what} must be a string (got {name!r}); for example 'user'")
     try:
         size = len(check_text(name, what).encode())
     except ValueError as error:
         raise GraphValueError(str(error)) from None
-    if not 0 < size <= _MAX_BYTES or _CONTROL.search(name):
+    is_too_short = not size and what != "a relation name"
+    if is_too_short or size > _MAX_BYTES or _CONTROL.search(name):
         raise GraphValueError(
             f"{what} must be a non-empty line of text of up to {_MAX_BYTES} bytes, without control "
             f"characters (got {name!r:.80}, {size} bytes); rename it"
@@ -249,10 +253,11 @@ class Schema:
         return number
 
 
-def is_triple(etype: Any) -> bool:
+def is_triple(etype: object) -> bool:
     """Whether this could be a relation, as three names."""
-    is_sequence = isinstance(etype, tuple | list)
-    return is_sequence and len(etype) == 3 and all(isinstance(name, str) for name in etype)
+    if not isinstance(etype, tuple | list):
+        return False
+    return len(etype) == 3 and all(isinstance(name, str) for name in etype)
 
 
 def joined_name(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
+from .._base.typing import CanonicalEType, Device, EdgeIds, EType, Ids, NodeIds
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
 from .message_passing import frames_of
@@ -369,7 +369,7 @@ def in_subgraph(
     *,
     relabel_nodes: bool = False,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Graph:
     """The graph of all edges that enter some nodes.
 
@@ -406,7 +406,7 @@ def out_subgraph(
     *,
     relabel_nodes: bool = False,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Graph:
     """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
     chosen = _chosen_nodes(graph, nodes, "out_subgraph")
@@ -424,7 +424,7 @@ def edge_subgraph(
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Graph:
     """The graph of some edges, in the order given.
 
@@ -464,7 +464,7 @@ def node_subgraph(
     *,
     relabel_nodes: bool = True,
     store_ids: bool = True,
-    output_device: Any = None,
+    output_device: Device | None = None,
 ) -> Graph:
     """The graph of some nodes and of all edges between them.
 

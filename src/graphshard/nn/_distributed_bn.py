@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -94,7 +95,7 @@ class DistributedBN1D(nn.BatchNorm1d):
         track_running_stats: bool = True,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
         n_feats: int | None = None,
     ) -> None:
         if (num_features is None) == (n_feats is None):

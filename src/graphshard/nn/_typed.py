@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from .._base.typing import CanonicalEType
+from .._base.typing import CanonicalEType, EType
 
 
 class TypedLinear(nn.Module):
@@ -210,7 +210,7 @@ class HeteroEmbedding(nn.Module):
         self.raw_keys = {str(kind): kind for kind in num_embeddings}
 
     @property
-    def weight(self) -> dict[Any, Tensor]:
+    def weight(self) -> dict[EType, Tensor]:
         """Type to its whole table, ``[rows, embedding_dim]``."""
         return {kind: self._table(kind).weight for kind in self.raw_keys.values()}
 
@@ -219,7 +219,7 @@ class HeteroEmbedding(nn.Module):
         for table in self.weight.values():
             nn.init.xavier_uniform_(table)
 
-    def forward(self, input_ids: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    def forward(self, input_ids: Mapping[EType, Tensor]) -> dict[EType, Tensor]:
         """Rows of the tables.
 
         Args:
@@ -230,7 +230,7 @@ class HeteroEmbedding(nn.Module):
         """
         return {kind: self._table(kind)(ids) for kind, ids in input_ids.items()}
 
-    def _table(self, kind: Any) -> nn.Embedding:
+    def _table(self, kind: EType) -> nn.Embedding:
         table = self.embeds[module_name(kind)]
         assert isinstance(table, nn.Embedding)
         return table
@@ -260,6 +260,6 @@ class HeteroLinear(nn.Module):
             }
         )
 
-    def forward(self, feat: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    def forward(self, feat: Mapping[EType, Tensor]) -> dict[EType, Tensor]:
         """Type -> ``[..., out_size]`` of type -> ``[..., in_size]``."""
         return {kind: self.linears[module_name(kind)](rows) for kind, rows in feat.items()}

@@ -390,28 +390,28 @@ def required(content: Mapping[str, Any], key: str) -> Any:
     return content[key]
 
 
-def whole_number(value: Any, name: str, least: int = 0) -> int:
+def whole_number(value: object, name: str, least: int = 0) -> int:
     """A whole number from ``least`` up."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         raise ValueError(f"{name} must be a whole number from {least} up (got {shown(value)})")
     return value
 
 
-def text(value: Any, name: str) -> str:
+def text(value: object, name: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a text that is not empty (got {shown(value)})")
     return check_text(value, name)
 
 
-def mapping(value: Any, name: str) -> dict[str, Any]:
+def mapping(value: object, name: str) -> dict[str, Any]:
     """An object of JSON."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object with keys (got {shown(value)})")
     return value
 
 
-def listing(value: Any, name: str) -> list[Any]:
+def listing(value: object, name: str) -> list[Any]:
     """A list of JSON."""
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list (got {shown(value)})")
@@ -427,7 +427,7 @@ def only_keys(content: Mapping[str, Any], keys: Iterable[str], name: str) -> Non
         raise ValueError(f"{name} has the unknown key {strange[0][:_SHOWN]!r}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value for a message, cut short where it is long."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return f"a number of {value.bit_length()} bits"

@@ -423,10 +423,14 @@ def _read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
     """Relation, as the JSON names it, to its triple, where `triples_of` has written them."""
     triples = {}
     for triple in listing(content.get("canonical_etypes", []), "canonical_etypes"):
-        names = [text(n, "a name in canonical_etypes") for n in listing(triple, "a relation")]
+        names = listing(triple, "a relation")
         if len(names) != 3:
             raise ValueError(f"a relation must be of three names (got {shown(triple)})")
-        etype = (names[0], names[1], names[2])
+        source, relation, target = (  # that of a relation between two types may be empty
+            "" if i == 1 and n == "" else text(n, "a name in canonical_etypes")
+            for i, n in enumerate(names)
+        )
+        etype = (source, relation, target)
         triples[etype_key(etype)] = etype
     return triples
 

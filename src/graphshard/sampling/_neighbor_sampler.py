@@ -147,7 +147,7 @@ def only_if_plain(by_name: Mapping[Any, Any]) -> Any:
     return next(iter(by_name.values())) if len(by_name) == 1 else dict(by_name)
 
 
-def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None:
+def refuse_unnamed(function: str, unnamed: tuple[object, ...], *names: str) -> None:
     """Raise a TypeError that names the arguments which must not go by position, if some do."""
     if unnamed:
         raise TypeError(
@@ -157,7 +157,7 @@ def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None
         )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return repr(value) if is_plain else type(value).__name__
 

@@ -211,7 +211,7 @@ class GraphStore(Protocol):
         """
 
 
-def is_graph_store(value: Any) -> bool:
+def is_graph_store(value: object) -> bool:
     """Whether a value is a `GraphStore`; TypeError if it has some of the members alone."""
     if not callable(getattr(value, "sample_neighbors", None)):
         return False

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -213,7 +213,7 @@ class LocalDataLoader:
         indices: NodeIds | EdgeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
-        *unnamed: Any,
+        *unnamed: object,
         use_ddp: bool = False,
         ddp_seed: int = 0,
         batch_size: int = 1,
@@ -223,7 +223,7 @@ class LocalDataLoader:
         prefetch: int | None = None,
         num_workers: int = 0,
         use_uva: bool = False,
-        gpu_cache: Any = None,
+        gpu_cache: object = None,
         feature_store: FeatureStore | None = None,
         use_prefetch_thread: bool | None = None,
         pin_prefetcher: bool | None = None,
@@ -346,7 +346,7 @@ class LocalDataLoader:
         self._stats.set_waits(self._delivered)
         return self._stats
 
-    def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+    def enable_cpu_affinity(self, *args: object, **kwargs: object) -> AbstractContextManager[None]:
         """Accepted so that programs written for DGL run; does nothing."""
         return nullcontext()
 
@@ -420,7 +420,7 @@ class NodeDataLoader(LocalDataLoader):
         nids: NodeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
-        *unnamed: Any,
+        *unnamed: object,
         **options: Any,
     ) -> None:
         super().__init__(g, nids, graph_sampler, device, *unnamed, **options)
@@ -446,12 +446,12 @@ class EdgeDataLoader(LocalDataLoader):
         eids: EdgeIds,
         graph_sampler: Any,
         device: torch.device | str | None = None,
-        *unnamed: Any,
+        *unnamed: object,
         exclude: Exclude = None,
         reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
         reverse_etypes: Mapping[EType, EType] | None = None,
-        negative_sampler: Any = None,
-        prefetch_labels: Any = None,
+        negative_sampler: Callable[..., Any] | None = None,
+        prefetch_labels: FeatureNames = None,
         g_sampling: Any = None,
         **options: Any,
     ) -> None:
@@ -479,7 +479,7 @@ def _check_graph(graph: Any, sampler: Any) -> None:
         )
 
 
-def _check_options(gpu_cache: Any, options: Mapping[str, Any]) -> None:
+def _check_options(gpu_cache: object, options: Mapping[str, Any]) -> None:
     if gpu_cache is not None:
         raise NotImplementedError(
             "gpu_cache is not offered; leave it out, or move graph and features to the device"

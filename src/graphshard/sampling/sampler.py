@@ -413,7 +413,7 @@ class EdgePredictionSampler(Sampler):
         exclude: Exclude = None,
         reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
         reverse_etypes: Mapping[EType, EType] | None = None,
-        negative_sampler: Any = None,
+        negative_sampler: Callable[..., Any] | None = None,
         prefetch_labels: FeatureNames = None,
         g_sampling: Any = None,
     ) -> None:
@@ -542,7 +542,7 @@ def as_edge_prediction_sampler(
     exclude: Exclude = None,
     reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
     reverse_etypes: Mapping[EType, EType] | None = None,
-    negative_sampler: Any = None,
+    negative_sampler: Callable[..., Any] | None = None,
     prefetch_labels: FeatureNames = None,
 ) -> EdgePredictionSampler:
     """A sampler of blocks for edges, out of one for nodes.

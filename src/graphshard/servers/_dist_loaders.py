@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._base.typing import EdgeIds, EType, NodeIds
+from ..sampling.lazy_features import FeatureNames
 from ..sampling.loader import EdgeDataLoader, NodeDataLoader, Pipeline, Run, Stage
 from ..sampling.sampler import Exclude
 from ._dist_graph import DistGraph
@@ -72,8 +73,8 @@ class DistEdgeDataLoader(EdgeDataLoader):
         exclude: Exclude = None,
         reverse_eids: Any = None,
         reverse_etypes: Mapping[EType, EType] | None = None,
-        negative_sampler: Any = None,
-        prefetch_labels: Any = None,
+        negative_sampler: Callable[..., Any] | None = None,
+        prefetch_labels: FeatureNames = None,
         g_sampling: DistGraph | None = None,
         queue_size: int | None = None,
         **options: Any,

@@ -95,7 +95,7 @@ class TableInfo:
         return cls(name, dtype, row_shape, starts, policy, persistent)
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Raise ValueError unless ``name`` can name a tensor.
 
     Names are never used as paths.

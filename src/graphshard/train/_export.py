@@ -42,6 +42,8 @@ from ._training_shard import TrainingShard
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ._learner import Learner
+
 FORMAT, FORMAT_VERSION = "graphshard-model", 1
 WEIGHTS, CARD, ROWS_OF_BEST = "model.safetensors", "model.json", "best"
 
@@ -132,7 +134,7 @@ class ModelCard:
         return {name: value.clone() for name, value in TensorFile.open(path).read().items()}
 
 
-def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -> None:
+def export_run(learner: Learner, folder: str | os.PathLike[str], history: History) -> None:
     """Write the best model of a run into its folder; collective.
 
     Args:
@@ -142,6 +144,7 @@ def export_run(learner: Any, folder: str | os.PathLike[str], history: History) -
     folder = Path(folder)
     if learner.best is None:  # resumed at an epoch without an evaluation, with nothing to train
         learner.keep()
+        assert learner.best is not None
     state, rows = learner.best
     with shared_errors():
         if rank() == 0:
@@ -246,7 +249,7 @@ def user_ids_of(shard: TrainingShard, ntype: str, path: str) -> pa.Array:
     return pa.array(shard.original_ids[ntype].numpy())
 
 
-def digest_of_ids(learner: Any) -> dict[str, int]:
+def digest_of_ids(learner: Learner) -> dict[str, int]:
     """A number for each node type with learnt rows, of its nodes' ids and numbers; collective.
 
     It does not depend on the partition: the sum of a hash of each node. Rows of another graph may

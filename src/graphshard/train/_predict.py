@@ -53,7 +53,7 @@ from ._predict_edges import Ends, LinkScores, alike, joined_ids
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
-    OwnRows,
+    TaskRows,
     TrainingShard,
     _relation,
     _with_edges_added,
@@ -589,12 +589,12 @@ def _shard_of(
         if trained.kind != LINK_PREDICTION:
             masks = {ALL: _asked(nodes, label, masks)}
         owned.append(
-            OwnRows(etype, label, {s: mask.nonzero().view(-1) for s, mask in masks.items()})
+            TaskRows(etype, label, {s: mask.nonzero().view(-1) for s, mask in masks.items()})
         )
     if not trained.targets:
         none = torch.full((data.num_owned(card.target),), -1)
         label = data.node_features.get(f"{card.target}/label", none)
-        owned.append(OwnRows(card.target, label, {}))
+        owned.append(TaskRows(card.target, label, {}))
     return assemble(
         data,
         trained,

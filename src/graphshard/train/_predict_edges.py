@@ -19,6 +19,7 @@ from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce, is_initialized, ragged_all_to_all, rank, world_size
 from ..comm.collectives import gather_int, reduce_ints, shared_errors
+from ..partition.format import etype_key
 from ._edges import NodeRows, TargetEdges, in_order
 from ._links import Facts, LinkPredictor, rows_of_all
 from ._prediction_files import read_columns
@@ -191,7 +192,7 @@ class LinkScores:
         #: Relations in which new links are looked for: reverses say the same once more.
         self._usual = list(range(self._num_relations // 2 if has_reverses else self._num_relations))
         if len(ends.relations) == 1 and not self._has_numbers:
-            self._usual, self._names = [0], self._names[:1]
+            self._usual, self._names = [0], (etype_key(ends.relations[0]),)
 
     @property
     def _is_of_several(self) -> bool:
@@ -205,7 +206,7 @@ class LinkScores:
         numbers: dict[str, list[int]] = {}
         for number, name in enumerate(self._names):
             numbers.setdefault(name, []).append(number)
-            if len(self.ends.relations) > 1:
+            if not self._has_numbers:
                 numbers.setdefault(self.ends.relations[number][1], []).append(number)
             elif name != str(number) and str(number) not in self._names:
                 numbers.setdefault(str(number), []).append(number)
@@ -308,7 +309,8 @@ class LinkScores:
         Args:
             chosen: Node type to rows of sources, int64 ``[n]``, in the order of their original
                 numbers.
-            relations: Names of those that count, between commas; None: all but reverses.
+            relations: Names of those that count, between commas; None: all but reverses. Of each
+                relation of a typed graph there are so many, of relation numbers of all together.
 
         Raises:
             ValueError: A name is of no relation, or of several; on every rank.
@@ -317,20 +319,24 @@ class LinkScores:
             asked = self._usual
             if relations is not None:
                 asked = self._numbers_of(relations.split(","), "relations")
-        sizes = {n: self.ends.ranges[self._etype(n)[2]].num_ids for n in asked}
-        top = min(top, sum(sizes.values()))
-        parts = []
-        numbers_before = 0
+        # Numbers of a knowledge graph are many: the best of all together. Relations of a typed
+        # graph lead to nodes of types of their own: the best of each.
+        groups = [asked] if self._has_numbers else [[number] for number in asked]
+        sizes = [sum(self.ends.ranges[self._etype(n)[2]].num_ids for n in some) for some in groups]
+        top = min(top, max(sizes))
+        parts, before = [], 0
         for ntype, rows in chosen.items():
-            of_type = [number for number in asked if self._etype(number)[0] == ntype]
-            if of_type:
-                parts.append(self._best_of_type(top, ntype, rows, of_type, numbers_before))
-            numbers_before += self.ends.ranges[ntype].num_ids * top
+            of_type = [some for some in groups if self._etype(some[0])[0] == ntype]
+            for place, some in enumerate(of_type):
+                number = before + self._original[ntype][rows] * len(of_type) + place
+                parts.append(self._best_of_type(top, ntype, rows, some, number))
+            before += self.ends.ranges[ntype].num_ids * len(of_type)
         return _joined(parts)
 
     def _best_of_type(
-        self, top: int, ntype: str, rows: Tensor, asked: Sequence[int], numbers_before: int
+        self, top: int, ntype: str, rows: Tensor, asked: Sequence[int], number_of_row: Tensor
     ) -> ScoredPairs:
+        """The best of some relations together, for some rows of a type."""
         import pyarrow as pa
 
         own = self._rows[ntype]
@@ -384,18 +390,22 @@ class LinkScores:
         if self._is_of_several:
             names = pa.array(list(self._names)).take(pa.array(relation.numpy()))
             columns = {"source": columns["source"], "relation": names, **columns}
-        original = self._original[ntype][rows[query]]
-        return ScoredPairs(numbers_before + original * top + places, columns)
+        return ScoredPairs(number_of_row[query] * top + places, columns)
 
 
 def _joined(parts: Sequence[ScoredPairs]) -> ScoredPairs:
-    """Of several types of sources, one after another."""
+    """All of them, in the order of their numbers."""
+    import pyarrow as pa
+
     if len(parts) == 1:
         return parts[0]
+    numbers, order = torch.cat([part.numbers for part in parts]).sort()
+    places = pa.array(order.numpy())
     columns = {
-        name: joined_ids([part.columns[name] for part in parts]) for name in parts[0].columns
+        name: joined_ids([part.columns[name] for part in parts]).take(places)
+        for name in parts[0].columns
     }
-    return ScoredPairs(torch.cat([part.numbers for part in parts]), columns)
+    return ScoredPairs(numbers, columns)
 
 
 def _check_pairs(path: Path, piece: pa.Table, pairs: TargetEdges, start: int) -> None:

@@ -112,7 +112,7 @@ class TrainResult:
     Args:
         best: Evaluation of the model that was chosen: best on the validation nodes, or the last.
         losses: Training loss of every epoch, resumed ones included.
-        num_nodes: Split to its number of labelled nodes.
+        num_nodes: Split to its number of labelled nodes, or edges.
         num_parameters: Parameters that all ranks hold alike.
         num_embedding_parameters: Parameters of node embeddings, on all ranks together.
         aggregation: ``"sequential"`` or ``"oneshot"``.
@@ -126,6 +126,7 @@ class TrainResult:
         resumed_from: Epoch of the checkpoint that the run started from, or None.
         stopped_early: Whether patience ended the run.
         sampling: How sampling went; None of a full-batch run.
+        rows: What was learnt of: "nodes" or "edges".
     """
 
     best: Evaluation
@@ -144,6 +145,7 @@ class TrainResult:
     stopped_early: bool
     sampling: SamplingReport | None = None
     peak_device_memory: list[int] | None = None
+    rows: str = "nodes"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` is the way back."""

@@ -339,7 +339,8 @@ class TrainingRun:
         losses = {split: numbers[-1] for split, numbers in sums.items()}
         for split, total in losses.items():
             if not math.isfinite(total):
-                what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
+                of = _rows_of(self._shard)
+                what = f"the loss of the {split} {of} after epoch {self._history.epoch}"
                 self._learner.raise_not_finite(what, mine[split][-1])
         metrics: dict[str, dict[str, float]] = {name: {} for name in task.metrics}
         for split in splits:
@@ -425,6 +426,7 @@ class TrainingRun:
             resumed_from=self._resumed_from,
             stopped_early=self._history.stopped,
             sampling=self._sampling(),
+            rows=_rows_of(self._shard),
         )
 
 
@@ -442,7 +444,10 @@ def _settings_without_effect(
             f"residual={config.residual} has no effect: layers of typed graphs see a node's own row"
         )
     if config.patience and not shard.num_nodes["val"]:
-        yield f"patience={config.patience} has no effect: val_mask has no labelled node"
+        yield (
+            f"patience={config.patience} has no effect: no {_rows_of(shard)[:-1]} of val_mask "
+            "has a label"
+        )
     elif config.patience and config.patience >= (
         count := math.ceil(resolved.epochs / resolved.eval_every)
     ):
@@ -470,6 +475,11 @@ def _settings_without_effect(
             f"cache_bytes={size} has no effect: all workers are on one host and share its "
             "features; map_features=False has them cached"
         )
+
+
+def _rows_of(shard: TrainingShard) -> str:
+    """What there are scores of."""
+    return "nodes" if shard.edges is None else "edges"
 
 
 def _num_elements(module: torch.nn.Module) -> int:

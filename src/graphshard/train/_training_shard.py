@@ -284,13 +284,13 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         else:
             label, is_known = _labels(data.edge_features[f"{key}/label"], key, task, "edge")
         rows = _rows_of_splits(data.edge_features, key, "edge", is_known)
-        owned.append(OwnRows(etype, label, rows))
+        owned.append(TaskRows(etype, label, rows))
     if not task.targets:
         key = _target(data, task)
         count = data.node_map(key).num_ids
         label, is_known = _labels(data.node_features[f"{key}/label"], key, task, "node")
         rows = _rows_of_splits(data.node_features, key, "node", is_known)
-        owned.append(OwnRows(key, label, rows))
+        owned.append(TaskRows(key, label, rows))
     word = "edges" if task.targets else "nodes"
     for of in owned:
         if of.label.ndim == 1 and not of.label.is_floating_point():
@@ -309,7 +309,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class TaskRows:
     """The rows of a task that are nodes of a type, or edges of a relation.
 
     Args:
@@ -326,7 +326,7 @@ def assemble(
     data: PartitionData,
     task_info: TaskInfo,
     config: ResolvedConfig,
-    owned: Sequence[OwnRows],
+    owned: Sequence[TaskRows],
     **values: Any,
 ) -> TrainingShard:
     """A shard of what this rank has read; counts are its own, or 0 where nothing is known.
@@ -397,6 +397,12 @@ def _rows_of_splits(
 def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
     """The task that the partition is for, or another one that is asked for."""
     kind = config.task or task.kind
+    if kind.endswith("regression") and kind != task.kind and task.class_names:
+        raise ValueError(
+            f"{config.data} has labels that were made classes ({', '.join(task.class_names[:5])}), "
+            f"and no values, which {kind} needs; partition with --label-task regression, or task = "
+            '"regression" in the label of the TOML file'
+        )
     if kind.startswith("node"):
         if config.relations is not None:
             raise ValueError(
@@ -442,7 +448,7 @@ def _target_edges(
     features: Mapping[CanonicalEType, Tensor],
     categories: Mapping[CanonicalEType, Tensor],
     etype: Tensor | None,
-    owned: Sequence[OwnRows],
+    owned: Sequence[TaskRows],
 ) -> tuple[TargetEdges, Tensor, dict[str, Tensor]]:
     """The edges that are in a split, with labels and rows of these alone."""
     chosen = [torch.unique(torch.cat(list(of.rows.values()))) for of in owned]

@@ -18,15 +18,16 @@ from graphshard.train.commands import app, run
 FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
-        --delimiter --edges --encoding --encodings-from --header --help --hops --ignore --inverse
-        --label --links --method --name --no-header --no-inverse --no-reorder --no-row-normalize
-        --no-self-loops --node-id --nodes --null --objective --out --parallel --parts --quiet
-        --reorder --row-normalize --seed --self-loops --source --split --tables --target --time
-        --tolerance --weight
+        --delimiter --edges --encoding --encodings-from --format --header --help --hops --ignore
+        --inverse --label --label-task --links --method --name --no-header --no-inverse --no-reorder
+        --no-row-normalize --no-self-loops --node-id --nodes --null --objective --out --parallel
+        --parts --quiet --relation-column --reorder --row-normalize --seed --self-loops --source
+        --split --split-files --tables --target --time --tolerance --weight
     """,
     "tables": """
-        --config --dangling --delimiter --edges --encoding --header --help --ignore --label --links
-        --no-header --node-id --nodes --null --parallel --source --split --target --time --weight
+        --config --dangling --delimiter --edges --encoding --format --header --help --ignore --label
+        --label-task --links --no-header --node-id --nodes --null --parallel --relation-column
+        --source --split --split-files --target --time --weight
     """,
     "inspect": "--config --help --plot partition",
     "convert": "--config --help --out --to source",

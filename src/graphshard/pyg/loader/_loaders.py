@@ -217,11 +217,13 @@ class SourceLoader:
         """End what still runs; dropping the loader does the same. Not collective."""
         self._finalizer()
 
-    def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+    def enable_cpu_affinity(self, *args: object, **kwargs: object) -> AbstractContextManager[None]:
         """Accepted for scripts of PyG's; there are no worker processes to bind to processors."""
         return nullcontext()
 
-    def enable_multithreading(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+    def enable_multithreading(
+        self, *args: object, **kwargs: object
+    ) -> AbstractContextManager[None]:
         """Accepted for scripts of PyG's; threads draw already."""
         return nullcontext()
 

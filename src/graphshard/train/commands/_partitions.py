@@ -15,7 +15,8 @@ from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
 from ...data.id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
-from ...data.tables import Dangling, Parallel
+from ...data.splits import SPLITS
+from ...data.tables import Dangling, Parallel, TableFormat
 from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
@@ -37,7 +38,7 @@ class TableFlags:
     nodes: Annotated[
         list[str] | None,
         "Table of nodes: CSV, Parquet, Arrow or JSON lines; a file, glob, folder or URI, or "
-        "TYPE=FILE. Several times for several types.",
+        "TYPE=FILE. Several times for several types; of one type, rows are joined by their ids.",
         Unset("none: nodes come from edges"),
     ] = None
     edges: Annotated[
@@ -62,6 +63,11 @@ class TableFlags:
         Unset("target, dst or the like, or the second"),
     ] = None
     label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    label_task: Annotated[
+        str | None,
+        "What labels are: classification, 'multi-label classification' or regression.",
+        Unset("as their type says"),
+    ] = None
     split: Annotated[
         str | None,
         "Fractions for training, validation and test, such as 0.6,0.2,0.2, or a column that says "
@@ -73,8 +79,18 @@ class TableFlags:
         "Relations whose edges are to be predicted, names between commas.",
         Unset("none; with --split and no --label the only one"),
     ] = None
+    split_files: Annotated[
+        str | None,
+        "Files of ids instead: train=FILE,val=FILE,test=FILE.",
+        Unset("none"),
+    ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None
     time: Annotated[str | None, "Column of edges with times.", Unset("none")] = None
+    relation_column: Annotated[
+        str | None,
+        "Column of edges with the relation of each, of a knowledge graph.",
+        Unset("none"),
+    ] = None
     ignore: Annotated[
         list[str] | None, "Column that is no feature. Several times.", Unset("none")
     ] = None
@@ -87,6 +103,11 @@ class TableFlags:
         Parallel | None,
         "Edges with the same two ends: keep all, or drop all but the first.",
         Unset("keep"),
+    ] = None
+    format: Annotated[
+        TableFormat | None,
+        "Of the files; json is an object a line.",
+        Unset("by the ending, or as the file looks"),
     ] = None
     delimiter: Annotated[
         str | None, "What separates cells of CSV; '\\t' is a tab.", Unset("as the file looks")
@@ -118,12 +139,15 @@ class TableFlags:
             source=self.source,
             target=self.target,
             label=self.label,
-            split=_split_of(self.split),
+            label_task=self.label_task,
+            split=self._split(),
             links=[] if self.links is None else self.links.split(","),
             weight=self.weight,
             time=self.time,
+            relation_column=self.relation_column,
             ignore=self.ignore or (),
             options=FileOptions(
+                format=self.format,
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
                 header=self.header,
                 encoding=self.encoding,
@@ -131,6 +155,24 @@ class TableFlags:
             ),
             **settings,
         )
+
+    def _split(self) -> Any:
+        """How rows are split: fractions, the name of a column, or files of ids."""
+        if self.split_files is None:
+            return _split_of(self.split)
+        if self.split is not None:
+            raise ValueError("rows are split by --split or by --split-files; leave one out")
+        files: dict[str, str] = {}
+        for item in self.split_files.split(","):
+            split, equals, path = item.partition("=")
+            split = split.strip()
+            if not equals or not path.strip() or split not in SPLITS or split in files:
+                raise ValueError(
+                    "split_files must be like train=FILE,val=FILE,test=FILE (got "
+                    f"{self.split_files!r})"
+                )
+            files[split] = path.strip()
+        return {"files": files}
 
 
 def _split_of(text: str | None) -> Any:

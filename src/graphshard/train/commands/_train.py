@@ -36,6 +36,7 @@ from ._options import is_partition, options_of, partition_json
 
 AnyConfig = FullBatchConfig | SampledConfig
 
+_MOST_RELATIONS = 8  # that have lines of their own in the table
 _LINES, _SILENCE = 10, 30.0  # lines of a run that is piped, and seconds after which one comes
 
 SPLIT_NAMES = {"train": "train", "val": "valid", "test": "test"}
@@ -319,7 +320,7 @@ def result_table(result: TrainResult, model: str, draws: bool = False) -> Table:
     how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
     table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")
     table.add_column("")
-    for heading in ("nodes", f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
+    for heading in (result.rows, f"epoch {best.epoch} (chosen)", f"epoch {last.epoch} (last)"):
         table.add_column(heading, justify="right")
     last_values = last.values()
     for metric, by_split in best.values().items():
@@ -331,6 +332,15 @@ def result_table(result: TrainResult, model: str, draws: bool = False) -> Table:
                 f"{_number(metric, number, 2)}{unit}",
                 f"{_number(metric, last_values[metric][split], 2)}{unit}",
             )
+    if 0 < len(best.by_relation) <= _MOST_RELATIONS:
+        table.add_section()
+        for relation, values in best.by_relation.items():
+            last_of = last.by_relation.get(relation, {})
+            for split, number in values.get(best.main, {}).items():
+                name = f"{SPLIT_NAMES[split]} {best.main} of {relation}"
+                latest = last_of.get(best.main, {}).get(split)
+                shown = "" if latest is None else _number(best.main, latest, 2)
+                table.add_row(name, "", _number(best.main, number, 2), shown)
     table.add_section()
     facts = {
         "training loss": sparkline(result.losses) if draws and len(result.losses) > 1 else "",
