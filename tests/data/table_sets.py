@@ -676,12 +676,17 @@ def encoded(column: Column, is_training: np.ndarray) -> np.ndarray | None:
 
 
 def _filled(numbers: np.ndarray, is_training: np.ndarray, is_scaled: bool) -> np.ndarray:
+    """Column by column: one without a value to train on stays as it is, with 0 for what lacks."""
     imputer = SimpleImputer(keep_empty_features=True).fit(numbers[is_training])
-    if is_scaled and not np.isnan(numbers[is_training]).all(axis=0).any():
-        scaler = StandardScaler().fit(numbers[is_training])
-        made = scaler.transform(numbers)
-        return np.where(np.isnan(made), np.where(np.isnan(numbers), 0.0, numbers), made)
-    return np.asarray(imputer.transform(numbers))
+    if not is_scaled:
+        return np.asarray(imputer.transform(numbers))
+    columns = []
+    for column in numbers.T:
+        if not np.isnan(column[is_training]).all():
+            scaler = StandardScaler().fit(column[is_training, None])
+            column = scaler.transform(column[:, None])[:, 0]
+        columns.append(np.nan_to_num(column))
+    return np.stack(columns, axis=1)
 
 
 def _buckets(numbers: np.ndarray, is_training: np.ndarray, asked: dict[str, Any]) -> np.ndarray:

@@ -883,6 +883,6 @@ def test_a_file_of_ids_loses_no_row(tmp_path: Path) -> None:
     Path(files["train"]).write_text("id\na\n")
     graph = read_tables(tables()).graph
     assert graph.nodes["user"].data["test_mask"].tolist() == [True, False, True]
-    with pytest.raises(ValueError, match=r"got 2 of 1 in row 2: 'x,y'"):
-        Path(files["train"]).write_text("a\nx,y\n")
+    Path(files["train"]).write_text("id\na\nx,y\n")
+    with pytest.raises(ValueError, match=r"got 2 of 1 in row \d: 'x,y'"):
         read_id_table(Path(files["train"]), ["id"])

@@ -99,6 +99,12 @@ def test_classes_by_name_and_ids_of_the_table(tmp_path: Path) -> None:
     ids.write_text("\n".join(frame["user"][[7, 3]]), encoding="utf-8")
     some = predict(folder / "parts" / "g.json", folder / "run", nodes=ids, device="cpu")
     assert some["id"].to_pylist() == frame["user"][[3, 7]].tolist()
+    for first in ("", "user\n"):  # without and with a name of the column, no row is lost
+        (tmp_path / "ids.csv").write_text(first + ids.read_text(encoding="utf-8"), encoding="utf-8")
+        same = predict(
+            folder / "parts" / "g.json", folder / "run", nodes=tmp_path / "ids.csv", device="cpu"
+        )
+        assert same == some
     rest = predict(folder / "parts" / "g.json", folder / "run", nodes="unlabelled", device="cpu")
     assert rest["id"].to_pylist() == frame["user"][frame["segment"].isna()].tolist()
 
@@ -215,6 +221,9 @@ def test_links_by_the_ids_of_two_tables(tmp_path: Path) -> None:
         else:
             assert one["source"].tolist() == seen["who"][:7].tolist()
             assert one["target"].tolist() == seen["what"][:7].tolist()
+            seen.head(7).to_csv(tmp_path / "bare.csv", index=False, header=False)
+            bare = predict(data, tmp_path / "run", device="cpu", pairs=str(tmp_path / "bare.csv"))
+            pd.testing.assert_frame_equal(bare.to_pandas(), one)  # no row is taken for names
 
 
 def test_ids_of_every_type_have_a_digest_of_their_values() -> None:

@@ -767,13 +767,15 @@ def _in_file(path: Path, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
     chosen, here = {}, []
     with shared_errors():
         by_type = dict(zip(ids, alike(list(ids.values())), strict=True))
-        asked = read_ids(path, next(iter(by_type.values())).type)
+        asked, may_be_name = read_ids(path, next(iter(by_type.values())).type)
         for ntype, of_type in by_type.items():
             found = pc.is_in(of_type, value_set=asked).to_numpy(zero_copy_only=False)
             chosen[ntype] = torch.from_numpy(found.copy())
             here.append(pc.is_in(asked, value_set=of_type).to_numpy(zero_copy_only=False))
     counts = reduce_ints(np.sum(here, axis=0).tolist()) if len(asked) else []
     missing = [number for number, count in enumerate(counts) if not count]
+    if may_be_name and missing[:1] == [0]:  # of a file that names its column
+        del missing[0]
     if missing:
         few = ", ".join(str(value) for value in asked.take(pa.array(missing[:10])).to_pylist())
         raise ValueError(

@@ -236,13 +236,21 @@ class LinkScores:
         sides = [self.ends.of_side(side) for side in (0, 1)]
         with shared_errors():
             types = [next(iter(ids.values())).type for ids in sides]
-            table = read_columns(path, names, [*types, pa.string()][: len(names)])
+            table, may_be_names = read_columns(path, names, [*types, pa.string()][: len(names)])
+            if may_be_names and self._is_of_several:
+                raise ValueError(
+                    f"{path} must have the columns {', '.join(names)}; name them in its first line"
+                )
             number = torch.zeros(table.num_rows, dtype=torch.int64)
             if self._is_of_several:
                 coded = table.column(2).combine_chunks().dictionary_encode()
                 found = self._numbers_of(coded.dictionary.to_pylist(), f"relations in {path}")
                 places = torch.from_numpy(coded.indices.to_numpy(zero_copy_only=False).copy())
                 number = torch.tensor(found, dtype=torch.int64)[places.long()]
+        if may_be_names:
+            first = self._pairs(table.slice(0, 1), number[:1], sides)
+            if first.src.max() < 0 and first.dst.max() < 0:  # no ids
+                table, number = table.slice(1), number[1:]
         numbers, scores = [], []
         for start in range(0, table.num_rows, _PAIRS_AT_ONCE):
             piece = table.slice(start, _PAIRS_AT_ONCE)

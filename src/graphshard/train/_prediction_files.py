@@ -30,9 +30,14 @@ _GROUP_ROWS = 1 << 17
 _LINES = ("", ".txt", ".ids", ".list")
 """Endings of files with an id a line."""
 
+_WITH_NAMES = {".parquet", ".arrow", ".feather", ".json", ".jsonl", ".ndjson"}
 
-def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
+
+def read_ids(path: Path, id_type: pa.DataType) -> tuple[pa.Array, bool]:
     """The distinct ids in a file, in the type that the graph's ids have.
+
+    Returns:
+        The ids, and whether the first of them may be the name of the column instead.
 
     Raises:
         ValueError: The file is no table with such a column, or a value is no such id.
@@ -48,31 +53,59 @@ def read_ids(path: Path, id_type: pa.DataType) -> pa.Array:
                 f"{', '.join(table.column_names[:5])}); rename the column with the ids"
             )
         column = table.column(name)
+        if name != "id" and _may_lack_names(path):
+            with contextlib.suppress(ValueError):
+                first = _as_ids(path, pa.chunked_array([pa.array([name])]), id_type)
+                ids = _as_ids(path, column, id_type)
+                return pa.chunked_array([*first.chunks, *ids.chunks]).unique(), True
     else:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         texts = pa.array([line for line in lines if line.strip()], pa.string())
         column = pa.chunked_array([texts])
-    return _as_ids(path, column, id_type).unique()
+    return _as_ids(path, column, id_type).unique(), False
 
 
-def read_columns(path: Path, names: Sequence[str], types: Sequence[pa.DataType]) -> pa.Table:
+def _may_lack_names(path: Path) -> bool:
+    """Whether a table may have rows alone, and no line with the names of columns."""
+    return not {s.lower() for s in path.suffixes} & _WITH_NAMES
+
+
+def read_columns(
+    path: Path, names: Sequence[str], types: Sequence[pa.DataType]
+) -> tuple[pa.Table, bool]:
     """Some columns of a table, by name, or if it has not these names the first ones.
+
+    Returns:
+        The columns, and whether the first row may be the names of columns instead.
 
     Raises:
         ValueError: There are fewer columns, or values are not of these types.
     """
     import pyarrow as pa
 
-    table = read_id_table(path, names)
+    table, may_be_names = read_id_table(path, names), False
     if not set(names) <= set(table.column_names):
         if len(table.column_names) < len(names):
             raise ValueError(
                 f"{path} must have the columns {', '.join(names)} (got "
                 f"{', '.join(table.column_names[:5])})"
             )
-        table = table.select(range(len(names))).rename_columns(list(names))
+        table = table.select(range(len(names)))
+        may_be_names = _may_lack_names(path)
+        if may_be_names:
+            first = [pa.chunked_array([pa.array([name])]) for name in table.column_names]
+            try:
+                firsts = [_as_ids(path, n, t) for n, t in zip(first, types, strict=True)]
+            except ValueError:  # names, as ids have another type
+                may_be_names = False
+        table = table.rename_columns(list(names))
     columns = [_as_ids(path, table.column(n), t) for n, t in zip(names, types, strict=True)]
-    return pa.table(columns, names=list(names))
+    if may_be_names:
+        columns = [
+            pa.chunked_array([*first.chunks, *column.chunks])
+            for first, column in zip(firsts, columns, strict=True)
+        ]
+    return pa.table(columns, names=list(names)), may_be_names
 
 
 def _as_ids(path: Path, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.ChunkedArray:
