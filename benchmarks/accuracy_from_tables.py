@@ -217,7 +217,7 @@ CASES = [
     ),
     Case(
         data="dblp-heco",
-        model="sage",
+        model="gcn",
         form="Parquet of three types, CSV of three relations, TOML; one type from edges alone",
         write=write_typed,
         metric="macro_f1",
