@@ -121,6 +121,7 @@ def test_scores_are_those_of_a_dense_product(tmp_path: Path) -> None:
     torch.testing.assert_close(learner.scores(), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("forked_interpreters")
 def test_predictions_do_not_depend_on_the_parts(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     config = config_of(parts_of(tmp_path, "plain", 1), epochs=2, run=folder)

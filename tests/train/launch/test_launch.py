@@ -172,7 +172,8 @@ def test_a_job_on_two_hosts(hosts: TestHosts, capfd: pytest.CaptureFixture[str])
             assert hosts.shell(host, "ls /dev/shm") == ""
 
 
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.exhaustive), "sample"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["full", "sample"])
 def test_a_model_of_one_s_own_is_trained_by_command(
     mode: str, hosts: TestHosts, capfd: pytest.CaptureFixture[str]
 ) -> None:
