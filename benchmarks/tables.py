@@ -36,7 +36,7 @@ LIMITS = {"dense": 2.0, "hashes": 2.0, "text": 4.0}
 
 
 def ids_of(kind: str, numbers: np.ndarray) -> Any:
-    """Ids of nodes as a pyarrow array: 0 to n, hashes of uint64, or text of 12 to 13 letters."""
+    """Ids of nodes as a pyarrow array: 0 to n, hashes of uint64, or text of some 14 letters."""
     import pyarrow
     from pyarrow import compute
 
@@ -48,10 +48,8 @@ def ids_of(kind: str, numbers: np.ndarray) -> Any:
     hashes ^= hashes >> np.uint64(31)
     if kind == "hashes":
         return pyarrow.array(hashes)
-    digits = pyarrow.array(hashes >> np.uint64(34)).cast(pyarrow.string())
-    return compute.binary_join_element_wise(
-        "u", digits, pyarrow.array(numbers % 1000).cast("string"), "_"
-    )
+    digits = pyarrow.array(hashes % np.uint64(100_000)).cast(pyarrow.string())
+    return compute.binary_join_element_wise("u", digits, pyarrow.array(numbers).cast("string"), "_")
 
 
 def write_table(path: Path, batches: Any) -> None:
