@@ -34,9 +34,9 @@ PROCESSOR_TESTS += $(addprefix --ignore=tests/train/,commands launch)
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
 test test-docs test-campaigns test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
 
-# How many files of tests run side by side; 0 runs them in one process, where a debugger works. Two
-# more than two cores, as a part of their time is waiting for processes that end.
-TEST_WORKERS ?= 4
+# How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
+# more than two cores, as a tenth of their time is waiting for processes that end.
+TEST_WORKERS ?= 3
 # Each file in one process, in the order of tests/conftest.py.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
