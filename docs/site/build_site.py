@@ -47,7 +47,8 @@ LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 MOVED = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "design/contributing.md",
+    "CONTRIBUTING.md": "development/contributing.md",
+    "SECURITY.md": "development/security.md",
     "docs": "index.md",
     "examples": "examples/index.md",
     "examples/README.md": "examples/index.md",
@@ -154,7 +155,8 @@ def hidden_toctree(text: str, page: str) -> str:
 
 def stage_docs() -> None:
     """The pages of docs/, the changelog, and how to contribute."""
-    sources = [*DOCS.rglob("*.md"), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    names = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    sources = [*DOCS.rglob("*.md"), *(ROOT / name for name in names)]
     for file in sources:
         source = str(file.relative_to(ROOT))
         page = place_of(source)
