@@ -60,8 +60,6 @@ from ._training_shard import check_num_workers
 
 TRACE, PICTURE = "trace.json", "trace.png"
 
-_Module = nn.Module
-
 
 @dataclasses.dataclass(frozen=True)
 class RankSteps:
@@ -128,7 +126,7 @@ class _Recorder:
     """Hooks that note what a model and its optimizer do, step by step."""
 
     def __init__(
-        self, model: _Module, optimizer: torch.optim.Optimizer, opened: Trace, warm_up: int
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, opened: Trace, warm_up: int
     ) -> None:
         self._trace, self._warm_up = opened, warm_up
         self._stack: list[tuple[str, int]] = []
@@ -213,7 +211,7 @@ class _Recorder:
         self.begin = self._ended = time.perf_counter_ns()
 
 
-def layers_of(model: _Module) -> Iterator[tuple[str, _Module]]:
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules that a user would call layers, by name, outer ones first.
 
     They have parameters and are neither the model itself nor one of torch's own.
