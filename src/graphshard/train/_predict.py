@@ -29,7 +29,6 @@ from .._base.files import TemporaryFolder, remove_abandoned
 from ..comm import (
     agree,
     barrier,
-    initialize_comms,
     is_initialized,
     rank,
     shutdown_comms,
@@ -39,7 +38,6 @@ from ..comm.collectives import reduce_ints, shared_errors
 from ..data.dataset import SPLITS
 from ..data.labels import Labels
 from ..data.task import TaskInfo, read_task
-from ..errors import RankError
 from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key, read_config
@@ -222,7 +220,7 @@ def launch_prediction(
         ValueError: Run and partition do not fit each other.
         RankError: A worker failed.
     """
-    from .launch import ExitCode, launch_workers
+    from .launch import launch_workers
 
     assert request.out is not None
     card = read_card(request.run)  # workers would say the same, later
@@ -238,11 +236,7 @@ def launch_prediction(
     )
     if outcome.exit_code:
         remove_abandoned(Path(request.out).parent)
-    reason = outcome.report().removeprefix("error: ")
-    if outcome.exit_code == ExitCode.WRONG_INPUT:
-        raise ValueError(reason)
-    if outcome.exit_code:
-        raise RankError(reason, outcome.culprits)
+    outcome.check()
     return counts[0]
 
 
@@ -254,13 +248,9 @@ def prediction_work(
     Args:
         on_rows: Called on rank 0 with the number of rows; by default the launcher is told.
     """
-    from .launch import send_event
+    from .launch import join_ranks, send_event
 
-    device = choose_device(request.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # by which the backend is chosen
-    backend = "gloo" if request.device == "cpu" else "auto"
-    initialize_comms(timeout=request.timeout, backend=backend)
+    join_ranks(request.device, request.timeout)
     job = _Prediction(request)
 
     def work() -> None:

@@ -40,7 +40,6 @@ from .._base.files import writing
 from ..comm import (
     Trace,
     barrier,
-    initialize_comms,
     ragged_all_to_all,
     rank,
     shutdown_comms,
@@ -49,7 +48,6 @@ from ..comm import (
 )
 from ..comm.collectives import gather_int, gather_texts, shared_errors
 from ..comm.group import group_state
-from ..errors import RankError
 from ..partition.format import read_config
 from ._config import FullBatchConfig, SampledConfig, generators_of
 from ._reports import check_extras
@@ -464,7 +462,7 @@ def launch_trace(
         ValueError: Run and partition do not fit each other.
         RankError: A worker failed.
     """
-    from .launch import ExitCode, launch_workers
+    from .launch import launch_workers
 
     config = request.config()
     check_num_workers(config, read_config(config.data).num_parts, num_workers)
@@ -477,11 +475,7 @@ def launch_trace(
         on_event=lambda event: seconds.extend(event.get("seconds", ())),
         on_stderr=on_stderr,
     )
-    reason = outcome.report().removeprefix("error: ")
-    if outcome.exit_code == ExitCode.WRONG_INPUT:
-        raise ValueError(reason)
-    if outcome.exit_code:
-        raise RankError(reason, outcome.culprits)
+    outcome.check()
     return seconds
 
 
@@ -494,15 +488,11 @@ def trace_work(
         on_seconds: Called on rank 0 with `RankSteps.seconds` by rank; by default the launcher is
             told.
     """
-    from .launch import send_event
+    from .launch import join_ranks, send_event
 
     config = request.config()
     config.resolved()
-    device = choose_device(config.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # by which the backend is chosen
-    backend = "gloo" if config.device == "cpu" else "auto"
-    initialize_comms(timeout=config.timeout, backend=backend)
+    join_ranks(config.device, config.timeout)
     run = SampledRun(config) if isinstance(config, SampledConfig) else FullBatchRun(config)
 
     def work() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...comm.address import JOB_VARIABLE, local_environment
 from ...comm.group import NOTICE
+from ...errors import RankError
 from ._children import Child, LineStream, how_ended, num_cores
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
@@ -91,6 +92,19 @@ class LaunchOutcome:
         if failed[0].ended_by_us:
             return tuple(exit.rank for exit in failed)
         return failed[0].blames or (failed[0].rank,)
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did.
+
+        Raises:
+            ValueError: The workers' input is wrong.
+            RankError: A worker failed; the message starts with the first cause.
+        """
+        reason = self.report().removeprefix("error: ")
+        if self.exit_code == ExitCode.WRONG_INPUT:
+            raise ValueError(reason)
+        if self.exit_code:
+            raise RankError(reason, self.culprits)
 
     def report(self) -> str:
         """What went wrong, the first cause first; a single line for what all workers explain."""

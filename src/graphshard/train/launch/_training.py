@@ -8,18 +8,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..._base.device import choose_device
-from ...comm import barrier, initialize_comms, rank, shutdown_comms
-from ...errors import RankError
+from ...comm import barrier, rank, shutdown_comms
 from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, SampledRun, TrainingRun
 from .._training_shard import check_num_workers
 from ._local_workers import launch_workers
-from ._worker import ExitCode, send_event
+from ._worker import join_ranks, send_event
 
 _MOST_RELATIONS = 1000
 
@@ -68,11 +65,7 @@ def launch_training(
         on_stderr=on_stderr,
         on_start=on_start,
     )
-    reason = outcome.report().removeprefix("error: ")
-    if outcome.exit_code == ExitCode.WRONG_INPUT:
-        raise ValueError(reason)
-    if outcome.exit_code:
-        raise RankError(reason, outcome.culprits)
+    outcome.check()
     return results[0]
 
 
@@ -97,11 +90,7 @@ def rank_work(
         on_result: Called on rank 0 at the end; by default the launcher is told.
     """
     config.resolved()
-    device = choose_device(config.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # by which the backend is chosen
-    backend = "gloo" if config.device == "cpu" else "auto"
-    initialize_comms(timeout=config.timeout, backend=backend)
+    join_ranks(config.device, config.timeout)
     first = rank() == 0
     run = start_run(config, (progress or _send_progress) if first else None)
 

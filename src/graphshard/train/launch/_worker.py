@@ -29,6 +29,24 @@ WRONG_INPUT_ERRORS = (ValueError, TypeError, NotImplementedError, OSError)
 """What the setting up of a run raises when its input is wrong; graphshard's own are among them."""
 
 
+def join_ranks(device: str, timeout: float) -> None:
+    """Choose the device of this process, by which the backend is chosen, and meet the other ranks.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N.
+        timeout: Seconds that a wait for another rank may take.
+    """
+    import torch
+
+    from ..._base.device import choose_device
+    from ...comm import initialize_comms
+
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    initialize_comms(timeout=timeout, backend="gloo" if device == "cpu" else "auto")
+
+
 class ExitCode(enum.IntEnum):
     """How a worker, and so the command, ends."""
 
