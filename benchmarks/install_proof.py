@@ -171,7 +171,7 @@ def main() -> None:
                 "# What installs where, and does it work there",
                 "",
                 "Fresh environments; the demo is `make demo`'s GCN with two workers, the tests are "
-                "those of the core, without DGL and PyG.",
+                f"{' '.join(options.tests) or 'left out'}, without DGL and PyG.",
                 "",
                 f"| {' | '.join(names)} |",
                 f"|{' --- |' * len(names)}",
