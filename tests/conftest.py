@@ -7,6 +7,7 @@ own process: `make test-processors`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     worker = getattr(config, "workerinput", None)
     if worker is not None:
+        forked_programs.begin_worker()
         _tell_what_counts(config)
     if worker is None or [Path(argument).resolve() for argument in config.args] != [TESTS]:
         return
@@ -131,15 +133,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("torch finds no CUDA device")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
     torch.set_num_threads(int(os.environ.get("GRAPHSHARD_TEST_THREADS", "1")))
-    if session.config.pluginmanager.hasplugin("dsession"):  # this process has others collect
+    has_workers = session.config.pluginmanager.hasplugin("dsession")
+    if has_workers:  # this process has others collect
         gc.enable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup does so
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with forked_programs.forked_workers() if has_workers else contextlib.nullcontext():
+        return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
