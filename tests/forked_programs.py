@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -158,7 +159,8 @@ def forked_interpreters(*modules: str, only: str = "") -> Iterator[None]:
         words = [os.fsdecode(word) for word in words]
         pairs = os.environb.items() if variables is None else (v.split(b"=", 1) for v in variables)
         environment = {os.fsdecode(key): os.fsdecode(value) for key, value in pairs}
-        plain = close and all(value in (None, -1) for value in group_user_and_more)
+        first = next((v for v in group_user_and_more if isinstance(v, functools.partial)), None)
+        plain = close and all(v in (None, -1) or v is first for v in group_user_and_more)
         is_python = bool(words) and words[0] == sys.executable
         is_wanted = is_python and (not only or words[1:3] == ["-m", only])
         if not plain or not is_wanted or not template.can_start(words, environment):
@@ -170,6 +172,7 @@ def forked_interpreters(*modules: str, only: str = "") -> Iterator[None]:
             "environment": environment,
             "folder": os.getcwd() if folder is None else os.path.abspath(os.fsdecode(folder)),
             "session": bool(session),
+            "first": first and [first.func.__module__, first.func.__qualname__, *first.args],
         }
         return template.start(request, own)
 
@@ -342,6 +345,9 @@ def _become(request: dict[str, Any]) -> tuple[ModuleType, list[str]]:
     os.chdir(request["folder"])
     if threshold := environment.get("MALLOC_MMAP_THRESHOLD_"):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
+    if request["first"]:  # preexec_fn
+        module, name, *arguments = request["first"]
+        getattr(importlib.import_module(module), name)(*arguments)
     threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
     torch.set_num_threads(int(threads))
     tempfile.tempdir = None  # torch has asked for it
