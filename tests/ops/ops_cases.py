@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from case_selection import sampled
 from graphshard.ops import Adjacency
 
 
@@ -42,6 +45,20 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((0,), (1,)),
     ((17,), (17,)),
 ]
+
+
+def in_each_way(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """The product of axes in each way to run an operator; a pairwise sample of it runs always.
+
+    Args:
+        names: Those of the parameters, with commas; ``way`` is one more.
+        axes: The values of each.
+    """
+    cases = [
+        *sampled(["kernels", "torch"], *axes),
+        *(pytest.param("triton", *c, marks=pytest.mark.exhaustive) for c in product(*axes)),
+    ]
+    return pytest.mark.parametrize(f"way,{names}", cases, ids=str, indirect=["way"])
 
 
 def adjacency(name: str, idtype: torch.dtype = torch.int64) -> Adjacency:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from draw_cases import KINDS, Rows, options, structure
+from ops_cases import in_each_way
 from torch import Tensor
 
 from graphshard._base.kernels import extension_available, force_extension
@@ -65,9 +66,12 @@ def test_kernel_equals_torch(kind: str, excluded: str) -> None:
                     assert equal(draw(CASE, fanout, kind, excluded=given), expected)
 
 
-@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.uint8], ids=str)
-@pytest.mark.parametrize("kind", ["weighted", "weighted replace", "weighted labor"])
+@in_each_way(
+    "kind,dtype,id_dtype",
+    ["weighted", "weighted replace", "weighted labor"],
+    [torch.float32, torch.float64, torch.bool, torch.uint8],
+    [torch.int32, torch.int64],
+)
 def test_weights_are_read_by_id(
     kind: str, dtype: torch.dtype, id_dtype: torch.dtype, way: str
 ) -> None:

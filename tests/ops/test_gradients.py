@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import SHAPES, adjacency, generic, num_rows
+from ops_cases import SHAPES, adjacency, generic, in_each_way, num_rows
 
-from case_selection import sampled
 from graphshard import ops
 
 BINARY = ("add", "sub", "mul", "div")
 SMALL = [s for s in SHAPES if 0 not in s[0] and s[0] != (17,)]
 
 
-@pytest.mark.parametrize(
-    ("op", "reduce", "shape"),
-    sampled([*BINARY, "copy_lhs", "copy_rhs"], ["sum", "mean", "max", "min"], SMALL),
-    ids=str,
+@in_each_way(
+    "op,reduce,shape", [*BINARY, "copy_lhs", "copy_rhs"], ["sum", "mean", "max", "min"], SMALL
 )
 def test_gspmm(op: str, reduce: str, shape: Any, way: str) -> None:
     adj = adjacency("odd")
@@ -36,11 +33,7 @@ def test_gspmm(op: str, reduce: str, shape: Any, way: str) -> None:
     assert torch.autograd.gradcheck(run, inputs)
 
 
-@pytest.mark.parametrize(
-    ("op", "targets", "shape"),
-    sampled([*BINARY, "dot"], ["uv", "ue", "ev", "ee"], SMALL),
-    ids=str,
-)
+@in_each_way("op,targets,shape", [*BINARY, "dot"], ["uv", "ue", "ev", "ee"], SMALL)
 def test_gsddmm(op: str, targets: str, shape: Any, way: str) -> None:
     if op == "dot" and shape[0][-1:] != shape[1][-1:]:
         shape = (shape[0], shape[0])

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 import pytest
 import scipy.sparse
 import torch
-from ops_cases import adjacency
+from ops_cases import adjacency, in_each_way
 from torch import Tensor
 
-from case_selection import sampled
 from forked_programs import run_program
 from graphshard import ops
 from graphshard._base.kernels import LARGE_BYTES
@@ -130,9 +129,11 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, inputs, weights)]
 
 
-@pytest.mark.parametrize(
-    ("targets", "width", "grouped"),
-    sampled(["uv", "vu", "ue", "ve", "eu", "uu", "vv"], [1, 3, 4, 8], [True, False]),
+@in_each_way(
+    "targets,width,grouped",
+    ["uv", "vu", "ue", "ve", "eu", "uu", "vv"],
+    [1, 3, 4, 8],
+    [True, False],
 )
 def test_narrow_rows_per_edge(width: int, targets: str, grouped: bool, way: str) -> None:
     """Some destinations have no edge, one has many; ids of both widths; whole blocks and a rest."""

@@ -92,9 +92,14 @@ def test_softmax_over_edges(pieces: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[] if i % 2 else pytest.mark.exhaustive) for i, c in enumerate(CASES)],
+    ("pieces", "case"),
+    [  # every second case in one of the ways
+        pytest.param(most_edges, c, marks=[] if i % 4 == remainder else pytest.mark.exhaustive)
+        for i, c in enumerate(CASES)
+        for remainder, most_edges in ((1, tasks.MOST_EDGES), (3, 3))
+    ],
     ids=str,
+    indirect=["pieces"],
 )
 def test_attention(case: AttentionCase, pieces: None) -> None:
     adj = adjacency("odd")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ops_cases import in_each_way
 from torch import Tensor
 
-from case_selection import sampled
 from graphshard import ops
 from graphshard.ops import reference
 
@@ -45,11 +45,7 @@ def tolerance(expected: Tensor, dtype: torch.dtype, way: str) -> float:
     return share * float(expected.abs().max())
 
 
-@pytest.mark.parametrize(
-    ("width", "dtype", "idtype"),
-    sampled(WIDTHS, DTYPES, [torch.int32, torch.int64]),
-    ids=str,
-)
+@in_each_way("width,dtype,idtype", WIDTHS, DTYPES, [torch.int32, torch.int64])
 def test_sums_means_and_sums_that_continue(
     width: int, dtype: torch.dtype, idtype: torch.dtype, way: str
 ) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import GRAPHS, SHAPES, adjacency, num_rows, values
+from ops_cases import GRAPHS, SHAPES, adjacency, in_each_way, num_rows, values
 from torch import Tensor
 
-from case_selection import sampled
 from forked_programs import run_program
 from graphshard import ops
 from graphshard._base.kernels import extension_available, force_extension
@@ -35,10 +34,12 @@ def check(ours: Any, expected: Any, inputs: list[Tensor]) -> None:
             torch.testing.assert_close(a, b, equal_nan=True, **close)
 
 
-@pytest.mark.parametrize(
-    ("op", "reduce", "dtype", "idtype"),
-    sampled([*BINARY, "copy_lhs", "copy_rhs"], ["sum", "mean", "max", "min"], DTYPES, IDTYPES),
-    ids=str,
+@in_each_way(
+    "op,reduce,dtype,idtype",
+    [*BINARY, "copy_lhs", "copy_rhs"],
+    ["sum", "mean", "max", "min"],
+    DTYPES,
+    IDTYPES,
 )
 def test_gspmm(op: str, reduce: str, dtype: torch.dtype, idtype: torch.dtype, way: str) -> None:
     for name in GRAPHS:
@@ -56,11 +57,7 @@ def test_gspmm(op: str, reduce: str, dtype: torch.dtype, idtype: torch.dtype, wa
                 assert torch.equal(edge_ids.long(), argmax.long())
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype", "idtype"),
-    sampled([*BINARY, "dot", "copy_lhs", "copy_rhs"], DTYPES, IDTYPES),
-    ids=str,
-)
+@in_each_way("op,dtype,idtype", [*BINARY, "dot", "copy_lhs", "copy_rhs"], DTYPES, IDTYPES)
 def test_gsddmm(op: str, dtype: torch.dtype, idtype: torch.dtype, way: str) -> None:
     for name in GRAPHS:
         adj = adjacency(name, idtype)
