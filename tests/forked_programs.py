@@ -56,7 +56,7 @@ SET_LATER = (
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
 )
 WARM = ("graphshard", "graphshard.train.commands", "torch.distributed.run")
-OF_WORKERS = ("graphshard.testing", "dgl", "pytest", "torch_geometric")
+OF_WORKERS = ("graphshard", "dgl", "pytest", "torch_geometric")
 """What workers of pytest-xdist have imported, as far as it is installed."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
