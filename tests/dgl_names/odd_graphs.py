@@ -97,6 +97,9 @@ def differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
     if isinstance(theirs, dgl.DGLGraph):
         yield from _graph_differences(ours, theirs, where)
     elif isinstance(theirs, torch.Tensor):
+        is_tensor = isinstance(ours, torch.Tensor) and ours.dtype == theirs.dtype
+        if is_tensor and torch.equal(ours, theirs):  # a fifth of the time of what tells the gap
+            return
         try:
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
         except AssertionError as error:

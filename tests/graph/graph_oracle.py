@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class dgl_quiet(warnings.catch_warnings):
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return _rand(*shape, seed=seed, dtype=dtype).clone()
+
+
+@cache
+def _rand(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 7 * sum(shape))
     values = torch.rand(*shape, generator=generator, dtype=torch.float64) + 0.5
     signs = torch.rand(*shape, generator=generator) < 0.5

@@ -41,8 +41,14 @@ CASES = {
     "both_typed": ("typed", {"model": "sage", "both_directions": True, "layers": 3}),
 }
 HOWS = ("random", "empty_part", "no_train")
-HOW_AND_CASE = [  # each case in one of the ways; in all of them with ``--all``
-    pytest.param(how, case, marks=[] if (i + j) % 3 == 0 else pytest.mark.exhaustive)
+# In training these are others, which run always: a choice or two of a layer more.
+LIKE_OTHERS = ("rgcn_one_hot_bases", "gat_encoder", "hgt_plain", "gatv2_typed", "sage_typed")
+HOW_AND_CASE = [  # each other case in one of the ways; in all of them with ``--all``
+    pytest.param(
+        how,
+        case,
+        marks=[] if (i + j) % 3 == 0 and case not in LIKE_OTHERS else pytest.mark.exhaustive,
+    )
     for i, how in enumerate(HOWS)
     for j, case in enumerate(CASES)
 ]
