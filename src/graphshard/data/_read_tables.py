@@ -222,6 +222,7 @@ class _Reading:
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
+        num_rows = reader.known_num_rows()
         for batch in reader.batches(asked, rows_at_once()):
             report.num_rows += len(batch.columns)
             kept = batch.columns
@@ -238,6 +239,8 @@ class _Reading:
                     kept = kept.take(_arrow(places))
                     values = kept.column(key)
                 before = len(ids)
+                if num_rows is not None and 0 < before == report.num_rows - len(batch.columns):
+                    ids.expect(min(num_rows, 16 * before))  # as all rows so far have other ids
                 rows = ids.add(values, column)
                 is_first = _first_of_each(rows, before)
                 if not is_first.all():
@@ -389,7 +392,10 @@ class _Reading:
             reader.check_cells("say by what cells are separated, or whether there is a header")
         columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
         report.num_parallel, is_first = _parallel(
-            src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
+            src,
+            dst,
+            (len(self.ids[etype[0]]), len(self.ids[etype[2]])),
+            self.tables.parallel == "drop",
         )
         if is_first is not None and not is_first.all():
             src, dst = src[is_first], dst[is_first]
@@ -1332,12 +1338,12 @@ def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
 
 
 def _parallel(
-    src: Int64Array, dst: Int64Array, num_dst: int, is_dropping: bool
+    src: Int64Array, dst: Int64Array, num_nodes: tuple[int, int], is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
     if not is_dropping:
-        return count_repeated(src, dst, num_dst), None
-    keys = src * num_dst + dst
+        return count_repeated(src, dst, *num_nodes), None
+    keys = src * num_nodes[1] + dst
     order = np.argsort(keys, kind="stable")
     is_repeated = np.zeros(len(keys), bool)
     in_order = keys[order]
