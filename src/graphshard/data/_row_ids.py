@@ -473,7 +473,7 @@ def _example(keys: _Keys) -> str:
 def _kernels() -> Any:
     """The extension, where it is there and has tables of keys; else None."""
     kernels = kernels_for(torch.device("cpu"))
-    return kernels if hasattr(kernels, "has_outer_blank") else None
+    return kernels if hasattr(getattr(kernels, "IntegerTable", None), "reserve") else None
 
 
 def _integer_table() -> Any:
