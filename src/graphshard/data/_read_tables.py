@@ -8,10 +8,11 @@ Nothing is a Python object for each row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ..graph import Graph
 from ..graph.structure import check_type_name
 from ..ops import Adjacency
 from ..partition.format import etype_key
-from ._columns import family_of
+from ._columns import family_of, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import TableBatch, TableSource, typed_column
@@ -35,7 +36,7 @@ from ._table_report import (
     TableReport,
     shown_id,
 )
-from ._table_targets import TableTargets, name_of_table
+from ._table_targets import TableTargets, name_of_table, spoken_type
 from .encodings import EncodedCounts, Encoding, EncodingFit
 from .tables import (
     ROW_NUMBER,
@@ -49,6 +50,7 @@ from .tables import (
 from .task import TaskInfo, inverse_names
 
 _ROWS_IN_ORDER = 1 << 17
+_MANY_COLUMNS = 100  # of whole numbers: they may be counts of words
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -103,6 +105,8 @@ class _Reading:
         self.ids: dict[str, RowIds] = {}
         self.kept = KeptColumns()
         self.columns: dict[Any, Columns] = {}
+        #: Of each node type and relation that is read, its features by name.
+        self.features: dict[Any, dict[str, _Feature]] = {}
         self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
 
     def read(self) -> TablesGraph:
@@ -623,7 +627,7 @@ class _Reading:
         ids: Sequence[str],
         indices: set[str],
     ) -> list[str]:
-        """The columns that are kept until they are encoded.
+        """The columns that are kept until they are encoded; notes what features they make.
 
         Args:
             names: All that there are, in this table and in those that are joined to it.
@@ -642,14 +646,20 @@ class _Reading:
             column(name)
         is_node = isinstance(table, NodeTable)
         given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
+        left_out = {*ids, *roles, *table.ignore, *indices}
+        free = [name for name in names if name not in left_out]
         if given is not None:
-            features = [encoding.column for encoding in given]
-        elif table.features is not None:
-            features = list(table.features)
+            features = {
+                encoding.column: _Feature(None, encoding.columns or (encoding.column,))
+                for encoding in given
+            }
+        elif table.features is None:
+            features = {name: _Feature(None, (name,)) for name in free}
         else:
-            left_out = {*ids, *roles, *table.ignore, *indices}
-            features = [name for name in names if name not in left_out]
-        return list(dict.fromkeys([*map(column, features), *roles]))
+            features = _features(table.features, names, free, reader)
+        self.features[owner] = features
+        columns = [column(name) for feature in features.values() for name in feature.columns]
+        return list(dict.fromkeys([*columns, *roles]))
 
     # ------------------------------------------------------------------ features
 
@@ -670,12 +680,9 @@ class _Reading:
             encodings = given
         else:
             encodings = []
-            asked = table.features if isinstance(table.features, Mapping) else {}
             is_asked = table.features is not None
-            for name in list(columns):
-                if name in roles and not (is_asked and name in (table.features or ())):
-                    continue
-                fit = self._fit(name, columns[name], asked.get(name), is_training, is_asked)
+            for name, feature in self.features[owner].items():
+                fit = self._fit(name, feature, columns, is_training, is_asked)
                 if isinstance(fit, str):
                     report.unused[name] = fit
                     del columns[name]
@@ -696,14 +703,15 @@ class _Reading:
                 start += encoding.width
             row = 0
             try:
-                for chunk in columns[encoding.column].chunks:
+                for chunk in _chunks(encoding.column, encoding.columns, columns):
                     rows = encoding.encode(chunk, first_row=row, counts=counts)
                     out[row : row + len(chunk)] = rows
                     row += len(chunk)
             except ValueError as error:
                 raise ValueError(f"{name_of_table(owner)}: {error}") from None
-            if encoding.column not in roles:
-                del columns[encoding.column]
+            for name in encoding.columns or (encoding.column,):
+                if name not in roles:
+                    del columns[name]
             report.features.append(
                 FeatureReport(
                     column=encoding.column,
@@ -715,6 +723,13 @@ class _Reading:
                     num_rows=num_rows,
                 )
             )
+        counted = [e for e in encodings if e.kind == "standardized" and "int" in e.type]
+        if given is None and len(counted) >= _MANY_COLUMNS:
+            self.report.notes.append(
+                f"{len(counted)} columns of whole numbers of {spoken_type(owner)} were "
+                'standardized one by one; where they count words, name them in features as "*" = '
+                '{encoding = "vector", row_normalize = true}'
+            )
         if wide:
             fields["feat"] = torch.from_numpy(feat)
         if embedded:
@@ -724,22 +739,32 @@ class _Reading:
     def _fit(
         self,
         name: str,
-        values: Any,
-        asked: str | Mapping[str, Any] | None,
+        feature: _Feature,
+        columns: Columns,
         is_training: NDArray[np.bool_] | None,
         is_asked: bool,
     ) -> Encoding | str:
-        """The encoding of a column; or why a column that was not asked for is left out."""
+        """The encoding of a feature; or why a column that was not asked for is left out."""
         import pyarrow
 
-        options = {"encoding": asked} if isinstance(asked, str) else asked
-        if not is_asked and (len(values) == 0 or values.null_count == len(values)):
-            return "all of it is empty"
-        if not is_asked and is_training is not None and not _has_value(values, is_training):
-            return "no training row has a value in it"
+        options = {"encoding": feature.asked} if isinstance(feature.asked, str) else feature.asked
+        joined = () if feature.columns == (name,) else feature.columns
+        if joined:
+            kind = pyarrow.list_(pyarrow.float64(), len(joined))
+        else:
+            values = columns[name]
+            kind = values.type
+            if not is_asked and (len(values) == 0 or values.null_count == len(values)):
+                return "all of it is empty"
+            if not is_asked and is_training is not None and not _has_value(values, is_training):
+                return "no training row has a value in it"
         try:
-            fit = EncodingFit(pyarrow.field(name, values.type), options)
-            fit.update(values, is_training)
+            fit = EncodingFit(pyarrow.field(name, kind), options, joined)
+            row = 0
+            for chunk in _chunks(name, joined, columns):
+                rows = slice(row, row + len(chunk))
+                fit.update(chunk, None if is_training is None else is_training[rows])
+                row += len(chunk)
             return fit.finish()
         except ValueError as error:
             if is_asked:
@@ -831,6 +856,63 @@ class _Reading:
         places = compute.index_in(values, value_set=names).to_numpy(zero_copy_only=False)
         fields["etype"] = of_values[torch.from_numpy(places.astype(np.int64))]
         return texts
+
+
+class _Feature(NamedTuple):
+    """What becomes of columns.
+
+    Args:
+        asked: The encoding, or it and its options; None: that of the type.
+        columns: The column of the name of the feature; or those that become one vector.
+    """
+
+    asked: str | Mapping[str, Any] | None
+    columns: tuple[str, ...]
+
+
+def _features(
+    asked: Sequence[str] | Mapping[str, Any],
+    names: Sequence[str],
+    free: Sequence[str],
+    reader: TableSource,
+) -> dict[str, _Feature]:
+    """The features that are asked for, where a name with * or ? stands for all that it matches.
+
+    Args:
+        names: The columns that there are.
+        free: Those that have no other role.
+    """
+    ways = asked if isinstance(asked, Mapping) else dict.fromkeys(asked)
+    columns = {
+        name: name if name in names else reader.column(name)
+        for name in ways
+        if name in names or not set(name) & set("*?")
+    }
+    taken = set(columns.values())
+    features: dict[str, _Feature] = {}
+    for name, way in ways.items():
+        if name in columns:
+            features[columns[name]] = _Feature(way, (columns[name],))
+            continue
+        expression = re.escape(name).replace(r"\*", ".*").replace(r"\?", ".")
+        matching = [c for c in free if c not in taken and re.fullmatch(expression, c, re.DOTALL)]
+        if not matching:
+            raise ValueError(
+                f"{reader.name}: the features {name!r} must match a column without another role "
+                f"(got {', '.join(map(repr, names[:20]))}); name one that is there"
+            )
+        taken |= set(matching)
+        encoding = way if isinstance(way, str) or way is None else way.get("encoding")
+        if encoding == "vector":
+            features[name] = _Feature(way, tuple(matching))
+        else:
+            features |= {column: _Feature(way, (column,)) for column in matching}
+    return features
+
+
+def _chunks(name: str, joined: Sequence[str], columns: Columns) -> Iterable[Any]:
+    """Arrays of what is encoded: a column, or several side by side."""
+    return vectors_of(columns, joined, name) if joined else columns[name].chunks
 
 
 class _EdgeEnds:
