@@ -171,7 +171,7 @@ void IntegerTable::reserve(int64_t num_keys) {
   // An array of places grows at little cost; in a hash table, all keys move each time.
   if (is_direct_ || num_keys <= size()) return;
   keys_.reserve(static_cast<size_t>(num_keys));
-  use_hash(num_keys);
+  use_hash(5 * (num_keys + kBlock) / 7 + 1);  // which are then just not full
 }
 
 void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {

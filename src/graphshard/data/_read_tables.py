@@ -23,7 +23,7 @@ from ..graph import Graph
 from ..graph.structure import check_type_name
 from ..ops import Adjacency
 from ..partition.format import etype_key
-from ._columns import family_of, vectors_of
+from ._columns import family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import TableBatch, TableSource, typed_column
@@ -50,6 +50,7 @@ from .tables import (
 from .task import TaskInfo, inverse_names
 
 _ROWS_IN_ORDER = 1 << 17
+_MOST_BLOCKS = 64
 _MANY_COLUMNS = 100  # of whole numbers: they may be counts of words
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
@@ -139,6 +140,7 @@ class _Reading:
             columns=self.columns,
             ids=self.ids,
             pairs=pairs,
+            kept=self.kept,
             report=self.report,
         )
         task, is_training = targets.fill(graph)
@@ -287,9 +289,12 @@ class _Reading:
         report = JoinReport(name=reader.name, id_column=key or ROW_NUMBER)
         self.report.nodes[ntype].joined.append(report)
         ids = self.ids[ntype]
-        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, among those kept
-        num_kept = 0
-        chunks: dict[str, list[Any]] = {name: [] for name in needed}
+        # Rows are put away by blocks of nodes, of which then each by itself is put in order.
+        size = max(_ROWS_IN_ORDER, -(-len(ids) // _MOST_BLOCKS))
+        num_blocks = max(1, -(-len(ids) // size))
+        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, in its block
+        num_kept = np.zeros(num_blocks, np.int64)
+        chunks: list[dict[str, list[Any]]] = [{n: [] for n in needed} for _ in range(num_blocks)]
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         for batch in reader.batches(asked or list(reader.schema.names[:1]), rows_at_once()):
             rows = batch.columns
@@ -313,39 +318,72 @@ class _Reading:
             is_new = is_there & is_first
             is_new[is_there] &= place_of[numbers[is_there]] < 0
             report.num_duplicates += int(np.count_nonzero(is_there & ~is_new))
-            count = int(np.count_nonzero(is_new))
-            place_of[numbers[is_new]] = np.arange(num_kept, num_kept + count)
-            num_kept += count
-            self._keep(reader, rows.filter(_arrow(is_new)), chunks)
+            new_rows = np.flatnonzero(is_new)
+            block = numbers[new_rows] // size
+            by_block = np.argsort(block, kind="stable")
+            new_rows, block = new_rows[by_block], block[by_block]
+            ends = np.searchsorted(block, np.arange(num_blocks + 1))
+            in_order = rows.select(needed).take(_arrow(new_rows)) if needed else rows
+            for number in np.unique(block).tolist():
+                begin, end = int(ends[number]), int(ends[number + 1])
+                of_block = numbers[new_rows[begin:end]]
+                place_of[of_block] = num_kept[number] + np.arange(end - begin)
+                num_kept[number] += end - begin
+                of_rows = in_order.slice(begin, end - begin)
+                self._keep(reader, of_rows, chunks[number], is_copied=True)
         self._note_malformed(reader, self.report.nodes[ntype].refused)
         report.num_missing = int(np.count_nonzero(place_of < 0))
-        return {name: self._in_order(reader, name, chunks.pop(name), place_of) for name in needed}
+        columns = {}
+        for name in needed:
+            pieces = [piece for of_block in chunks for piece in of_block.pop(name)]
+            values = _column(reader, name, pieces, self.kept)
+            columns[name] = self._in_order(values, place_of, num_kept, size)
+        return columns
 
-    def _in_order(
-        self, reader: TableSource, name: str, pieces: Sequence[Any], place_of: Int64Array
-    ) -> Any:
-        """A column with its rows at these places, and none where there is no place."""
+    def _in_order(self, values: Any, place_of: Int64Array, num_rows: Int64Array, size: int) -> Any:
+        """A column with a row for each node, null where it has none.
+
+        Args:
+            values: The rows of the first block of nodes, then those of the next, and so on.
+            place_of: Where among the rows of its block that of each node is, or -1.
+            num_rows: How many rows each block has.
+            size: How many nodes are in a block.
+        """
         import pyarrow
 
-        values = _column(reader, name, pieces, self.kept)
-        if not len(values):
-            return pyarrow.chunked_array([pyarrow.nulls(len(place_of), values.type)])
-        if values.num_chunks > 1:
-            values = pyarrow.chunked_array([_plain(chunk) for chunk in values.chunks])
-            values = pyarrow.chunked_array([values.combine_chunks()])
-        ordered = []
-        for start in range(0, len(place_of), _ROWS_IN_ORDER):
-            places = place_of[start : start + _ROWS_IN_ORDER]
-            rows = values.take(pyarrow.array(places, mask=places < 0))
-            ordered += [self.kept.put(chunk) for chunk in rows.chunks]
-        return self.kept.column(ordered, values.type)
+        ordered, first = [], 0
+        is_dictionary = pyarrow.types.is_dictionary(values.type)
+        kind = values.type.value_type if is_dictionary else values.type
+        for number, count in enumerate(num_rows.tolist()):
+            places = place_of[number * size : (number + 1) * size]
+            chunks = [_plain(chunk) for chunk in values.slice(first, count).chunks]
+            first += count
+            rows = pyarrow.nulls(len(places), kind)
+            if count:
+                together = pyarrow.chunked_array(chunks, kind).combine_chunks()
+                rows = together.take(pyarrow.array(places, mask=places < 0))
+            ordered.append(self.kept.put(rows.dictionary_encode() if is_dictionary else rows))
+        if is_dictionary:
+            kind = pyarrow.dictionary(pyarrow.int32(), kind)
+        return self.kept.column(ordered, kind)
 
-    def _keep(self, reader: TableSource, rows: Any, chunks: Mapping[str, list[Any]]) -> None:
-        """Put the columns of a batch away, each in the type that it has in all files."""
+    def _keep(
+        self,
+        reader: TableSource,
+        rows: Any,
+        chunks: Mapping[str, list[Any]],
+        is_copied: bool = False,
+    ) -> None:
+        """Put the columns of a batch away, each in the type that it has in all files.
+
+        Args:
+            is_copied: The rows are no part of a table in memory, even if it was read.
+        """
+        is_there = reader.format == "memory" and not is_copied
         for name, pieces in chunks.items():
             values, kind = rows.column(name), reader.schema.field(name).type
             values = values if values.type == kind else values.cast(kind)
-            pieces.append(values if reader.format == "memory" else self.kept.put(values))
+            pieces.append(values if is_there else self.kept.put(values))
 
     def _filtered(self, values: Any, is_kept: NDArray[np.bool_]) -> Any:
         """Some rows of a column."""
@@ -778,15 +816,19 @@ class _Reading:
         report, columns = self.report.edges[etype], self.columns[etype]
         if table.weight is not None:
             values = columns.pop(table.weight)
+            weight = np.empty(len(values), np.float32)
+            start = 0
             try:
-                numbers = values.cast(pyarrow.float64())
+                for chunk in values.chunks:
+                    numbers = chunk.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+                    weight[start : start + len(chunk)] = numbers
+                    start += len(chunk)
             except pyarrow.ArrowException:
                 raise ValueError(
                     f"weight of {etype_key(etype)} must be a column of numbers (got "
                     f"{table.weight!r} of {values.type}{_such_as(values)}); write numbers such as "
                     "1.5, or leave it out"
                 ) from None
-            weight = numbers.to_numpy().astype(np.float32)
             is_missing = np.isnan(weight)
             report.num_without_weight = int(is_missing.sum())
             weight[is_missing] = 1.0
@@ -826,15 +868,14 @@ class _Reading:
         import pyarrow
         from pyarrow import compute
 
-        values = pyarrow.chunked_array([self.columns[etype].pop(column)]).combine_chunks()
-        if pyarrow.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        values = self.columns[etype].pop(column)
         if values.null_count:
             raise ValueError(
                 f"{name_of_table(etype)}: each row must have a relation (got {values.null_count} "
                 f"rows without one in {column!r}); fill them in or drop them"
             )
-        names = compute.unique(values)
+        of_chunks = [_plain(compute.unique(chunk)) for chunk in values.chunks]
+        names = compute.unique(pyarrow.chunked_array(of_chunks, plain_type(values.type)))
         names = names.take(compute.sort_indices(names))
         texts = tuple(map(str, names.to_pylist()))
         known = () if self.given_task is None else self.given_task.relation_names
@@ -853,8 +894,13 @@ class _Reading:
             texts = known
         else:
             of_values = torch.arange(len(texts))
-        places = compute.index_in(values, value_set=names).to_numpy(zero_copy_only=False)
-        fields["etype"] = of_values[torch.from_numpy(places.astype(np.int64))]
+        numbers, start = torch.empty(len(values), dtype=torch.int64), 0
+        for chunk in values.chunks:
+            places = compute.index_in(_plain(chunk), value_set=names).to_numpy(zero_copy_only=False)
+            of_chunk = of_values[torch.from_numpy(places.astype(np.int64))]
+            numbers[start : start + len(chunk)] = of_chunk
+            start += len(chunk)
+        fields["etype"] = numbers
         return texts
 
 

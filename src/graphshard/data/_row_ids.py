@@ -24,6 +24,7 @@ Int64Array = NDArray[np.int64]
 _CANONICAL = r"^(0|-?[1-9][0-9]*)$"
 _MOST_EXACT = 2**53
 _BLANK = ord(" ")
+_PAIRS_AT_ONCE = 1 << 20
 _NAMES = {"integer": "integers", "text": "text", "bytes": "bytes"}
 
 
@@ -562,6 +563,23 @@ def _strings_of(values: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]:
 def rows_at_once() -> int:
     """How many ids should be looked up in one call, at least, so that calls cost nothing."""
     return 1 << 20 if _kernels() is None else 1 << 15
+
+
+def number_pairs(src: Int64Array, dst: Int64Array, is_ordered: bool) -> tuple[int, Int64Array]:
+    """How many different pairs of ends edges have, and the number of each edge's, by first edge.
+
+    Args:
+        is_ordered: Whether an edge and its reverse are two pairs.
+    """
+    table, number = _integer_table(), np.empty(len(src), np.int64)
+    num_dst = int(max(dst.max(initial=0), 0 if is_ordered else src.max(initial=0))) + 1
+    for start in range(0, len(src), _PAIRS_AT_ONCE):
+        ends = slice(start, start + _PAIRS_AT_ONCE)
+        first, second = src[ends], dst[ends]
+        if not is_ordered:
+            first, second = np.minimum(first, second), np.maximum(first, second)
+        number[ends] = table.insert(first * num_dst + second)
+    return len(table), number
 
 
 def count_repeated(src: Int64Array, dst: Int64Array, num_src: int, num_dst: int) -> int:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ..partition.format import etype_key
-from ._columns import family_of
-from ._row_ids import IdColumn, Int64Array, RowIds
+from ._columns import family_of, plain_type
+from ._columns import pieces as pieces_of
+from ._kept_columns import KeptColumns
+from ._row_ids import IdColumn, Int64Array, RowIds, number_pairs
 from ._table_files import FileOptions, TableSource
 from ._table_report import LabelReport, TableReport, shown_id
 from .encodings import EncodedCounts
@@ -50,6 +52,7 @@ class TableTargets:
         given_task: The task whose labels are used; None: they are found in the tables.
         columns: Of each node type and relation, with those of labels and splits.
         ids: Of the nodes, by type, for splits that are files of ids.
+        kept: Where columns that are made of others wait.
         pairs: Ends of the edges of relations that have a split.
         report: Is told what was found.
     """
@@ -60,6 +63,7 @@ class TableTargets:
     columns: Mapping[Any, dict[str, Any]]
     ids: Mapping[str, RowIds]
     pairs: Mapping[CanonicalEType, tuple[Int64Array, Int64Array]]
+    kept: KeptColumns
     report: TableReport
 
     @property
@@ -93,7 +97,7 @@ class TableTargets:
             said, columns = tables[target].label, self.columns[target]
             if isinstance(said, Mapping) and "separator" in said:
                 (column,) = label_columns(said)
-                columns[column] = _split_text(column, columns[column], said["separator"])
+                columns[column] = self._split_text(column, columns[column], said["separator"])
         labels: Labels | None = None
         if first.label is None:
             task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
@@ -154,6 +158,25 @@ class TableTargets:
             count = int(np.count_nonzero(mask & is_labelled))
             report.splits[split] = report.splits.get(split, 0) + count
         return masks["train"]
+
+    def _split_text(self, name: str, values: Any, separator: str) -> Any:
+        """A column of text as lists of the words between separators."""
+        import pyarrow
+        from pyarrow import compute
+
+        kind = plain_type(values.type)
+        if family_of(kind) not in ("text", "null"):
+            raise ValueError(
+                f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); "
+                "leave separator out"
+            )
+        if family_of(kind) == "null":
+            return values
+        pieces = []
+        for _, piece in pieces_of(values):
+            words = compute.split_pattern(compute.utf8_trim_whitespace(piece), separator)
+            pieces.append(self.kept.put(words))
+        return self.kept.column(pieces, pyarrow.list_(kind))
 
     def _task_of_others(self, graph: Graph) -> TaskInfo:
         """The task where these tables have no labels: that of the encodings, or none."""
@@ -275,15 +298,9 @@ class TableTargets:
     def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
         """A random split of edges in which those between the same two nodes stay together."""
         src, dst = self.pairs[etype]
-        if etype[0] == etype[2]:
-            src, dst = np.minimum(src, dst), np.maximum(src, dst)
-        keys = src * max(int(dst.max(initial=0)) + 1, 1) + dst
-        _, first, pair = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        number = np.empty(len(order), np.int64)
-        number[order] = np.arange(len(order))
-        masks = split_by_fractions(len(order), fractions, seed=self.tables.seed)
-        return {name: mask[number[pair.reshape(-1)]] for name, mask in masks.items()}
+        num_pairs, number = number_pairs(src, dst, is_ordered=etype[0] != etype[2])
+        masks = split_by_fractions(num_pairs, fractions, seed=self.tables.seed)
+        return {name: mask[number] for name, mask in masks.items()}
 
     def _rows_of_files(self, target: Any, files: Mapping[str, Any]) -> dict[str, Int64Array]:
         """Numbers of the nodes that files of ids name."""
@@ -326,28 +343,6 @@ def spoken_type(owner: Any) -> str:
 def name_of_table(owner: Any) -> str:
     """Its table in messages."""
     return f"the table of {spoken_type(owner)}"
-
-
-def _split_text(name: str, values: Any, separator: str) -> Any:
-    """A column of text as lists of the words between separators."""
-    from pyarrow import compute
-
-    values = _plain_column(values)
-    if family_of(values.type) not in ("text", "null"):
-        raise ValueError(
-            f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); leave "
-            "separator out"
-        )
-    if family_of(values.type) == "null":
-        return values
-    return compute.split_pattern(compute.utf8_trim_whitespace(values), separator)
-
-
-def _plain_column(values: Any) -> Any:
-    import pyarrow
-
-    is_dictionary = pyarrow.types.is_dictionary(values.type)
-    return values.cast(values.type.value_type) if is_dictionary else values
 
 
 def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
