@@ -50,6 +50,13 @@ void look_up_integers(SharedIntegers& self, const InVector& keys, const OutVecto
   }
 }
 
+template <typename Table>
+void reserve(Shared<Table>& self, int64_t num_keys) {
+  const nb::gil_scoped_release release;
+  const std::unique_lock lock(self.mutex);
+  self.table.reserve(num_keys);
+}
+
 void copy_integers(const SharedIntegers& self, const OutVector& keys) {
   int64_t* to = data_of<int64_t>(keys);
   const nb::gil_scoped_release release;
@@ -138,14 +145,16 @@ bool has_outer_blank(const InVector& offsets, const InVector& data) {
   return has_one;
 }
 
-int64_t repeated(const InVector& src, const InVector& dst, int64_t num_dst, int num_threads) {
+int64_t repeated(const InVector& src, const InVector& dst, int64_t num_src, int64_t num_dst,
+                 int num_threads) {
   require(src.shape(0) == dst.shape(0), "src and dst must have one length");
-  require(num_dst >= 0 && num_dst <= std::numeric_limits<uint32_t>::max(),
-          "num_dst must be below 2^32");
+  require(num_src >= 0 && num_dst >= 0 &&
+              (num_dst == 0 || num_src <= std::numeric_limits<int64_t>::max() / num_dst),
+          "num_src times num_dst must be below 2^63");
   const int64_t* from = data_of<int64_t>(src);
   const int64_t* to = data_of<int64_t>(dst);
   const nb::gil_scoped_release release;
-  return count_repeated(from, to, rows_in(src), num_dst, num_threads);
+  return count_repeated(from, to, rows_in(src), num_src, num_dst, num_threads);
 }
 
 }  // namespace
@@ -156,6 +165,7 @@ void bind_tables(nb::module_& m) {
   integers.def("size", &size_of_integers);
   integers.def("look_up", &look_up_integers, "keys"_a.noconvert(), "rows"_a.noconvert(),
                "inserts"_a);
+  integers.def("reserve", &reserve<IntegerTable>, "num_keys"_a);
   integers.def("copy_keys", &copy_integers, "keys"_a.noconvert());
   nb::class_<SharedBytes> bytes(m, "BytesTable");
   bytes.def(nb::init<>());
@@ -163,12 +173,13 @@ void bind_tables(nb::module_& m) {
   bytes.def("num_bytes", &num_bytes);
   bytes.def("look_up", &look_up_bytes, "offsets"_a.noconvert(), "data"_a.noconvert(),
             "rows"_a.noconvert(), "inserts"_a);
+  bytes.def("reserve", &reserve<BytesTable>, "num_keys"_a);
   bytes.def("copy_keys", &copy_bytes_of, "offsets"_a.noconvert(), "data"_a.noconvert());
   m.def("parse_integers", &parse, "offsets"_a.noconvert(), "data"_a.noconvert(),
         "out"_a.noconvert());
   m.def("has_outer_blank", &has_outer_blank, "offsets"_a.noconvert(), "data"_a.noconvert());
-  m.def("count_repeated", &repeated, "src"_a.noconvert(), "dst"_a.noconvert(), "num_dst"_a,
-        "num_threads"_a);
+  m.def("count_repeated", &repeated, "src"_a.noconvert(), "dst"_a.noconvert(), "num_src"_a,
+        "num_dst"_a, "num_threads"_a);
 }
 
 }  // namespace graphshard

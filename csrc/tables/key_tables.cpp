@@ -17,7 +17,7 @@
 namespace graphshard {
 namespace {
 
-constexpr int64_t kAhead = 16;
+constexpr int64_t kAhead = 32;
 constexpr int64_t kBlock = 64;
 constexpr int64_t kSlack = int64_t{1} << 20;
 constexpr int64_t kMostDirect = std::numeric_limits<int32_t>::max();
@@ -102,13 +102,22 @@ void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const
     }
     return;
   }
-  const Slot* slots = slots_.data();
-  const uint64_t mask = slots_.size() - 1;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) GRAPHSHARD_PREFETCH(slots + place_of(keys[i + kAhead]));
-    uint64_t place = place_of(keys[i]);
-    while (slots[place].row >= 0 && slots[place].key != keys[i]) place = (place + 1) & mask;
-    rows[i] = slots[place].row;
+    if (i + kAhead < count) GRAPHSHARD_PREFETCH(&lines_[place_of(keys[i + kAhead]) / kSlots]);
+    rows[i] = slot_of(place_of(keys[i]), keys[i]).row;
+  }
+}
+
+// The slot of a key, or the empty one where it belongs: the others of the line in which its place
+// is, which have come from memory with it, then those of the next line.
+const IntegerTable::Slot& IntegerTable::slot_of(uint64_t place, int64_t key) const {
+  const Line* const lines = lines_.data();
+  const uint64_t mask = lines_.size() - 1;
+  for (uint64_t line = place / kSlots;; line = (line + 1) & mask) {
+    for (uint64_t i = 0; i < kSlots; ++i) {
+      const Slot& slot = lines[line].slots[(place + i) % kSlots];
+      if (slot.row < 0 || slot.key == key) return slot;
+    }
   }
 }
 
@@ -143,19 +152,26 @@ void IntegerTable::use_hash(int64_t num_keys) {
   is_direct_ = false;
   direct_ = {};
   const int64_t num_slots = slots_for(num_keys);
-  if (num_slots <= static_cast<int64_t>(slots_.size())) return;
-  refill(slots_, static_cast<size_t>(num_slots), Slot{0, -1});
+  if (num_slots <= static_cast<int64_t>(lines_.size() * kSlots)) return;
+  Line empty;
+  for (Slot& slot : empty.slots) slot = {0, -1};
+  refill(lines_, static_cast<size_t>(num_slots) / kSlots, empty);
   shift_ = shift_for(num_slots);
-  const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
   for (int64_t row = 0; row < size(); ++row) {
     if (row + kAhead < size()) {
-      GRAPHSHARD_PREFETCH_WRITE(&slots_[place_of(keys_[static_cast<size_t>(row + kAhead)])]);
+      const int64_t ahead = keys_[static_cast<size_t>(row + kAhead)];
+      GRAPHSHARD_PREFETCH_WRITE(&lines_[place_of(ahead) / kSlots]);
     }
     const int64_t key = keys_[static_cast<size_t>(row)];
-    uint64_t place = place_of(key);
-    while (slots_[place].row >= 0) place = (place + 1) & mask;
-    slots_[place] = {key, row};
+    slot_to_fill(key) = {key, row};
   }
+}
+
+void IntegerTable::reserve(int64_t num_keys) {
+  // An array of places grows at little cost; in a hash table, all keys move each time.
+  if (is_direct_ || num_keys <= size()) return;
+  keys_.reserve(static_cast<size_t>(num_keys));
+  use_hash(5 * (num_keys + kBlock) / 7 + 1);  // which are then just not full
 }
 
 void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
@@ -177,17 +193,17 @@ void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
   }
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
-    if (is_full(size() + kBlock, slots_.size())) use_hash(size() + kBlock);
-    const uint64_t mask = slots_.size() - 1;
-    for (int64_t i = begin; i < end; ++i) GRAPHSHARD_PREFETCH_WRITE(&slots_[place_of(keys[i])]);
+    if (is_full(size() + kBlock, lines_.size() * kSlots)) use_hash(size() + kBlock);
     for (int64_t i = begin; i < end; ++i) {
-      uint64_t place = place_of(keys[i]);
-      while (slots_[place].row >= 0 && slots_[place].key != keys[i]) place = (place + 1) & mask;
-      if (slots_[place].row < 0) {
-        slots_[place] = {keys[i], size()};
+      GRAPHSHARD_PREFETCH_WRITE(&lines_[place_of(keys[i]) / kSlots]);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      Slot& slot = slot_to_fill(keys[i]);
+      if (slot.row < 0) {
+        slot = {keys[i], size()};
         keys_.push_back(keys[i]);
       }
-      rows[i] = slots_[place].row;
+      rows[i] = slot.row;
     }
   }
 }
@@ -284,7 +300,6 @@ void BytesTable::find(const Offset* offsets, const uint8_t* data, int64_t count,
   }
 }
 
-// Room for so many keys.
 void BytesTable::reserve(int64_t num_keys) {
   if (num_keys >= std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument("a table holds fewer than 2^32 texts");
@@ -412,18 +427,22 @@ template bool any_outer_blank(const int64_t*, const uint8_t*, int64_t);
 
 // ---- edges
 
-int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_dst,
-                       int num_threads) {
-  if (num_edges < 2) return 0;
-  // Parts in which equal edges meet, and which fit the cache next to a core.
-  const int64_t parts = static_cast<int64_t>(
-      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(num_edges / 24576, 1, 4096))));
-  const int shift = parts == 1 ? 63 : shift_for(parts);
+namespace {
+
+// What count_repeated does; the codes of edges are numbers of num_bits.
+template <typename Code>
+int64_t count_repeated_codes(const int64_t* src, const int64_t* dst, int64_t num_edges,
+                             int64_t num_dst, int num_bits, int part_bits, int num_threads) {
+  const uint64_t all_bits = std::numeric_limits<uint64_t>::max() >> (64 - num_bits);
+  const int rest_bits = num_bits - part_bits;
+  const uint64_t rest_mask = (uint64_t{1} << rest_bits) - 1;
+  const int64_t parts = int64_t{1} << part_bits;
+  // To multiply by an odd number is to give each code another number of as many bits.
   const auto code_of = [&](int64_t i) {
-    return static_cast<uint64_t>(src[i]) * static_cast<uint64_t>(num_dst) +
-           static_cast<uint64_t>(dst[i]);
+    const uint64_t code = static_cast<uint64_t>(src[i]) * static_cast<uint64_t>(num_dst) +
+                          static_cast<uint64_t>(dst[i]);
+    return code * kFactor & all_bits;
   };
-  const auto part_of = [&](uint64_t code) { return parts == 1 ? 0 : code * kFactor >> shift; };
   // Each thread counts, and later moves, the edges of a block.
   const int64_t num_blocks = num_parts(num_edges, int64_t{1} << 20, num_threads);
   const int64_t per_block = (num_edges + num_blocks - 1) / num_blocks;
@@ -434,7 +453,7 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
   std::vector<int64_t> next(static_cast<size_t>(num_blocks * parts), 0);
   run_tasks(num_blocks, num_threads, [&](int64_t block) {
     int64_t* counts = next.data() + block * parts;
-    each_edge(block, [&](uint64_t code) { ++counts[part_of(code)]; });
+    each_edge(block, [&](uint64_t code) { ++counts[code >> rest_bits]; });
   });
   std::vector<int64_t> starts(static_cast<size_t>(parts) + 1, 0);
   int64_t start = 0;
@@ -446,12 +465,13 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
   }
   starts[static_cast<size_t>(parts)] = start;
   // Not a vector, which would write zeros first.
-  const std::unique_ptr<uint64_t[]> codes(new uint64_t[static_cast<size_t>(num_edges)]);
-  expect_writes(codes.get(), static_cast<size_t>(num_edges) * sizeof(uint64_t));
+  const std::unique_ptr<Code[]> codes(new Code[static_cast<size_t>(num_edges)]);
+  expect_writes(codes.get(), static_cast<size_t>(num_edges) * sizeof(Code));
   run_tasks(num_blocks, num_threads, [&](int64_t block) {
     int64_t* places = next.data() + block * parts;
-    each_edge(block,
-              [&](uint64_t code) { codes[static_cast<size_t>(places[part_of(code)]++)] = code; });
+    each_edge(block, [&](uint64_t code) {
+      codes[static_cast<size_t>(places[code >> rest_bits]++)] = static_cast<Code>(code & rest_mask);
+    });
   });
   std::vector<int64_t> repeated(static_cast<size_t>(parts), 0);
   run_tasks(parts, num_threads, [&](int64_t part) {
@@ -460,21 +480,42 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
     const int64_t num_slots = slots_for(end - begin);
     const int table_shift = shift_for(num_slots);
     const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
-    constexpr uint64_t kEmpty = std::numeric_limits<uint64_t>::max();
-    std::vector<uint64_t> table(static_cast<size_t>(num_slots), kEmpty);
+    std::vector<Code> table(static_cast<size_t>(num_slots), Code{0});  // 0 is an empty slot
     int64_t number = 0;
+    int64_t num_zeros = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const uint64_t code = codes[static_cast<size_t>(i)];
-      uint64_t place = mixed(code) >> table_shift;
-      while (table[place] != kEmpty && table[place] != code) place = (place + 1) & mask;
+      const Code code = codes[static_cast<size_t>(i)];
+      uint64_t place = code * kFactor >> table_shift;
+      while (table[place] != 0 && table[place] != code) place = (place + 1) & mask;
       number += table[place] == code ? 1 : 0;
+      num_zeros += code == 0 ? 1 : 0;
       table[place] = code;
     }
-    repeated[static_cast<size_t>(part)] = number;
+    // Each code of 0 found its slot as it was, and counts as repeated; the first is not.
+    repeated[static_cast<size_t>(part)] = number - (num_zeros > 0 ? 1 : 0);
   });
   int64_t total = 0;
   for (const int64_t number : repeated) total += number;
   return total;
+}
+
+}  // namespace
+
+int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_src,
+                       int64_t num_dst, int num_threads) {
+  if (num_edges < 2) return 0;
+  const uint64_t num_codes = static_cast<uint64_t>(num_src) * static_cast<uint64_t>(num_dst);
+  const int num_bits = std::max(static_cast<int>(std::bit_width(num_codes)), 1);
+  // Parts in which equal edges meet, and which fit the cache next to a core.
+  const int part_bits =
+      std::min(static_cast<int>(std::bit_width(
+                   static_cast<uint64_t>(std::clamp<int64_t>(num_edges / 24576, 1, 4096)) - 1)),
+               num_bits);
+  const auto count = [&](auto* count_codes) {
+    return count_codes(src, dst, num_edges, num_dst, num_bits, part_bits, num_threads);
+  };
+  return num_bits - part_bits <= 32 ? count(&count_repeated_codes<uint32_t>)
+                                    : count(&count_repeated_codes<uint64_t>);
 }
 
 }  // namespace graphshard

@@ -11,7 +11,7 @@
 namespace graphshard {
 
 // Numbers integers. Where they are dense, the table is an array with a place for each, else a hash
-// table with linear probing.
+// table of lines, as memory comes in them.
 class IntegerTable {
  public:
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
@@ -21,22 +21,30 @@ class IntegerTable {
   void find(const int64_t* keys, int64_t count, int64_t* rows) const;
   // Writes the number of each key; a new one gets the next.
   void insert(const int64_t* keys, int64_t count, int64_t* rows);
+  // Tells how many keys there will be, so that the table does not grow step by step.
+  void reserve(int64_t num_keys);
 
  private:
   struct Slot {
     int64_t key;
-    int64_t row;
+    int64_t row;  // -1: empty
+  };
+  static constexpr uint64_t kSlots = 4;
+  struct alignas(64) Line {
+    Slot slots[kSlots];
   };
 
   bool reach(int64_t low, int64_t high, int64_t count);
   void use_hash(int64_t num_keys);
   uint64_t place_of(int64_t key) const;
+  const Slot& slot_of(uint64_t place, int64_t key) const;
+  Slot& slot_to_fill(int64_t key) { return const_cast<Slot&>(slot_of(place_of(key), key)); }
 
   std::vector<int64_t> keys_;
   std::vector<int32_t> direct_;  // the number of key first_ + i, -1 where there is none
   int64_t first_ = 0;
   bool is_direct_ = true;
-  std::vector<Slot> slots_;
+  std::vector<Line> lines_;
   int shift_ = 0;
 };
 
@@ -53,6 +61,8 @@ class BytesTable {
   void find(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows) const;
   template <typename Offset>
   void insert(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows);
+  // Tells how many texts there will be.
+  void reserve(int64_t num_keys);
 
  private:
   // Eight bytes, as looking into a slot is to miss the cache.
@@ -67,7 +77,6 @@ class BytesTable {
     uint32_t length;
   };
 
-  void reserve(int64_t num_keys);
   Header header_at(uint64_t place) const;
   bool is_key(uint64_t place, const uint8_t* text, int64_t length) const;
   void append(const uint8_t* text, int64_t length);
@@ -94,8 +103,8 @@ ParsedIntegers parse_integers(const Offset* offsets, const uint8_t* data, int64_
 template <typename Offset>
 bool any_outer_blank(const Offset* offsets, const uint8_t* data, int64_t count);
 
-// How many edges have both ends of an earlier one. Ids are below num_dst, and num_dst below 2^32.
-int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_dst,
-                       int num_threads);
+// How many edges have both ends of an earlier one. There are fewer than 2^63 pairs of nodes.
+int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_src,
+                       int64_t num_dst, int num_threads);
 
 }  // namespace graphshard

@@ -323,13 +323,15 @@ def _table_calls() -> list[Recorded]:
         *of_integers,
         *of_strings,
         Recorded("IntegerTable.size", (), of_integers),
+        Recorded("IntegerTable.reserve", (9,), of_integers),
+        Recorded("BytesTable.reserve", (9,), of_strings),
         Recorded("IntegerTable.copy_keys", (rows[:3].clone(),), of_integers),
         Recorded("BytesTable.size", (), of_strings),
         Recorded("BytesTable.num_bytes", (), of_strings),
         Recorded("BytesTable.copy_keys", (torch.zeros_like(ends), text.clone()), of_strings),
         Recorded("parse_integers", (ends, text, rows[:3].clone())),
         Recorded("has_outer_blank", (ends.int(), text)),
-        Recorded("count_repeated", (torch.tensor([0, 1, 0]), torch.tensor([2, 2, 2]), 3, 1)),
+        Recorded("count_repeated", (torch.tensor([0, 1, 0]), torch.tensor([2, 2, 2]), 3, 3, 1)),
     ]
 
 

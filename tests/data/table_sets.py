@@ -392,7 +392,7 @@ class TableSet:
 
 
 def expected(made: TableSet, masks: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-    """Nodes by type and edges by relation, in order, with ids and fields.
+    """Nodes by type and edges by relation, in order, with ids and fields; what the report counts.
 
     Args:
         masks: Of the target, where fractions are drawn at random.
@@ -406,25 +406,51 @@ def expected(made: TableSet, masks: Mapping[str, np.ndarray] | None) -> dict[str
             keys = pd.Series(made.nodes[ntype].columns["key"].values, dtype=object).dropna()
             keys = keys.drop_duplicates()
             ids[ntype], places[ntype] = keys.tolist(), keys.index.tolist()
+    num_of_tables = {ntype: len(of_type) for ntype, of_type in ids.items()}
     pairs: dict[Any, pd.DataFrame] = {}
+    counts: dict[str, Any] = {"nodes": {}, "edges": {}}
     for etype, table in made.edges.items():
         frame = pd.DataFrame(
             {end: pd.Series(table.columns[end].values, dtype=object) for end in table.ends}
-        ).dropna()
+        )
+        refused = {f"empty {end}": int(frame[end].isna().sum()) for end in table.ends}
+        frame = frame.dropna()
         grows = [t not in made.nodes or made.dangling == "add" for t in (etype[0], etype[2])]
         for row in frame.itertuples(index=False):
             for is_growing, ntype, key in zip(grows, (etype[0], etype[2]), row, strict=True):
                 if is_growing and key not in ids[ntype]:
                     ids[ntype].append(key)
         known = [set(ids[etype[0]]), set(ids[etype[2]])]  # isin takes off zeros that end bytes
-        is_edge = frame["from"].map(known[0].__contains__) & frame["to"].map(known[1].__contains__)
-        frame = frame[is_edge.astype(bool)]
+        is_known = [
+            frame[end].map(ids_of_end.__contains__).astype(bool)
+            for end, ids_of_end in zip(table.ends, known, strict=True)
+        ]
+        frame = frame[is_known[0] & is_known[1]]
+        of_edges = {
+            "num_rows": table.num_rows,
+            "refused": {reason: number for reason, number in refused.items() if number},
+            "dangling": {e: n for e, k in zip(table.ends, is_known, strict=True) if (n := sum(~k))},
+            "num_parallel": int(frame.duplicated().sum()),
+        }
         if made.parallel == "drop":
             frame = frame.drop_duplicates()
+        of_edges["num_edges"] = len(frame)
+        is_loop = (frame["from"] == frame["to"]) & (etype[0] == etype[2])
+        of_edges["num_self_loops"] = int(is_loop.sum())
+        counts["edges"][":".join(etype)] = of_edges
         pairs[etype], places[etype] = frame, frame.index.tolist()
-    result: dict[str, Any] = {"nodes": {}, "edges": {}}
+    result: dict[str, Any] = {"nodes": {}, "edges": {}, "counts": counts}
     for ntype, of_type in ids.items():
         count = len(of_type)
+        rows_of_type = made.nodes[ntype].columns["key"].values if ntype in made.nodes else []
+        num_empty = rows_of_type.count(None)
+        counts["nodes"][ntype] = {
+            "num_nodes": count,
+            "num_rows": len(rows_of_type),
+            "refused": {"empty key": num_empty} if num_empty else {},
+            "num_duplicates": len(rows_of_type) - num_empty - num_of_tables[ntype],
+            "num_from_edges": count - num_of_tables[ntype],
+        }
         rows = [*places[ntype], *[None] * (count - len(places[ntype]))]
         fields = _fields(made, ntype, made.nodes.get(ntype), rows, masks, of_type, None)
         result["nodes"][ntype] = {"ids": of_type, **fields}

@@ -44,14 +44,24 @@ def read(nodes: NodeTable, edges: Any) -> TablesGraph:
     return read_tables(Tables(nodes={"user": nodes}, edges={("user", "knows", "user"): table}))
 
 
-@pytest.mark.parametrize("batch", [7, 1 << 15])
-def test_joined_columns_are_those_of_a_merge(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch", "most_blocks"), [(7, 1000), (7, 3), (1 << 15, 1000)])
+@pytest.mark.parametrize("ending", ["memory", "parquet", "csv"])
+def test_joined_columns_are_those_of_a_merge(
+    batch: int, most_blocks: int, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("graphshard.data._read_tables.rows_at_once", lambda: batch)
     monkeypatch.setattr("graphshard.data._read_tables._ROWS_IN_ORDER", 16)
+    monkeypatch.setattr("graphshard.data._read_tables._MOST_BLOCKS", most_blocks)
+    monkeypatch.setattr("graphshard.data._kept_columns.MOST_IN_MEMORY", 1000)
     users, vectors, edges = frames()
+    vectors["city"] = pd.Categorical("c" + vectors["user"].str[-1:])
     options: dict[str, Any] = {"id": "id", "label": "segment", "split": [0.6, 0.2, 0.2]}
     one = read(NodeTable(files=merged(users, vectors), **options), edges)
-    joined = JoinedTable(files=vectors, id="user")
+    files: Any = vectors
+    if ending != "memory":
+        files = tmp_path / f"vectors.{ending}"
+        vectors.to_csv(files, index=False) if ending == "csv" else vectors.to_parquet(files)
+    joined = JoinedTable(files=files, id="user")
     two = read(NodeTable(files=users, join=[joined], **options), edges)
     assert set(one.graph.ndata) == set(two.graph.ndata)
     for name, values in one.graph.ndata.items():

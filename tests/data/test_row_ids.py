@@ -68,7 +68,9 @@ def test_many_integers(is_native: bool, spread: int) -> None:
     column = IdColumn("a.parquet", False)
     with force_extension(is_native and extension_available()):
         ids = RowIds("user")
-        for batch in np.array_split(keys, 7):
+        for number, batch in enumerate(np.array_split(keys, 7)):
+            if number == 1:
+                ids.expect(len(keys))
             rows = ids.add(pa.array(batch), column)
             assert rows.tolist() == [numbers[int(key)] for key in batch]
         more = draw.integers(-3000, 3000, 5000) * spread + draw.integers(0, 2, 5000)
@@ -80,7 +82,15 @@ def test_many_integers(is_native: bool, spread: int) -> None:
 def test_repeated_edges(is_native: bool) -> None:
     draw = np.random.default_rng(1)
     with force_extension(is_native and extension_available()):
-        for num_edges, num_nodes in ((0, 1), (1, 1), (5, 1), (1000, 30), (100_000, 400)):
+        large = 3_000_000_000  # so that pairs of nodes need 63 bits
+        for num_edges, num_nodes in (
+            *((0, 1), (1, 1), (5, 1), (1000, 30), (50_000, 400), (50_000, 90_000)),
+            *((2, large), (50_000, large)),
+        ):
             src, dst = draw.integers(0, num_nodes, (2, num_edges))
+            src, dst = (
+                np.concatenate([ends, ends[::3], np.zeros(num_edges % 7, np.int64)])
+                for ends in (src, dst)
+            )
             pairs = set(zip(src.tolist(), dst.tolist(), strict=True))
-            assert count_repeated(src, dst, num_nodes) == num_edges - len(pairs)
+            assert count_repeated(src, dst, num_nodes, num_nodes) == len(src) - len(pairs)

@@ -8,6 +8,7 @@ says, both times, and the same both times. No process group.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from table_sets import SPLITS, Column, TableOf, TableSet, expected, write
 
 from graphshard._base.kernels import extension_available, force_extension
 from graphshard.data import EdgeTable, NodeTable, Tables, _table_files, partition_tables, user_ids
+from graphshard.data._partition_tables import report_path
 from graphshard.data.task import read_task
 from graphshard.partition import load_partition
 from graphshard.train.commands import run
@@ -190,6 +192,10 @@ def test_partitions_of_tables_are_what_pandas_and_scikit_learn_expect(
             assert set(found[kind]) == set(wanted[kind])
             for name, fields in wanted[kind].items():
                 compare(found[kind][name], fields, f"{name} in {num_parts} parts")
+        report = json.loads(report_path(path).read_text(encoding="utf-8"))
+        for kind, of_kind in wanted["counts"].items():
+            for name, counts in of_kind.items():
+                assert {key: report[kind][name][key] for key in counts} == counts, name
         if made.target is not None:
             task, classes = read_task(path), wanted[owner][made.target].get("classes")
             assert task.target == made.target

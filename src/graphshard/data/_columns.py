@@ -8,7 +8,7 @@ what is made in between stays in the cache and memory stays bounded. NaN is a mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_ROWS = 65_536
+_VECTOR_VALUES = 2**20  # that are put side by side at once
 
 Value = str | int | float | bool
 
@@ -174,6 +175,36 @@ def rows_of_lists(
     if width:
         rows[is_list] = numbers(plain(array.flatten())).reshape(-1, width)
     return width, rows
+
+
+def vectors_of(
+    columns: Mapping[str, pa.ChunkedArray], names: Sequence[str], vector: str
+) -> Iterator[pa.Array]:
+    """Columns of numbers side by side, as lists of float64 of one length, some rows at a time.
+
+    Args:
+        names: The columns, in the order of the elements.
+        vector: What is made of them, for errors.
+
+    Raises:
+        ValueError: A column holds something else.
+    """
+    import pyarrow as pa
+
+    for name in names:
+        if family_of(columns[name].type) not in ("number", "boolean", "null"):
+            raise ValueError(
+                f"the columns of '{vector}' must hold numbers, as they become one vector (got "
+                f"'{name}' of {columns[name].type}); name fewer columns, or put '{name}' into "
+                "ignore"
+            )
+    num_rows = max(1, _VECTOR_VALUES // len(names))
+    for start in range(0, len(columns[names[0]]), num_rows):
+        slices = [columns[name].slice(start, num_rows) for name in names]
+        values = np.empty((len(slices[0]), len(names)))
+        for element, part in enumerate(slices):
+            values[:, element] = np.concatenate([numbers(plain(chunk)) for chunk in part.chunks])
+        yield pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), len(names))
 
 
 def width_of(field: pa.Field) -> int | None:

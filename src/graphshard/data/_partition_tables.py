@@ -130,7 +130,8 @@ def _prepared(read: TablesGraph, preparation: Preparation) -> tuple[Graph, TaskI
     if preparation.row_normalize:
         raise ValueError(
             "row_normalize is for folders of arrays; columns of tables are standardized, or say "
-            "their encodings in the TOML file"
+            'their encodings in the TOML file, such as "w*" = {encoding = "vector", '
+            "row_normalize = true}"
         )
     is_plain = all(source == target for source, _, target in graph.canonical_etypes)
     if preparation.bidirected and not is_plain:

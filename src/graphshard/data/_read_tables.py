@@ -8,10 +8,11 @@ Nothing is a Python object for each row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,32 +23,22 @@ from ..graph import Graph
 from ..graph.structure import check_type_name
 from ..ops import Adjacency
 from ..partition.format import etype_key
-from ._columns import family_of
+from ._columns import family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
-from ._table_files import FileOptions, TableBatch, TableSource, typed_column
+from ._table_files import TableBatch, TableSource, typed_column
 from ._table_report import (
     BadRow,
     EdgeReport,
     FeatureReport,
     JoinReport,
-    LabelReport,
     NodeReport,
     TableReport,
+    shown_id,
 )
+from ._table_targets import TableTargets, name_of_table, spoken_type
 from .encodings import EncodedCounts, Encoding, EncodingFit
-from .labels import LabelFit, Labels
-from .splits import (
-    SPLITS,
-    Masks,
-    split_by_fractions,
-    split_by_masks,
-    split_by_names,
-    split_by_rows,
-    split_by_time,
-)
 from .tables import (
-    DEFAULT_FRACTIONS,
     ROW_NUMBER,
     EdgeTable,
     JoinedTable,
@@ -58,8 +49,9 @@ from .tables import (
 )
 from .task import TaskInfo, inverse_names
 
-_LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
 _ROWS_IN_ORDER = 1 << 17
+_MOST_BLOCKS = 64
+_MANY_COLUMNS = 100  # of whole numbers: they may be counts of words
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
 
@@ -114,9 +106,9 @@ class _Reading:
         self.ids: dict[str, RowIds] = {}
         self.kept = KeptColumns()
         self.columns: dict[Any, Columns] = {}
+        #: Of each node type and relation that is read, its features by name.
+        self.features: dict[Any, dict[str, _Feature]] = {}
         self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
-        #: Ends of the edges of relations that have a split.
-        self.pairs: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
 
     def read(self) -> TablesGraph:
         try:
@@ -137,13 +129,22 @@ class _Reading:
             self.read_edges(etype, edge_table)
         counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
         graph = self._graph(counts)
-        for etype, edge_table in tables.edges.items():
-            if edge_table.split is not None:
-                self.pairs[etype] = self.ends[etype]
+        pairs = {e: self.ends[e] for e, table in tables.edges.items() if table.split is not None}
         self.ends.clear()
         for ntype in tables.nodes:
             self.fill(ntype, counts[ntype])
-        task, is_training = self.label(graph)
+        targets = TableTargets(
+            tables=tables,
+            name=self.name,
+            given_task=self.given_task,
+            columns=self.columns,
+            ids=self.ids,
+            pairs=pairs,
+            kept=self.kept,
+            report=self.report,
+        )
+        task, is_training = targets.fill(graph)
+        del targets, pairs
         schema: dict[str, Any] = {"nodes": {}, "edges": {}, "label": None}
         if task.schema is not None:
             schema["label"] = task.schema["label"]
@@ -222,6 +223,7 @@ class _Reading:
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
+        num_rows = reader.known_num_rows()
         for batch in reader.batches(asked, rows_at_once()):
             report.num_rows += len(batch.columns)
             kept = batch.columns
@@ -238,6 +240,8 @@ class _Reading:
                     kept = kept.take(_arrow(places))
                     values = kept.column(key)
                 before = len(ids)
+                if num_rows is not None and 0 < before == report.num_rows - len(batch.columns):
+                    ids.expect(min(num_rows, 16 * before))  # as all rows so far have other ids
                 rows = ids.add(values, column)
                 is_first = _first_of_each(rows, before)
                 if not is_first.all():
@@ -285,9 +289,12 @@ class _Reading:
         report = JoinReport(name=reader.name, id_column=key or ROW_NUMBER)
         self.report.nodes[ntype].joined.append(report)
         ids = self.ids[ntype]
-        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, among those kept
-        num_kept = 0
-        chunks: dict[str, list[Any]] = {name: [] for name in needed}
+        # Rows are put away by blocks of nodes, of which then each by itself is put in order.
+        size = max(_ROWS_IN_ORDER, -(-len(ids) // _MOST_BLOCKS))
+        num_blocks = max(1, -(-len(ids) // size))
+        place_of = np.full(len(ids), -1, np.int64)  # of the row of each node, in its block
+        num_kept = np.zeros(num_blocks, np.int64)
+        chunks: list[dict[str, list[Any]]] = [{n: [] for n in needed} for _ in range(num_blocks)]
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         for batch in reader.batches(asked or list(reader.schema.names[:1]), rows_at_once()):
             rows = batch.columns
@@ -311,39 +318,72 @@ class _Reading:
             is_new = is_there & is_first
             is_new[is_there] &= place_of[numbers[is_there]] < 0
             report.num_duplicates += int(np.count_nonzero(is_there & ~is_new))
-            count = int(np.count_nonzero(is_new))
-            place_of[numbers[is_new]] = np.arange(num_kept, num_kept + count)
-            num_kept += count
-            self._keep(reader, rows.filter(_arrow(is_new)), chunks)
+            new_rows = np.flatnonzero(is_new)
+            block = numbers[new_rows] // size
+            by_block = np.argsort(block, kind="stable")
+            new_rows, block = new_rows[by_block], block[by_block]
+            ends = np.searchsorted(block, np.arange(num_blocks + 1))
+            in_order = rows.select(needed).take(_arrow(new_rows)) if needed else rows
+            for number in np.unique(block).tolist():
+                begin, end = int(ends[number]), int(ends[number + 1])
+                of_block = numbers[new_rows[begin:end]]
+                place_of[of_block] = num_kept[number] + np.arange(end - begin)
+                num_kept[number] += end - begin
+                of_rows = in_order.slice(begin, end - begin)
+                self._keep(reader, of_rows, chunks[number], is_copied=True)
         self._note_malformed(reader, self.report.nodes[ntype].refused)
         report.num_missing = int(np.count_nonzero(place_of < 0))
-        return {name: self._in_order(reader, name, chunks.pop(name), place_of) for name in needed}
+        columns = {}
+        for name in needed:
+            pieces = [piece for of_block in chunks for piece in of_block.pop(name)]
+            values = _column(reader, name, pieces, self.kept)
+            columns[name] = self._in_order(values, place_of, num_kept, size)
+        return columns
 
-    def _in_order(
-        self, reader: TableSource, name: str, pieces: Sequence[Any], place_of: Int64Array
-    ) -> Any:
-        """A column with its rows at these places, and none where there is no place."""
+    def _in_order(self, values: Any, place_of: Int64Array, num_rows: Int64Array, size: int) -> Any:
+        """A column with a row for each node, null where it has none.
+
+        Args:
+            values: The rows of the first block of nodes, then those of the next, and so on.
+            place_of: Where among the rows of its block that of each node is, or -1.
+            num_rows: How many rows each block has.
+            size: How many nodes are in a block.
+        """
         import pyarrow
 
-        values = _column(reader, name, pieces, self.kept)
-        if not len(values):
-            return pyarrow.chunked_array([pyarrow.nulls(len(place_of), values.type)])
-        if values.num_chunks > 1:
-            values = pyarrow.chunked_array([_plain(chunk) for chunk in values.chunks])
-            values = pyarrow.chunked_array([values.combine_chunks()])
-        ordered = []
-        for start in range(0, len(place_of), _ROWS_IN_ORDER):
-            places = place_of[start : start + _ROWS_IN_ORDER]
-            rows = values.take(pyarrow.array(places, mask=places < 0))
-            ordered += [self.kept.put(chunk) for chunk in rows.chunks]
-        return self.kept.column(ordered, values.type)
+        ordered, first = [], 0
+        is_dictionary = pyarrow.types.is_dictionary(values.type)
+        kind = values.type.value_type if is_dictionary else values.type
+        for number, count in enumerate(num_rows.tolist()):
+            places = place_of[number * size : (number + 1) * size]
+            chunks = [_plain(chunk) for chunk in values.slice(first, count).chunks]
+            first += count
+            rows = pyarrow.nulls(len(places), kind)
+            if count:
+                together = pyarrow.chunked_array(chunks, kind).combine_chunks()
+                rows = together.take(pyarrow.array(places, mask=places < 0))
+            ordered.append(self.kept.put(rows.dictionary_encode() if is_dictionary else rows))
+        if is_dictionary:
+            kind = pyarrow.dictionary(pyarrow.int32(), kind)
+        return self.kept.column(ordered, kind)
 
-    def _keep(self, reader: TableSource, rows: Any, chunks: Mapping[str, list[Any]]) -> None:
-        """Put the columns of a batch away, each in the type that it has in all files."""
+    def _keep(
+        self,
+        reader: TableSource,
+        rows: Any,
+        chunks: Mapping[str, list[Any]],
+        is_copied: bool = False,
+    ) -> None:
+        """Put the columns of a batch away, each in the type that it has in all files.
+
+        Args:
+            is_copied: The rows are no part of a table in memory, even if it was read.
+        """
+        is_there = reader.format == "memory" and not is_copied
         for name, pieces in chunks.items():
             values, kind = rows.column(name), reader.schema.field(name).type
             values = values if values.type == kind else values.cast(kind)
-            pieces.append(values if reader.format == "memory" else self.kept.put(values))
+            pieces.append(values if is_there else self.kept.put(values))
 
     def _filtered(self, values: Any, is_kept: NDArray[np.bool_]) -> Any:
         """Some rows of a column."""
@@ -389,7 +429,10 @@ class _Reading:
             reader.check_cells("say by what cells are separated, or whether there is a header")
         columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
         report.num_parallel, is_first = _parallel(
-            src, dst, len(self.ids[etype[2]]), self.tables.parallel == "drop"
+            src,
+            dst,
+            (len(self.ids[etype[0]]), len(self.ids[etype[2]])),
+            self.tables.parallel == "drop",
         )
         if is_first is not None and not is_first.all():
             src, dst = src[is_first], dst[is_first]
@@ -622,7 +665,7 @@ class _Reading:
         ids: Sequence[str],
         indices: set[str],
     ) -> list[str]:
-        """The columns that are kept until they are encoded.
+        """The columns that are kept until they are encoded; notes what features they make.
 
         Args:
             names: All that there are, in this table and in those that are joined to it.
@@ -641,266 +684,22 @@ class _Reading:
             column(name)
         is_node = isinstance(table, NodeTable)
         given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
+        left_out = {*ids, *roles, *table.ignore, *indices}
+        free = [name for name in names if name not in left_out]
         if given is not None:
-            features = [encoding.column for encoding in given]
-        elif table.features is not None:
-            features = list(table.features)
+            features = {
+                encoding.column: _Feature(None, encoding.columns or (encoding.column,))
+                for encoding in given
+            }
+        elif table.features is None:
+            features = {name: _Feature(None, (name,)) for name in free}
         else:
-            left_out = {*ids, *roles, *table.ignore, *indices}
-            features = [name for name in names if name not in left_out]
-        return list(dict.fromkeys([*map(column, features), *roles]))
+            features = _features(table.features, names, free, reader)
+        self.features[owner] = features
+        columns = [column(name) for feature in features.values() for name in feature.columns]
+        return list(dict.fromkeys([*columns, *roles]))
 
-    # ------------------------------------------------------------------ labels and splits
-
-    def label(self, graph: Graph) -> tuple[TaskInfo, dict[Any, NDArray[np.bool_]]]:
-        """Give the targets their labels and splits; the task, and which rows are for training.
-
-        The target is one node type, or any number of relations, whose labels are of one kind.
-        """
-        tables: dict[Any, NodeTable | EdgeTable] = {**self.tables.nodes, **self.tables.edges}
-        asked = [owner for owner, table in tables.items() if table.label is not None]
-        asked = asked or [owner for owner, table in tables.items() if table.split is not None]
-        if not asked:
-            return self._task_of_others(graph), {}
-        first = tables[asked[0]]
-        for target in asked:
-            if isinstance(target, str) and tables[target].label is None:
-                raise ValueError(
-                    f"the table of {target} has a split and no label; say label, too, or put the "
-                    "split of link prediction into the table of edges"
-                )
-        report = LabelReport(
-            target=" and ".join(map(self._spoken, asked)),
-            task="link prediction",
-            columns=label_columns(first.label),
-        )
-        for target in asked:
-            said, columns = tables[target].label, self.columns[target]
-            if isinstance(said, Mapping) and "separator" in said:
-                (column,) = label_columns(said)
-                columns[column] = _split_text(column, columns[column], said["separator"])
-        labels: Labels | None = None
-        if first.label is None:
-            task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
-        else:
-            labels = self._labels({target: tables[target] for target in asked})
-            task = self._task(asked[0] if isinstance(asked[0], str) else tuple(asked), labels)
-            report.task = task.kind
-            if labels.num_classes is not None:
-                report.classes = {name or "(empty)": 0 for name in labels.class_names}
-        for name in sorted(_LIKE_MISSING & {name.casefold() for name in report.classes}):
-            self.report.notes.append(
-                f"{name!r} is one of the classes; --null {name!r} makes such cells missing"
-            )
-        self.report.label = report
-        is_training = {}
-        for target in asked:
-            mask = self._fill_target(target, tables[target], graph, task, labels, report)
-            if mask.any() and self.given is None:
-                is_training[target] = mask
-        return task, is_training
-
-    def _fill_target(
-        self,
-        target: Any,
-        table: NodeTable | EdgeTable,
-        graph: Graph,
-        task: TaskInfo,
-        labels: Labels | None,
-        report: LabelReport,
-    ) -> NDArray[np.bool_]:
-        """Give one target its labels and splits, and count them; which rows are for training."""
-        is_node = isinstance(target, str)
-        fields = graph.nodes[target].data if is_node else graph.edges[target].data
-        num_rows = graph.num_nodes(target) if is_node else graph.num_edges(target)
-        columns = self.columns[target]
-        label: NDArray[Any] | None = None
-        if labels is not None:
-            counts = EncodedCounts()
-            parts = [columns[column] for column in label_columns(table.label)]
-            try:
-                label = labels.encode(parts, counts=counts)
-            except ValueError as error:
-                raise ValueError(f"{self._name(target)}: {error}") from None
-            report.num_unlabelled += counts.missing
-            report.num_unknown += counts.unknown
-            fields["label"] = torch.from_numpy(label)
-            numbers: list[int] = []
-            if labels.is_multilabel:
-                numbers = (label > 0).sum(axis=0).tolist()
-            elif labels.num_classes is not None:
-                numbers = np.bincount(label[label >= 0], minlength=labels.num_classes).tolist()
-            for name, number in zip(report.classes, numbers, strict=True):
-                report.classes[name] += number
-        masks = self._masks(target, table, columns, label, task, num_rows)
-        is_labelled = np.ones(num_rows, bool) if label is None else _is_labelled(label)
-        for split, mask in masks.items():
-            fields[f"{split}_mask"] = torch.from_numpy(mask)
-            count = int(np.count_nonzero(mask & is_labelled))
-            report.splits[split] = report.splits.get(split, 0) + count
-        return masks["train"]
-
-    def _task_of_others(self, graph: Graph) -> TaskInfo:
-        """The task where these tables have no labels: that of the encodings, or none."""
-        if self.given_task is None or self.given_task.target is None:
-            return TaskInfo(name=self.name)
-        task = replace(self.given_task, name=self.name, options=None)
-        targets: tuple[Any, ...] = task.targets or (task.target,)
-        for target in targets:
-            of_nodes = isinstance(target, str)
-            if target not in (graph.ntypes if of_nodes else graph.canonical_etypes):
-                raise ValueError(
-                    f"the tables must have the target of the encodings, {target} (got "
-                    f"{', '.join(graph.ntypes)}); name types as they were named there"
-                )
-            fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
-            num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
-            if self.given is not None and self.given.get("label") is not None:
-                fields["label"] = torch.from_numpy(_no_labels(self.given["label"], num_rows))
-            for split in SPLITS:
-                fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
-        return task
-
-    def _labels(self, tables: Mapping[Any, NodeTable | EdgeTable]) -> Labels:
-        """The classes of the targets, found in all of them or given."""
-        import pyarrow
-
-        if self.given is not None and self.given.get("label") is not None:
-            return Labels.of_json(self.given["label"])
-        fit: LabelFit | None = None
-        kinds: list[Any] = []
-        for target, table in tables.items():
-            said = {} if isinstance(table.label, str) else dict(table.label or {})
-            names, columns = label_columns(table.label), self.columns[target]
-            options = {key: said[key] for key in ("task", "max_classes") if key in said}
-            try:
-                if fit is None:
-                    kinds = [columns[name].type for name in names]
-                    fields = map(pyarrow.field, names, kinds)
-                    fit = LabelFit(list(fields), **options)
-                if [columns[name].type for name in names] != kinds:
-                    raise ValueError(
-                        f"labels must be of the types of those of the other relations, "
-                        f"{', '.join(map(str, kinds))} (got "
-                        f"{', '.join(str(columns[name].type) for name in names)}); convert them"
-                    )
-                fit.update([columns[name] for name in names])
-            except ValueError as error:
-                raise ValueError(f"{self._name(target)}: {error}") from None
-        assert fit is not None
-        try:
-            return fit.finish()
-        except ValueError as error:
-            raise ValueError(f"{self._name(next(iter(tables)))}: {error}") from None
-
-    def _task(self, target: Any, labels: Labels) -> TaskInfo:
-        of = "node" if isinstance(target, str) else "edge"
-        what = "regression" if labels.num_classes is None else "classification"
-        return TaskInfo(
-            name=self.name,
-            kind=f"{of} {what}",
-            target=target,
-            num_classes=labels.num_classes,
-            class_names=tuple(name or "(empty)" for name in labels.class_names),
-            is_multilabel=labels.is_multilabel,
-            schema={"label": labels.as_json()},
-        )
-
-    def _masks(
-        self,
-        target: Any,
-        table: NodeTable | EdgeTable,
-        columns: Columns,
-        label: NDArray[Any] | None,
-        task: TaskInfo,
-        num_rows: int,
-    ) -> Masks:
-        split = table.split
-        if self.given is not None and split is None:
-            return {name: np.zeros(num_rows, bool) for name in SPLITS}
-        if split is None:
-            split = DEFAULT_FRACTIONS
-            shares = ", ".join(map(str, split))
-            note = (
-                f"no split was asked for, so rows with a label were drawn by seed "
-                f"{self.tables.seed} for train, val and test: {shares}"
-            )
-            if note not in self.report.notes:
-                self.report.notes.append(note)
-        said: Mapping[str, Any]
-        if isinstance(split, str):
-            said = {"column": split}
-        else:
-            said = split if isinstance(split, Mapping) else {"fractions": list(split)}
-        takes_part = None if label is None else _is_labelled(label)
-        classes = None
-        if label is not None and task.kind.endswith("classification") and label.ndim == 1:
-            classes = label
-        try:
-            if "column" in said:
-                return split_by_names(columns[said["column"]], said["column"])
-            if "masks" in said:
-                return split_by_masks({n: (c, columns[c]) for n, c in said["masks"].items()})
-            if "files" in said:
-                return split_by_rows(num_rows, self._rows_of_files(target, said["files"]))
-            fractions = said["fractions"]
-            if "time" in said:
-                column = said["time"]
-                return split_by_time(columns[column], fractions, takes_part=takes_part, name=column)
-            if not said.get("stratify", True):
-                classes = None
-            if label is None:
-                return self._masks_of_pairs(target, fractions)
-            return split_by_fractions(
-                num_rows, fractions, seed=self.tables.seed, takes_part=takes_part, classes=classes
-            )
-        except ValueError as error:
-            raise ValueError(f"{self._name(target)}: {error}") from None
-
-    def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
-        """A random split of edges in which those between the same two nodes stay together."""
-        src, dst = self.pairs[etype]
-        if etype[0] == etype[2]:
-            src, dst = np.minimum(src, dst), np.maximum(src, dst)
-        keys = src * max(int(dst.max(initial=0)) + 1, 1) + dst
-        _, first, pair = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        number = np.empty(len(order), np.int64)
-        number[order] = np.arange(len(order))
-        masks = split_by_fractions(len(order), fractions, seed=self.tables.seed)
-        return {name: mask[number[pair.reshape(-1)]] for name, mask in masks.items()}
-
-    def _rows_of_files(self, target: Any, files: Mapping[str, Any]) -> dict[str, Int64Array]:
-        """Numbers of the nodes that files of ids name."""
-        if not isinstance(target, str):
-            raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
-        rows = {}
-        for split, file in files.items():
-            reader = TableSource(file, FileOptions(header=False), base=self.tables.base)
-            name = reader.schema.names[0]
-            found = [np.zeros(0, np.int64)]
-            for batch in reader.batches([name]):
-                ids = batch.columns.column(name).drop_null()
-                column = IdColumn(f"{batch.file}, column {name!r}", reader.is_untyped)
-                numbers = self.ids[target].find(ids, column)
-                missing = np.flatnonzero(numbers < 0)
-                if len(missing) and batch.first_row == 1 and missing[0] == 0:
-                    header = str(ids[0]).strip()  # of a file that names its column
-                    if header in (self.report.nodes[target].id_column, "id", "node"):
-                        numbers, missing = numbers[1:], missing[1:]
-                if len(missing):
-                    raise ValueError(
-                        f"{batch.file}: the {split} split must name nodes of type {target} (got "
-                        f"{shown_id(ids[int(missing[0])])!r}, and {len(missing)} such ids); drop "
-                        "them"
-                    )
-                found.append(numbers)
-            reader.check_cells("put ids with such letters in quotes")
-            rows[split] = np.concatenate(found)
-        return rows
-
-    def _spoken(self, owner: Any) -> str:
-        return owner if isinstance(owner, str) else etype_key(owner)
+    # ------------------------------------------------------------------ features
 
     def encode(
         self,
@@ -919,12 +718,9 @@ class _Reading:
             encodings = given
         else:
             encodings = []
-            asked = table.features if isinstance(table.features, Mapping) else {}
             is_asked = table.features is not None
-            for name in list(columns):
-                if name in roles and not (is_asked and name in (table.features or ())):
-                    continue
-                fit = self._fit(name, columns[name], asked.get(name), is_training, is_asked)
+            for name, feature in self.features[owner].items():
+                fit = self._fit(name, feature, columns, is_training, is_asked)
                 if isinstance(fit, str):
                     report.unused[name] = fit
                     del columns[name]
@@ -945,14 +741,15 @@ class _Reading:
                 start += encoding.width
             row = 0
             try:
-                for chunk in columns[encoding.column].chunks:
+                for chunk in _chunks(encoding.column, encoding.columns, columns):
                     rows = encoding.encode(chunk, first_row=row, counts=counts)
                     out[row : row + len(chunk)] = rows
                     row += len(chunk)
             except ValueError as error:
-                raise ValueError(f"{self._name(owner)}: {error}") from None
-            if encoding.column not in roles:
-                del columns[encoding.column]
+                raise ValueError(f"{name_of_table(owner)}: {error}") from None
+            for name in encoding.columns or (encoding.column,):
+                if name not in roles:
+                    del columns[name]
             report.features.append(
                 FeatureReport(
                     column=encoding.column,
@@ -964,6 +761,13 @@ class _Reading:
                     num_rows=num_rows,
                 )
             )
+        counted = [e for e in encodings if e.kind == "standardized" and "int" in e.type]
+        if given is None and len(counted) >= _MANY_COLUMNS:
+            self.report.notes.append(
+                f"{len(counted)} columns of whole numbers of {spoken_type(owner)} were "
+                'standardized one by one; where they count words, name them in features as "*" = '
+                '{encoding = "vector", row_normalize = true}'
+            )
         if wide:
             fields["feat"] = torch.from_numpy(feat)
         if embedded:
@@ -973,30 +777,37 @@ class _Reading:
     def _fit(
         self,
         name: str,
-        values: Any,
-        asked: str | Mapping[str, Any] | None,
+        feature: _Feature,
+        columns: Columns,
         is_training: NDArray[np.bool_] | None,
         is_asked: bool,
     ) -> Encoding | str:
-        """The encoding of a column; or why a column that was not asked for is left out."""
+        """The encoding of a feature; or why a column that was not asked for is left out."""
         import pyarrow
 
-        options = {"encoding": asked} if isinstance(asked, str) else asked
-        if not is_asked and (len(values) == 0 or values.null_count == len(values)):
-            return "all of it is empty"
-        if not is_asked and is_training is not None and not _has_value(values, is_training):
-            return "no training row has a value in it"
+        options = {"encoding": feature.asked} if isinstance(feature.asked, str) else feature.asked
+        joined = () if feature.columns == (name,) else feature.columns
+        if joined:
+            kind = pyarrow.list_(pyarrow.float64(), len(joined))
+        else:
+            values = columns[name]
+            kind = values.type
+            if not is_asked and (len(values) == 0 or values.null_count == len(values)):
+                return "all of it is empty"
+            if not is_asked and is_training is not None and not _has_value(values, is_training):
+                return "no training row has a value in it"
         try:
-            fit = EncodingFit(pyarrow.field(name, values.type), options)
-            fit.update(values, is_training)
+            fit = EncodingFit(pyarrow.field(name, kind), options, joined)
+            row = 0
+            for chunk in _chunks(name, joined, columns):
+                rows = slice(row, row + len(chunk))
+                fit.update(chunk, None if is_training is None else is_training[rows])
+                row += len(chunk)
             return fit.finish()
         except ValueError as error:
             if is_asked:
                 raise
             return str(error)
-
-    def _name(self, owner: Any) -> str:
-        return f"the table of {self._spoken(owner)}"
 
     def add_weight_and_time(self, etype: CanonicalEType, table: EdgeTable, fields: Any) -> None:
         import pyarrow
@@ -1005,15 +816,19 @@ class _Reading:
         report, columns = self.report.edges[etype], self.columns[etype]
         if table.weight is not None:
             values = columns.pop(table.weight)
+            weight = np.empty(len(values), np.float32)
+            start = 0
             try:
-                numbers = values.cast(pyarrow.float64())
+                for chunk in values.chunks:
+                    numbers = chunk.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+                    weight[start : start + len(chunk)] = numbers
+                    start += len(chunk)
             except pyarrow.ArrowException:
                 raise ValueError(
                     f"weight of {etype_key(etype)} must be a column of numbers (got "
                     f"{table.weight!r} of {values.type}{_such_as(values)}); write numbers such as "
                     "1.5, or leave it out"
                 ) from None
-            weight = numbers.to_numpy().astype(np.float32)
             is_missing = np.isnan(weight)
             report.num_without_weight = int(is_missing.sum())
             weight[is_missing] = 1.0
@@ -1053,15 +868,14 @@ class _Reading:
         import pyarrow
         from pyarrow import compute
 
-        values = pyarrow.chunked_array([self.columns[etype].pop(column)]).combine_chunks()
-        if pyarrow.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        values = self.columns[etype].pop(column)
         if values.null_count:
             raise ValueError(
-                f"{self._name(etype)}: each row must have a relation (got {values.null_count} rows "
-                f"without one in {column!r}); fill them in or drop them"
+                f"{name_of_table(etype)}: each row must have a relation (got {values.null_count} "
+                f"rows without one in {column!r}); fill them in or drop them"
             )
-        names = compute.unique(values)
+        of_chunks = [_plain(compute.unique(chunk)) for chunk in values.chunks]
+        names = compute.unique(pyarrow.chunked_array(of_chunks, plain_type(values.type)))
         names = names.take(compute.sort_indices(names))
         texts = tuple(map(str, names.to_pylist()))
         known = () if self.given_task is None else self.given_task.relation_names
@@ -1072,17 +886,79 @@ class _Reading:
             unknown = [text for text in texts if text not in known]
             if unknown:
                 raise ValueError(
-                    f"{self._name(etype)}: {len(unknown)} relations in {column!r} are not those of "
-                    f"the encodings (got {unknown[0]!r}); leave their edges out"
+                    f"{name_of_table(etype)}: {len(unknown)} relations in {column!r} are not those "
+                    f"of the encodings (got {unknown[0]!r}); leave their edges out"
                 )
             number = {name: place for place, name in enumerate(known)}
             of_values = torch.tensor([number[text] for text in texts], dtype=torch.int64)
             texts = known
         else:
             of_values = torch.arange(len(texts))
-        places = compute.index_in(values, value_set=names).to_numpy(zero_copy_only=False)
-        fields["etype"] = of_values[torch.from_numpy(places.astype(np.int64))]
+        numbers, start = torch.empty(len(values), dtype=torch.int64), 0
+        for chunk in values.chunks:
+            places = compute.index_in(_plain(chunk), value_set=names).to_numpy(zero_copy_only=False)
+            of_chunk = of_values[torch.from_numpy(places.astype(np.int64))]
+            numbers[start : start + len(chunk)] = of_chunk
+            start += len(chunk)
+        fields["etype"] = numbers
         return texts
+
+
+class _Feature(NamedTuple):
+    """What becomes of columns.
+
+    Args:
+        asked: The encoding, or it and its options; None: that of the type.
+        columns: The column of the name of the feature; or those that become one vector.
+    """
+
+    asked: str | Mapping[str, Any] | None
+    columns: tuple[str, ...]
+
+
+def _features(
+    asked: Sequence[str] | Mapping[str, Any],
+    names: Sequence[str],
+    free: Sequence[str],
+    reader: TableSource,
+) -> dict[str, _Feature]:
+    """The features that are asked for, where a name with * or ? stands for all that it matches.
+
+    Args:
+        names: The columns that there are.
+        free: Those that have no other role.
+    """
+    ways = asked if isinstance(asked, Mapping) else dict.fromkeys(asked)
+    columns = {
+        name: name if name in names else reader.column(name)
+        for name in ways
+        if name in names or not set(name) & set("*?")
+    }
+    taken = set(columns.values())
+    features: dict[str, _Feature] = {}
+    for name, way in ways.items():
+        if name in columns:
+            features[columns[name]] = _Feature(way, (columns[name],))
+            continue
+        expression = re.escape(name).replace(r"\*", ".*").replace(r"\?", ".")
+        matching = [c for c in free if c not in taken and re.fullmatch(expression, c, re.DOTALL)]
+        if not matching:
+            raise ValueError(
+                f"{reader.name}: the features {name!r} must match a column without another role "
+                f"(got {', '.join(map(repr, names[:20]))}); name one that is there"
+            )
+        taken |= set(matching)
+        encoding = way if isinstance(way, str) or way is None else way.get("encoding")
+        if encoding == "vector":
+            features[name] = _Feature(way, tuple(matching))
+        else:
+            features |= {column: _Feature(way, (column,)) for column in matching}
+    return features
+
+
+def _chunks(name: str, joined: Sequence[str], columns: Columns) -> Iterable[Any]:
+    """Arrays of what is encoded: a column, or several side by side."""
+    return vectors_of(columns, joined, name) if joined else columns[name].chunks
 
 
 class _EdgeEnds:
@@ -1227,40 +1103,10 @@ def _text(values: Any) -> Any:
         return pyarrow.chunked_array([pyarrow.array([str(v) for v in values.to_pylist()])])
 
 
-def shown_id(value: Any) -> str:
-    """An id as a message has it."""
-    content = value.as_py()
-    if isinstance(content, bytes):
-        return content.hex()
-    return str(content)[:80]
-
-
 def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
     """A column of all batches, with a type."""
     values = kept.column(pieces, reader.schema.field(name).type)
     return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
-
-
-def _split_text(name: str, values: Any, separator: str) -> Any:
-    """A column of text as lists of the words between separators."""
-    from pyarrow import compute
-
-    values = _plain_column(values)
-    if family_of(values.type) not in ("text", "null"):
-        raise ValueError(
-            f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); leave "
-            "separator out"
-        )
-    if family_of(values.type) == "null":
-        return values
-    return compute.split_pattern(compute.utf8_trim_whitespace(values), separator)
-
-
-def _plain_column(values: Any) -> Any:
-    import pyarrow
-
-    is_dictionary = pyarrow.types.is_dictionary(values.type)
-    return values.cast(values.type.value_type) if is_dictionary else values
 
 
 def _such_as(values: Any) -> str:
@@ -1300,24 +1146,6 @@ def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:
     return bool((~is_null.to_numpy() & chosen).any())
 
 
-def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
-    """What rows without labels have, where labels are of some kind."""
-    made = Labels.of_json(labels)
-    shape = (num_rows,)
-    if made.is_multilabel or (made.kind == "reals" and made.width > 1):
-        shape = (num_rows, made.num_classes or made.width)  # type: ignore[assignment]
-    is_real = made.kind == "reals"
-    return np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
-
-
-def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:
-    if label.dtype.kind == "f":
-        is_unknown = np.isnan(label)
-    else:
-        is_unknown = label < 0
-    return ~(is_unknown if label.ndim == 1 else is_unknown.any(axis=1))
-
-
 def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
     """Which rows are the first with their number, where numbers below ``before`` came earlier.
 
@@ -1332,12 +1160,12 @@ def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
 
 
 def _parallel(
-    src: Int64Array, dst: Int64Array, num_dst: int, is_dropping: bool
+    src: Int64Array, dst: Int64Array, num_nodes: tuple[int, int], is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
     if not is_dropping:
-        return count_repeated(src, dst, num_dst), None
-    keys = src * num_dst + dst
+        return count_repeated(src, dst, *num_nodes), None
+    keys = src * num_nodes[1] + dst
     order = np.argsort(keys, kind="stable")
     is_repeated = np.zeros(len(keys), bool)
     in_order = keys[order]

@@ -24,6 +24,7 @@ Int64Array = NDArray[np.int64]
 _CANONICAL = r"^(0|-?[1-9][0-9]*)$"
 _MOST_EXACT = 2**53
 _BLANK = ord(" ")
+_PAIRS_AT_ONCE = 1 << 20
 _NAMES = {"integer": "integers", "text": "text", "bytes": "bytes"}
 
 
@@ -97,6 +98,10 @@ class RowIds:
         if out is not None and found is not out:
             out[:] = found
         return found if out is None else out
+
+    def expect(self, num_ids: int) -> None:
+        """Make room for so many ids: adding them then takes half the time."""
+        self._table.reserve(num_ids)
 
     def has_text(self, text: str) -> bool:
         """Whether an id is written so."""
@@ -202,7 +207,11 @@ class RowIds:
             self._is_loose = False
         if keys.kind != "integer":
             return keys, is_none
-        has_negative = not keys.is_large and bool((keys.values < 0).any())
+        has_negative = (
+            (is_adding or self._is_large)
+            and not keys.is_large
+            and bool(keys.values.min(initial=0) < 0)
+        )
         clash = (keys.is_large and self._has_negative) or (has_negative and self._is_large)
         if is_adding:
             if clash and not self._is_loose:
@@ -318,13 +327,17 @@ def _typed_keys(ids: Any, column: IdColumn) -> _Keys:
         kind = ids.type
     if types.is_uint64(kind):
         numbers = ids.to_numpy(zero_copy_only=False)
-        return _Keys("integer", numbers.view(np.int64), bool((numbers >> np.uint64(63)).any()))
+        return _Keys("integer", numbers.view(np.int64), _is_beyond_int64(numbers))
     if types.is_integer(kind):
         return _Keys("integer", ids.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
     raise ValueError(
         f"{column.where}: ids must be text, integers, or bytes such as UUIDs (got {kind}); store "
         "them as text"
     )
+
+
+def _is_beyond_int64(numbers: NDArray[np.uint64]) -> bool:
+    return bool(numbers.max(initial=0) >= np.uint64(2**63))
 
 
 def _as_binary(ids: Any) -> Any:
@@ -394,7 +407,7 @@ def _integers_of_text(ids: Any, may_be_large: bool) -> tuple[_Keys, NDArray[np.b
         is_integer[row] = low <= int(cells[row].as_py()) < high
     kind = pyarrow.uint64() if may_be_large else pyarrow.int64()
     numbers = cells.filter(_arrow(is_integer)).cast(kind).to_numpy(zero_copy_only=False)
-    has_large = may_be_large and bool((numbers >> np.uint64(63)).any())
+    has_large = may_be_large and _is_beyond_int64(numbers)
     return _Keys("integer", numbers.view(np.int64), has_large), is_integer
 
 
@@ -461,7 +474,7 @@ def _example(keys: _Keys) -> str:
 def _kernels() -> Any:
     """The extension, where it is there and has tables of keys; else None."""
     kernels = kernels_for(torch.device("cpu"))
-    return kernels if hasattr(kernels, "has_outer_blank") else None
+    return kernels if hasattr(getattr(kernels, "IntegerTable", None), "reserve") else None
 
 
 def _integer_table() -> Any:
@@ -482,6 +495,9 @@ class _NativeIntegers:
 
     def __len__(self) -> int:
         return int(self._table.size())
+
+    def reserve(self, num_keys: int) -> None:
+        self._table.reserve(num_keys)
 
     def keys(self) -> Int64Array:
         keys = np.empty(len(self), np.int64)
@@ -508,6 +524,9 @@ class _NativeBytes:
 
     def __len__(self) -> int:
         return int(self._table.size())
+
+    def reserve(self, num_keys: int) -> None:
+        self._table.reserve(num_keys)
 
     def keys(self) -> Any:
         import pyarrow
@@ -546,11 +565,28 @@ def rows_at_once() -> int:
     return 1 << 20 if _kernels() is None else 1 << 15
 
 
-def count_repeated(src: Int64Array, dst: Int64Array, num_dst: int) -> int:
+def number_pairs(src: Int64Array, dst: Int64Array, is_ordered: bool) -> tuple[int, Int64Array]:
+    """How many different pairs of ends edges have, and the number of each edge's, by first edge.
+
+    Args:
+        is_ordered: Whether an edge and its reverse are two pairs.
+    """
+    table, number = _integer_table(), np.empty(len(src), np.int64)
+    num_dst = int(max(dst.max(initial=0), 0 if is_ordered else src.max(initial=0))) + 1
+    for start in range(0, len(src), _PAIRS_AT_ONCE):
+        ends = slice(start, start + _PAIRS_AT_ONCE)
+        first, second = src[ends], dst[ends]
+        if not is_ordered:
+            first, second = np.minimum(first, second), np.maximum(first, second)
+        number[ends] = table.insert(first * num_dst + second)
+    return len(table), number
+
+
+def count_repeated(src: Int64Array, dst: Int64Array, num_src: int, num_dst: int) -> int:
     """How many edges have both ends of an earlier one."""
     kernels = _kernels()
-    if kernels is not None and num_dst < 2**32:
-        return int(kernels.count_repeated(src, dst, num_dst, num_threads()))
+    if kernels is not None and num_src * num_dst < 2**63:
+        return int(kernels.count_repeated(src, dst, num_src, num_dst, num_threads()))
     keys = src * num_dst + dst
     keys.sort()
     return int(np.count_nonzero(keys[1:] == keys[:-1]))
@@ -570,6 +606,9 @@ class _SortedIntegers:
 
     def __len__(self) -> int:
         return self._count
+
+    def reserve(self, num_keys: int) -> None:
+        """There is nothing to gain."""
 
     def keys(self) -> Int64Array:
         return self._keys[: self._count].copy()
@@ -638,6 +677,9 @@ class _ArrowBytes:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def reserve(self, num_keys: int) -> None:
+        """There is nothing to gain."""
 
     def keys(self) -> Any:
         return self._keys

@@ -343,3 +343,11 @@ def _as_json(report: NodeReport | EdgeReport) -> dict[str, Any]:
 
 def _counts(numbers: Mapping[str, int]) -> list[str]:
     return [f"{number:,} {what}" for what, number in numbers.items() if number]
+
+
+def shown_id(value: Any) -> str:
+    """An id as a message has it."""
+    content = value.as_py()
+    if isinstance(content, bytes):
+        return content.hex()
+    return str(content)[:80]

@@ -15,7 +15,8 @@ category       one of several columns is 1, at most ``one_hot_limit``  text and 
 embedding      a whole number for a table of embeddings, 0: unknown    ... of more values
 time           seconds, standardized; hour, weekday, month and day of  dates, times, durations
                the year as points on a circle
-vector         a column for each element                               lists of one length
+vector         a column for each element; ``row_normalize`` divides    lists of one length
+               each by the sum of the row
 ============== ======================================================= =====================
 
 **Missing values** (nulls and NaN; in a list, a missing element) are filled: numbers, booleans,
@@ -78,7 +79,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "category": ("one_hot_limit", "max_categories"),
     "embedding": ("max_categories",),
     "time": ("parts",),
-    "vector": ("standardize",),
+    "vector": ("row_normalize", "standardize"),
 }
 KINDS = (*_NUMERIC, "boolean", *_OF_VALUES, "time", "vector")
 
@@ -147,6 +148,8 @@ class Encoding:
         values: The known categories, sorted.
         value_type: Arrow's name of their type.
         parts: Of `TIME_PARTS`, in this order.
+        columns: The columns that are the elements of a vector, where it is no column of lists.
+        row_normalize: The elements of a vector are divided by their sum first.
     """
 
     column: str
@@ -160,6 +163,8 @@ class Encoding:
     values: tuple[Value, ...] = ()
     value_type: str = "null"
     parts: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    row_normalize: bool = False
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -180,7 +185,8 @@ class Encoding:
                 is_circle = part != "seconds"
                 names += [f"{words}, sine", f"{words}, cosine"] if is_circle else [words]
         elif self.kind == "vector":
-            names = [f"{name}[{element}]" for element in range(len(self.mean))]
+            names = list(self.columns)
+            names = names or [f"{name}[{element}]" for element in range(len(self.mean))]
         else:
             names = [name]
         return (*names, f"{name} is missing") if self.has_indicator else tuple(names)
@@ -330,6 +336,8 @@ class Encoding:
             self._check_family(piece)
             _, values = _columns.rows_of_lists(piece, width, self.column, first_row)
         _columns.refuse_infinities(values, self.column, first_row)
+        if self.row_normalize:
+            values = _row_normalized(values)
         missing = np.isnan(values)
         self._put(out[:, :width], values, slice(None), missing, first_row)
         return missing.any(axis=1) if width else ~_columns.is_valid(piece)
@@ -360,9 +368,11 @@ class Encoding:
             "missing_indicator": self.has_indicator,
             "statistics_rows": self.num_rows,
         }
-        for key in ("mean", "scale", "edges", "values", "parts"):
+        for key in ("mean", "scale", "edges", "values", "parts", "columns"):
             if getattr(self, key):
                 content[key] = list(getattr(self, key))
+        if self.row_normalize:
+            content["row_normalize"] = True
         if self.kind in _OF_VALUES:
             content["value_type"] = self.value_type
         return content
@@ -392,6 +402,8 @@ class Encoding:
                 values=_columns.checked_values(content.get("values", ()), value_type),
                 value_type=value_type,
                 parts=tuple(content.get("parts", ())),
+                columns=tuple(content.get("columns", ())),
+                row_normalize=content.get("row_normalize", False),
             )
             encoding._check()
             if encoding.width != content["width"]:
@@ -411,6 +423,11 @@ class Encoding:
             raise ValueError(f"scale of column '{self.column}' must be positive, one for each mean")
         if not set(self.parts) <= set(TIME_PARTS):
             raise ValueError(f"parts must be of {TIME_PARTS} (got {self.parts})")
+        if self.columns and (self.kind != "vector" or len(self.columns) != len(self.mean)):
+            raise ValueError(
+                f"columns of '{self.column}' must be the elements of a vector, {len(self.mean)} "
+                f"(got {len(self.columns)})"
+            )
         if self.kind in ("standardized", "number", "logarithm", "boolean") and not self.mean:
             raise ValueError(f"the encoding of column '{self.column}' must have a mean (got none)")
 
@@ -422,16 +439,25 @@ class EncodingFit:
         field: The name and the Arrow type of the column.
         asked: What is asked of it: ``encoding``, one of `KINDS`, and its options: ``buckets`` (a
             number) or ``edges`` (numbers between buckets), ``one_hot_limit`` and
-            ``max_categories``, ``parts`` of a time (of `TIME_PARTS`), ``standardize`` of a vector
-            (true or false); and ``statistics``, "training" or "all".
+            ``max_categories``, ``parts`` of a time (of `TIME_PARTS`), ``row_normalize`` and
+            ``standardize`` of a vector (true or false); and ``statistics``, "training" or "all".
+        columns: The columns that are the elements of a vector, where it is no column of lists.
 
     Raises:
         ValueError: There is no such encoding, or none of this type, or an option does not fit.
     """
 
-    def __init__(self, field: pa.Field, asked: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        field: pa.Field,
+        asked: Mapping[str, Any] | None = None,
+        columns: Sequence[str] = (),
+    ) -> None:
         self.column: str = field.name
         self.type = str(_columns.plain_type(field.type))
+        self._columns = tuple(columns)
+        if columns:
+            self.type = f"{len(columns)} columns"
         options = dict(asked or {})
         self._family = family_of(field.type)
         default = choose(field)
@@ -483,6 +509,7 @@ class EncodingFit:
         self._max_categories = self._count(options, "max_categories", MAX_CATEGORIES)
         self._num_buckets = self._count(options, "buckets", NUM_BUCKETS)
         self._standardize = bool(options.get("standardize", False))
+        self._row_normalize = bool(options.get("row_normalize", False))
         self._edges = None if options.get("edges") is None else self._checked_edges(options)
         self._parts = self._checked_parts(options.get("parts", ("seconds",)))
 
@@ -565,6 +592,8 @@ class EncodingFit:
         else:
             values = _columns.numbers(piece)
         _columns.refuse_infinities(values, self.column, first_row)
+        if self._row_normalize:
+            values = _row_normalized(values)
         self._has_missing |= bool(np.isnan(values).any())
         if chosen is not None:
             values = values[chosen]
@@ -660,6 +689,8 @@ class EncodingFit:
             values=values,
             value_type=self._distinct.value_type,
             parts=self._parts if kind == "time" else (),
+            columns=self._columns,
+            row_normalize=self._row_normalize,
         )
 
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
@@ -798,6 +829,12 @@ def _scale_of(time_type: str) -> str:
         if time_type.startswith(scale):
             return scale[:4]
     return "1970"
+
+
+def _row_normalized(values: Floats) -> Floats:
+    """Each row divided by the sum of what it has; a row of zeros as it is."""
+    total = np.nansum(values, axis=1, keepdims=True)
+    return values / np.where(total == 0, 1.0, total)
 
 
 def _signed_log1p(values: Floats) -> Floats:

@@ -17,6 +17,7 @@
     age = "standardized"
     country = {encoding = "category"}
     embedding = "vector"
+    "word_*" = {encoding = "vector", row_normalize = true}   # many columns, one vector
 
     [[nodes.user.join]]                      # more columns of the same nodes, by their ids
     files = "embeddings.parquet"
@@ -60,7 +61,11 @@ Parallel: TypeAlias = Literal["keep", "drop"]
 Split: TypeAlias = str | Sequence[float] | Mapping[str, Any] | None
 """A column of names, three fractions, or a mapping: see `graphshard.data.labels`."""
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None
-"""Columns to use; or a mapping of them to their encodings; None: all that have no other role."""
+"""Columns to use; or a mapping of them to their encodings; None: all that have no other role.
+
+A name with ``*`` or ``?`` stands for all columns that it matches and that have no other role; with
+the encoding ``vector`` they are one vector.
+"""
 
 _SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head", "_start")
 _TARGETS = (

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The targets of tables: labels of the rows that there is something to predict for, and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._base.typing import CanonicalEType
+from ..graph import Graph
+from ..partition.format import etype_key
+from ._columns import family_of, plain_type
+from ._columns import pieces as pieces_of
+from ._kept_columns import KeptColumns
+from ._row_ids import IdColumn, Int64Array, RowIds, number_pairs
+from ._table_files import FileOptions, TableSource
+from ._table_report import LabelReport, TableReport, shown_id
+from .encodings import EncodedCounts
+from .labels import LabelFit, Labels
+from .splits import (
+    SPLITS,
+    Masks,
+    split_by_fractions,
+    split_by_masks,
+    split_by_names,
+    split_by_rows,
+    split_by_time,
+)
+from .tables import (
+    DEFAULT_FRACTIONS,
+    EdgeTable,
+    NodeTable,
+    Tables,
+    label_columns,
+)
+from .task import TaskInfo
+
+_LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTargets:
+    """What the labels and splits of a graph are made of.
+
+    Args:
+        name: Of the graph, for the task.
+        given_task: The task whose labels are used; None: they are found in the tables.
+        columns: Of each node type and relation, with those of labels and splits.
+        ids: Of the nodes, by type, for splits that are files of ids.
+        kept: Where columns that are made of others wait.
+        pairs: Ends of the edges of relations that have a split.
+        report: Is told what was found.
+    """
+
+    tables: Tables
+    name: str
+    given_task: TaskInfo | None
+    columns: Mapping[Any, dict[str, Any]]
+    ids: Mapping[str, RowIds]
+    pairs: Mapping[CanonicalEType, tuple[Int64Array, Int64Array]]
+    kept: KeptColumns
+    report: TableReport
+
+    @property
+    def given(self) -> dict[str, Any] | None:
+        """The schema of the task that is given."""
+        return None if self.given_task is None else self.given_task.schema
+
+    def fill(self, graph: Graph) -> tuple[TaskInfo, dict[Any, NDArray[np.bool_]]]:
+        """Give the targets their labels and splits; the task, and which rows are for training.
+
+        The target is one node type, or any number of relations, whose labels are of one kind.
+        """
+        tables: dict[Any, NodeTable | EdgeTable] = {**self.tables.nodes, **self.tables.edges}
+        asked = [owner for owner, table in tables.items() if table.label is not None]
+        asked = asked or [owner for owner, table in tables.items() if table.split is not None]
+        if not asked:
+            return self._task_of_others(graph), {}
+        first = tables[asked[0]]
+        for target in asked:
+            if isinstance(target, str) and tables[target].label is None:
+                raise ValueError(
+                    f"the table of {target} has a split and no label; say label, too, or put the "
+                    "split of link prediction into the table of edges"
+                )
+        report = LabelReport(
+            target=" and ".join(map(spoken_type, asked)),
+            task="link prediction",
+            columns=label_columns(first.label),
+        )
+        for target in asked:
+            said, columns = tables[target].label, self.columns[target]
+            if isinstance(said, Mapping) and "separator" in said:
+                (column,) = label_columns(said)
+                columns[column] = self._split_text(column, columns[column], said["separator"])
+        labels: Labels | None = None
+        if first.label is None:
+            task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
+        else:
+            labels = self._labels({target: tables[target] for target in asked})
+            task = self._task(asked[0] if isinstance(asked[0], str) else tuple(asked), labels)
+            report.task = task.kind
+            if labels.num_classes is not None:
+                report.classes = {name or "(empty)": 0 for name in labels.class_names}
+        for name in sorted(_LIKE_MISSING & {name.casefold() for name in report.classes}):
+            self.report.notes.append(
+                f"{name!r} is one of the classes; --null {name!r} makes such cells missing"
+            )
+        self.report.label = report
+        is_training = {}
+        for target in asked:
+            mask = self._fill_target(target, tables[target], graph, task, labels, report)
+            if mask.any() and self.given is None:
+                is_training[target] = mask
+        return task, is_training
+
+    def _fill_target(
+        self,
+        target: Any,
+        table: NodeTable | EdgeTable,
+        graph: Graph,
+        task: TaskInfo,
+        labels: Labels | None,
+        report: LabelReport,
+    ) -> NDArray[np.bool_]:
+        """Give one target its labels and splits, and count them; which rows are for training."""
+        is_node = isinstance(target, str)
+        fields = graph.nodes[target].data if is_node else graph.edges[target].data
+        num_rows = graph.num_nodes(target) if is_node else graph.num_edges(target)
+        columns = self.columns[target]
+        label: NDArray[Any] | None = None
+        if labels is not None:
+            counts = EncodedCounts()
+            parts = [columns[column] for column in label_columns(table.label)]
+            try:
+                label = labels.encode(parts, counts=counts)
+            except ValueError as error:
+                raise ValueError(f"{name_of_table(target)}: {error}") from None
+            report.num_unlabelled += counts.missing
+            report.num_unknown += counts.unknown
+            fields["label"] = torch.from_numpy(label)
+            numbers: list[int] = []
+            if labels.is_multilabel:
+                numbers = (label > 0).sum(axis=0).tolist()
+            elif labels.num_classes is not None:
+                numbers = np.bincount(label[label >= 0], minlength=labels.num_classes).tolist()
+            for name, number in zip(report.classes, numbers, strict=True):
+                report.classes[name] += number
+        masks = self._masks(target, table, columns, label, task, num_rows)
+        is_labelled = np.ones(num_rows, bool) if label is None else _is_labelled(label)
+        for split, mask in masks.items():
+            fields[f"{split}_mask"] = torch.from_numpy(mask)
+            count = int(np.count_nonzero(mask & is_labelled))
+            report.splits[split] = report.splits.get(split, 0) + count
+        return masks["train"]
+
+    def _split_text(self, name: str, values: Any, separator: str) -> Any:
+        """A column of text as lists of the words between separators."""
+        import pyarrow
+        from pyarrow import compute
+
+        kind = plain_type(values.type)
+        if family_of(kind) not in ("text", "null"):
+            raise ValueError(
+                f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); "
+                "leave separator out"
+            )
+        if family_of(kind) == "null":
+            return values
+        pieces = []
+        for _, piece in pieces_of(values):
+            words = compute.split_pattern(compute.utf8_trim_whitespace(piece), separator)
+            pieces.append(self.kept.put(words))
+        return self.kept.column(pieces, pyarrow.list_(kind))
+
+    def _task_of_others(self, graph: Graph) -> TaskInfo:
+        """The task where these tables have no labels: that of the encodings, or none."""
+        if self.given_task is None or self.given_task.target is None:
+            return TaskInfo(name=self.name)
+        task = replace(self.given_task, name=self.name, options=None)
+        targets: tuple[Any, ...] = task.targets or (task.target,)
+        for target in targets:
+            of_nodes = isinstance(target, str)
+            if target not in (graph.ntypes if of_nodes else graph.canonical_etypes):
+                raise ValueError(
+                    f"the tables must have the target of the encodings, {target} (got "
+                    f"{', '.join(graph.ntypes)}); name types as they were named there"
+                )
+            fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
+            num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
+            if self.given is not None and self.given.get("label") is not None:
+                fields["label"] = torch.from_numpy(_no_labels(self.given["label"], num_rows))
+            for split in SPLITS:
+                fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
+        return task
+
+    def _labels(self, tables: Mapping[Any, NodeTable | EdgeTable]) -> Labels:
+        """The classes of the targets, found in all of them or given."""
+        import pyarrow
+
+        if self.given is not None and self.given.get("label") is not None:
+            return Labels.of_json(self.given["label"])
+        fit: LabelFit | None = None
+        kinds: list[Any] = []
+        for target, table in tables.items():
+            said = {} if isinstance(table.label, str) else dict(table.label or {})
+            names, columns = label_columns(table.label), self.columns[target]
+            options = {key: said[key] for key in ("task", "max_classes") if key in said}
+            try:
+                if fit is None:
+                    kinds = [columns[name].type for name in names]
+                    fields = map(pyarrow.field, names, kinds)
+                    fit = LabelFit(list(fields), **options)
+                if [columns[name].type for name in names] != kinds:
+                    raise ValueError(
+                        f"labels must be of the types of those of the other relations, "
+                        f"{', '.join(map(str, kinds))} (got "
+                        f"{', '.join(str(columns[name].type) for name in names)}); convert them"
+                    )
+                fit.update([columns[name] for name in names])
+            except ValueError as error:
+                raise ValueError(f"{name_of_table(target)}: {error}") from None
+        assert fit is not None
+        try:
+            return fit.finish()
+        except ValueError as error:
+            raise ValueError(f"{name_of_table(next(iter(tables)))}: {error}") from None
+
+    def _task(self, target: Any, labels: Labels) -> TaskInfo:
+        of = "node" if isinstance(target, str) else "edge"
+        what = "regression" if labels.num_classes is None else "classification"
+        return TaskInfo(
+            name=self.name,
+            kind=f"{of} {what}",
+            target=target,
+            num_classes=labels.num_classes,
+            class_names=tuple(name or "(empty)" for name in labels.class_names),
+            is_multilabel=labels.is_multilabel,
+            schema={"label": labels.as_json()},
+        )
+
+    def _masks(
+        self,
+        target: Any,
+        table: NodeTable | EdgeTable,
+        columns: Mapping[str, Any],
+        label: NDArray[Any] | None,
+        task: TaskInfo,
+        num_rows: int,
+    ) -> Masks:
+        split = table.split
+        if self.given is not None and split is None:
+            return {name: np.zeros(num_rows, bool) for name in SPLITS}
+        if split is None:
+            split = DEFAULT_FRACTIONS
+            shares = ", ".join(map(str, split))
+            note = (
+                f"no split was asked for, so rows with a label were drawn by seed "
+                f"{self.tables.seed} for train, val and test: {shares}"
+            )
+            if note not in self.report.notes:
+                self.report.notes.append(note)
+        said: Mapping[str, Any]
+        if isinstance(split, str):
+            said = {"column": split}
+        else:
+            said = split if isinstance(split, Mapping) else {"fractions": list(split)}
+        takes_part = None if label is None else _is_labelled(label)
+        classes = None
+        if label is not None and task.kind.endswith("classification") and label.ndim == 1:
+            classes = label
+        try:
+            if "column" in said:
+                return split_by_names(columns[said["column"]], said["column"])
+            if "masks" in said:
+                return split_by_masks({n: (c, columns[c]) for n, c in said["masks"].items()})
+            if "files" in said:
+                return split_by_rows(num_rows, self._rows_of_files(target, said["files"]))
+            fractions = said["fractions"]
+            if "time" in said:
+                column = said["time"]
+                return split_by_time(columns[column], fractions, takes_part=takes_part, name=column)
+            if not said.get("stratify", True):
+                classes = None
+            if label is None:
+                return self._masks_of_pairs(target, fractions)
+            return split_by_fractions(
+                num_rows, fractions, seed=self.tables.seed, takes_part=takes_part, classes=classes
+            )
+        except ValueError as error:
+            raise ValueError(f"{name_of_table(target)}: {error}") from None
+
+    def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
+        """A random split of edges in which those between the same two nodes stay together."""
+        src, dst = self.pairs[etype]
+        num_pairs, number = number_pairs(src, dst, is_ordered=etype[0] != etype[2])
+        masks = split_by_fractions(num_pairs, fractions, seed=self.tables.seed)
+        return {name: mask[number] for name, mask in masks.items()}
+
+    def _rows_of_files(self, target: Any, files: Mapping[str, Any]) -> dict[str, Int64Array]:
+        """Numbers of the nodes that files of ids name."""
+        if not isinstance(target, str):
+            raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
+        rows = {}
+        for split, file in files.items():
+            reader = TableSource(file, FileOptions(header=False), base=self.tables.base)
+            name = reader.schema.names[0]
+            found = [np.zeros(0, np.int64)]
+            for batch in reader.batches([name]):
+                ids = batch.columns.column(name).drop_null()
+                column = IdColumn(f"{batch.file}, column {name!r}", reader.is_untyped)
+                numbers = self.ids[target].find(ids, column)
+                missing = np.flatnonzero(numbers < 0)
+                if len(missing) and batch.first_row == 1 and missing[0] == 0:
+                    header = str(ids[0]).strip()  # of a file that names its column
+                    if header in (self.report.nodes[target].id_column, "id", "node"):
+                        numbers, missing = numbers[1:], missing[1:]
+                if len(missing):
+                    raise ValueError(
+                        f"{batch.file}: the {split} split must name nodes of type {target} (got "
+                        f"{shown_id(ids[int(missing[0])])!r}, and {len(missing)} such ids); drop "
+                        "them"
+                    )
+                found.append(numbers)
+            reader.check_cells("put ids with such letters in quotes")
+            rows[split] = np.concatenate(found)
+        return rows
+
+
+# ---------------------------------------------------------------------- small things
+
+
+def spoken_type(owner: Any) -> str:
+    """A node type or relation in messages."""
+    return owner if isinstance(owner, str) else etype_key(owner)
+
+
+def name_of_table(owner: Any) -> str:
+    """Its table in messages."""
+    return f"the table of {spoken_type(owner)}"
+
+
+def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
+    """What rows without labels have, where labels are of some kind."""
+    made = Labels.of_json(labels)
+    shape = (num_rows,)
+    if made.is_multilabel or (made.kind == "reals" and made.width > 1):
+        shape = (num_rows, made.num_classes or made.width)  # type: ignore[assignment]
+    is_real = made.kind == "reals"
+    return np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
+
+
+def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:
+    if label.dtype.kind == "f":
+        is_unknown = np.isnan(label)
+    else:
+        is_unknown = label < 0
+    return ~(is_unknown if label.ndim == 1 else is_unknown.any(axis=1))
