@@ -108,13 +108,16 @@ def test_ranks_and_samples_train_as_one_process_does(kind: str, model: str, tmp_
     assert any("category_tables.matrices.0.weight" in name for name in one["shared"])
 
 
-def test_scores_are_those_of_a_dense_product(tmp_path: Path) -> None:
-    learner = FullBatchRun(config_of(parts_of(tmp_path, "plain", 1), dropout=0.0))._learner
+@pytest.mark.parametrize("hidden", [8, 64])  # 64 is the matrix of sparse features
+def test_scores_are_those_of_a_dense_product(hidden: int, tmp_path: Path) -> None:
+    config = config_of(parts_of(tmp_path, "plain", 1), model="gcn", dropout=0.0, hidden=hidden)
+    learner = FullBatchRun(config)._learner
     graph = graph_of("plain")
     (matrix,) = learner.model.category_tables.matrices  # type: ignore[union-attr]
     dense = torch.from_numpy(random_rows(graph.num_nodes()).toarray())
     rows = dense[:, : matrix.num_embeddings - 1] @ matrix.weight[1:]
     first, second = learner.model.layers
+    assert (first.weight is None) == (hidden == 64)
     whole = graph.local_var()
     order = learner._shard.original_ids["_N"]
     expected = second(whole, torch.relu(first(whole, rows)))[order]
