@@ -19,10 +19,7 @@ Needs pandas, pyarrow and scikit-learn. Results are merged into
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -37,13 +34,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+from _common import machine, merge_runs
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from graphshard.data.prepare import DATASETS_VARIABLE, Preparation, read_dataset
+from graphshard.data.prepare import Preparation, read_dataset
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 SPLITS = ("train", "val", "test")
 
 
@@ -323,7 +318,8 @@ def page(results: dict[str, Any], date: str) -> str:
     lines = [
         f"# Accuracy through tables alone, CPU, {date}",
         "",
-        *results["about"],
+        f"{machine()}; one worker from arrays, from tables as below.",
+        *ABOUT.rstrip().splitlines(),
         "",
         "| data | written as | model | metric | from tables, by seed | training said | arrays |"
         " published |",
@@ -351,49 +347,27 @@ def page(results: dict[str, Any], date: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def about() -> list[str]:
-    """Where the numbers are from."""
-    return [
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores shared with other jobs; one worker from arrays, tables as below.",
-        "",
-        "`python benchmarks/accuracy_from_tables.py`: ids are text, rows of all tables in an order "
-        "drawn at random, classes are words.",
-        "Scores in percent, of the published test rows: scikit-learn's of the predictions joined "
-        "by id, what `train` said of the",
-        "same model, and the same command on the arrays. Feature rows of word counts are written "
-        "normalised, as `--data` reads them.",
-    ]
+ABOUT = """
+`python benchmarks/accuracy_from_tables.py`: ids are text, rows of all tables in an order drawn at
+random, classes are words. Scores in percent, of the published test rows: scikit-learn's of the
+predictions joined by id, what `train` said of the same model, and the same command on the arrays.
+Feature rows of word counts are written normalised, as `--data` reads them.
+"""
+
+
+def measured(case: Case, seed: int, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """One run, and its scores."""
+    found = measure(case, seed, arguments.workers, arguments.timeout)
+    score, arrays = found["scores"][case.metric], found["from_arrays"]
+    return found, f"{score:.1f} from tables, {arrays:.1f} from arrays"
 
 
 def main() -> None:
     """Run what is asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="names of data sets, between commas")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=3600.0)
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
-    parser.add_argument("--page", action="store_true", help="write the page alone")
-    arguments = parser.parse_args()
-    os.environ.setdefault(DATASETS_VARIABLE, str(ROOT.parent / "shared" / "datasets"))
-    path = RESULTS / f"accuracy_from_tables_{arguments.date}.json"
-    results = json.loads(path.read_text()) if path.exists() else {"runs": {}}
-    results.setdefault("about", about())
-    only = [name for name in arguments.only.split(",") if name]
-    for case in [] if arguments.page else CASES:
-        if only and case.data not in only:
-            continue
-        for seed in arguments.seeds.split(","):
-            found = measure(case, int(seed), arguments.workers, arguments.timeout)
-            results["runs"].setdefault(case.name, {})[seed] = found
-            print(
-                f"{case.name}, seed {seed}: {found['scores'][case.metric]:.1f} from tables, "
-                f"{found['from_arrays']:.1f} from arrays",
-                flush=True,
-            )
-            path.write_text(json.dumps(results, indent=1) + "\n")
-    path.with_suffix(".md").write_text(page(results, arguments.date))
+    merge_runs("accuracy_from_tables", CASES, parser, measured, page)
 
 
 if __name__ == "__main__":
