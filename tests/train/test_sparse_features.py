@@ -26,6 +26,7 @@ from graphshard.data.npy import SparseRows, padded_features
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun
+from graphshard.train._categories import CategoryTables, SparseFeatures
 
 WIDTH = 50
 
@@ -122,6 +123,25 @@ def test_scores_are_those_of_a_dense_product(hidden: int, tmp_path: Path) -> Non
     order = learner._shard.original_ids["_N"]
     expected = second(whole, torch.relu(first(whole, rows)))[order]
     torch.testing.assert_close(learner.scores(), expected, rtol=0, atol=1e-10)
+
+
+def test_features_that_changed_in_place_are_read_anew() -> None:
+    matrix = random_rows(6)
+    columns, values = padded(matrix)
+    tables = CategoryTables({}, {"_N": WIDTH + 1}).double()
+    rows = SparseFeatures(columns.long(), values)
+    (weights,) = tables.matrices
+
+    def of_dense(dense: torch.Tensor) -> torch.Tensor:
+        return dense @ weights.weight[1:]  # type: ignore[operator, union-attr]
+
+    dense = torch.from_numpy(matrix.toarray())
+    for factor in (1, 1, 3):
+        values *= factor
+        expected = of_dense(dense * factor)
+        torch.testing.assert_close(tables({}, {}, {"_N": rows})["_N"], expected)
+    other = SparseFeatures(rows.columns, rows.values / 3)
+    torch.testing.assert_close(tables({}, {}, {"_N": other})["_N"], of_dense(dense))
 
 
 @pytest.mark.usefixtures("forked_interpreters")
