@@ -8,6 +8,7 @@ noisy machine nothing else means much.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -16,7 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,54 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list
     """Lines of a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
     return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+
+
+def merge_runs(
+    name: str,
+    cases: Sequence[Any],
+    parser: argparse.ArgumentParser,
+    measure: Callable[[Any, int, argparse.Namespace], tuple[dict[str, Any], str]],
+    page: Callable[[dict[str, Any], str], str],
+) -> None:
+    """Run cases with seeds, and merge what comes out into ``results/NAME_DATE.json`` and ``.md``.
+
+    Every run is written when it ends, so that a table comes from several calls, and goes on where
+    one was stopped. Data sets are those of GRAPHSHARD_DATASETS, or of ``../shared/datasets``.
+
+    Args:
+        cases: Each has a ``name`` of its own and the ``data`` set; ``--only`` takes some by these.
+        parser: Has the program's own options, and ``--seeds``.
+        measure: Gives the values of a run, from case, seed and arguments, and what to print.
+        page: Makes the page, from the results, ``{"runs": {name: {seed: values}}}``, and the date.
+    """
+    parser.add_argument("--only", default="", help="data sets, or lines of them, between commas")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of a command")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    arguments = parser.parse_args()
+    os.environ.setdefault("GRAPHSHARD_DATASETS", str(ROOT.parent / "shared" / "datasets"))
+    path = RESULTS / f"{name}_{arguments.date}.json"
+    results = json.loads(path.read_text()) if path.exists() else {"runs": {}}
+    only = {part for part in arguments.only.split(",") if part}
+    for case in [] if arguments.page else cases:
+        if only and not {case.name, case.data} & only:
+            continue
+        for seed in arguments.seeds.split(","):
+            values, said = measure(case, int(seed), arguments)
+            results["runs"].setdefault(case.name, {})[seed] = values
+            print(f"{case.name}, seed {seed}: {said}", flush=True)
+            path.write_text(json.dumps(results, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page(results, arguments.date))
+
+
+def machine() -> str:
+    """Versions and machine, as a page of results says them."""
+    import torch
+
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{os.cpu_count()} cores shared with other jobs"
+    )
 
 
 def community_graph(folder: Path, nodes: int, edges: int) -> Path:

@@ -15,10 +15,8 @@ GRAPHSHARD_DATASETS names, or from ``../shared/datasets`` beside the repository.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,12 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from graphshard.data.prepare import DATASETS_VARIABLE
-
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from _common import machine, merge_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +156,12 @@ def score(line: Line, evaluation: dict[str, Any]) -> float:
 
 def page(results: dict[str, Any], date: str) -> str:
     """The table of what was measured, in Markdown."""
-    about = results["about"]
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
     lines = [
         f"# Defaults of `graphshard train`, CPU, {date}",
         "",
-        *(about["text"]),
+        f"{machine()}, OMP_NUM_THREADS={threads}, one worker.",
+        *ABOUT.rstrip().splitlines(),
         "",
         "| data | model | metric | test, by seed | mean | published | within two points |"
         " last epoch, mean | epochs | s |",
@@ -199,48 +193,25 @@ def page(results: dict[str, Any], date: str) -> str:
     return "\n".join(lines) + "\n" + NOTES
 
 
-def about() -> dict[str, Any]:
-    """Where the numbers are from."""
-    return {
-        "text": [
-            f"torch {torch.__version__}, Python {platform.python_version()}, "
-            f"{platform.machine()}, {os.cpu_count()} cores shared with other jobs, "
-            f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, one worker.",
-            "",
-            "`python benchmarks/defaults.py`: each line is `graphshard train --data NAME --model "
-            "MODEL --seed SEED`, with",
-            "`--metrics macro_f1,accuracy` for dblp-heco, and nothing else. Scores in percent, of "
-            "the test rows at the epoch that validation",
-            "chose (without validation rows: the last). s: seconds of the longest run, with all "
-            "that the command does.",
-        ]
-    }
+ABOUT = """
+`python benchmarks/defaults.py`: each line is `graphshard train --data NAME --model MODEL --seed
+SEED`, with `--metrics macro_f1,accuracy` for dblp-heco, and nothing else. Scores in percent, of
+the test rows at the epoch that validation chose (without validation rows: the last). s: seconds
+of the longest run, partitioning and evaluations included.
+"""
+
+
+def measure(line: Line, seed: int, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """One run, and its score."""
+    found = run(line, seed, arguments.timeout)
+    return found, found.get("error") or f"{score(line, found['best']):.1f}"
 
 
 def main() -> None:
     """Run what is asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="data sets, or data set-model, between commas")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--timeout", type=float, default=3600.0)
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
-    parser.add_argument("--page", action="store_true", help="write the page alone")
-    arguments = parser.parse_args()
-    os.environ.setdefault(DATASETS_VARIABLE, str(ROOT.parent / "shared" / "datasets"))
-    path = RESULTS / f"defaults_{arguments.date}.json"
-    results = json.loads(path.read_text()) if path.exists() else {"runs": {}}
-    results.setdefault("about", about())
-    only = [name for name in arguments.only.split(",") if name]
-    for line in [] if arguments.page else LINES:
-        if only and not {line.name, line.data} & {*only}:
-            continue
-        for seed in arguments.seeds.split(","):
-            found = run(line, int(seed), arguments.timeout)
-            results["runs"].setdefault(line.name, {})[seed] = found
-            said = found.get("error") or f"{score(line, found['best']):.1f}"
-            print(f"{line.name}, seed {seed}: {said}", flush=True)
-            path.write_text(json.dumps(results, indent=1) + "\n")
-    path.with_suffix(".md").write_text(page(results, arguments.date))
+    merge_runs("defaults", LINES, parser, measure, page)
 
 
 if __name__ == "__main__":

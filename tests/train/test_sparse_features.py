@@ -26,6 +26,7 @@ from graphshard.data.npy import SparseRows, padded_features
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun
+from graphshard.train._categories import CategoryTables, SparseFeatures
 
 WIDTH = 50
 
@@ -108,17 +109,39 @@ def test_ranks_and_samples_train_as_one_process_does(kind: str, model: str, tmp_
     assert any("category_tables.matrices.0.weight" in name for name in one["shared"])
 
 
-def test_scores_are_those_of_a_dense_product(tmp_path: Path) -> None:
-    learner = FullBatchRun(config_of(parts_of(tmp_path, "plain", 1), dropout=0.0))._learner
+@pytest.mark.parametrize("hidden", [8, 64])  # 64 is the matrix of sparse features
+def test_scores_are_those_of_a_dense_product(hidden: int, tmp_path: Path) -> None:
+    config = config_of(parts_of(tmp_path, "plain", 1), model="gcn", dropout=0.0, hidden=hidden)
+    learner = FullBatchRun(config)._learner
     graph = graph_of("plain")
     (matrix,) = learner.model.category_tables.matrices  # type: ignore[union-attr]
     dense = torch.from_numpy(random_rows(graph.num_nodes()).toarray())
     rows = dense[:, : matrix.num_embeddings - 1] @ matrix.weight[1:]
     first, second = learner.model.layers
+    assert (first.weight is None) == (hidden == 64)
     whole = graph.local_var()
     order = learner._shard.original_ids["_N"]
     expected = second(whole, torch.relu(first(whole, rows)))[order]
     torch.testing.assert_close(learner.scores(), expected, rtol=0, atol=1e-10)
+
+
+def test_features_that_changed_in_place_are_read_anew() -> None:
+    matrix = random_rows(6)
+    columns, values = padded(matrix)
+    tables = CategoryTables({}, {"_N": WIDTH + 1}).double()
+    rows = SparseFeatures(columns.long(), values)
+    (weights,) = tables.matrices
+
+    def of_dense(dense: torch.Tensor) -> torch.Tensor:
+        return dense @ weights.weight[1:]  # type: ignore[operator, union-attr]
+
+    dense = torch.from_numpy(matrix.toarray())
+    for factor in (1, 1, 3):
+        values *= factor
+        expected = of_dense(dense * factor)
+        torch.testing.assert_close(tables({}, {}, {"_N": rows})["_N"], expected)
+    other = SparseFeatures(rows.columns, rows.values / 3)
+    torch.testing.assert_close(tables({}, {}, {"_N": other})["_N"], of_dense(dense))
 
 
 @pytest.mark.usefixtures("forked_interpreters")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_other_data_get_other_settings_and_what_is_given_stays() -> None:
     sparse = FullBatchConfig(data="x", model="gcn")
     nell = GraphFacts(num_train=105, width=0, mean_degree=4, is_typed=False, entropy=4.6)
     assert (sparse.resolved(nell).hidden, sparse.resolved(nell).dropout) == (64, 0.1)
+    assert sparse.resolved(nell).epochs == 200
+    assert sparse.resolved(dataclasses.replace(nell, has_val=False)).epochs == 50
     gcn = sparse.resolved(MANY_LABELS)
     assert (gcn.encoder, gcn.residual, gcn.norm) == (True, True, True)
     typed = GraphFacts(num_train=200, width=7, mean_degree=21.0, is_typed=True)

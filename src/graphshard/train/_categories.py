@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,29 @@ class SparseFeatures(NamedTuple):
         return SparseFeatures(self.columns.to(device), self.values.to(device))
 
 
+class _Entries:
+    """Non-zeros of sparse features one after the other; kept while the features stay the same."""
+
+    def __init__(self) -> None:
+        self._of: list[weakref.ref[Tensor]] = []
+        self._state: list[int] = []
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, rows: SparseFeatures, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns below ``count`` of all non-zeros, where each row's begin, and the values."""
+        columns, values = rows
+        versions = [-1 if x.is_inference() else x._version for x in rows]
+        state = [count, *versions]
+        is_same = -1 not in versions and self._state == state
+        is_same = is_same and all(of() is x for of, x in zip(self._of, rows, strict=True))
+        if self._kept is None or not is_same:
+            is_entry = (columns > 0) & (columns < count)
+            counts = is_entry.sum(1)
+            self._kept = columns[is_entry], counts.cumsum(0) - counts, values[is_entry]
+            self._of, self._state = [weakref.ref(x) for x in rows], state
+        return self._kept
+
+
 class CategoryTables(nn.Module):
     """A table for each column of categories, and one for sparse features; replicated like weights.
 
@@ -64,6 +88,7 @@ class CategoryTables(nn.Module):
         self.matrices = nn.ModuleList(
             nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum") for count in sparse_counts.values()
         )
+        self._entries = [_Entries() for _ in self._sparse_types]
         for matrix in self.matrices:
             assert isinstance(matrix, nn.EmbeddingBag)
             # Small, as of a wide layer: columns that no training row reaches then say little.
@@ -98,14 +123,12 @@ class CategoryTables(nn.Module):
         for name in self._types:
             rows = [features[name]] if name in features else []
             joined[name] = torch.cat([*rows, self.rows_of(name, categories[name])], dim=1)
-        for ntype, matrix in zip(self._sparse_types, self.matrices, strict=True):
+        of_types = zip(self._sparse_types, self.matrices, self._entries, strict=True)
+        for ntype, matrix, entries in of_types:
             assert isinstance(matrix, nn.EmbeddingBag)
             assert sparse is not None
-            columns, values = sparse[ntype]
-            is_entry = (columns > 0) & (columns < matrix.num_embeddings)
-            stops = is_entry.sum(1).cumsum(0)
-            starts = stops - is_entry.sum(1)
-            product = matrix(columns[is_entry], starts, per_sample_weights=values[is_entry])
+            columns, starts, values = entries(sparse[ntype], matrix.num_embeddings)
+            product = matrix(columns, starts, per_sample_weights=values)
             joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined
 

@@ -532,7 +532,12 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         of_edges = next(iter(edge_feats.values()), 0)
         model = kind(width, hidden, classes, layers, heads, dropout, of_edges)
     elif name == "gcn":
-        model = GCN(width, hidden, classes, layers, dropout)
+        is_product = (  # of nothing but sparse features
+            shard.target in shard.sparse_counts
+            and shard.target not in {*shard.features, *shard.category_counts}
+        )
+        first_weight = not is_product or config.encoder or layers == 1 or width != hidden
+        model = GCN(width, hidden, classes, layers, dropout, first_weight)
     else:
         model = SAGE(width, hidden, classes, layers, dropout, config.aggregator)
     if config.encoder:

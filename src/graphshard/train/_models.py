@@ -181,14 +181,27 @@ class GCN(NodeClassifier):
     <https://arxiv.org/abs/1609.02907>`_: dropout on the input of each layer, L2 on the first.
 
     Edges may have ``edata['weight']`` ``[num_edges]``, a further factor of each message.
+
+    Args:
+        first_weight: Whether the first layer has a matrix. Sparse features come as rows of one;
+            where that is as wide as the first layer, it is the layer's own.
     """
 
     def __init__(
-        self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
+        self,
+        in_feats: int,
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        dropout: float = 0.5,
+        first_weight: bool = True,
     ) -> None:
         super().__init__()
         self._widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(self._widths))
+        self.layers = nn.ModuleList(
+            GraphConv(*pair, weight=first_weight or index > 0)
+            for index, pair in enumerate(pairwise(self._widths))
+        )
         self.input_dropout, self.dropout = InputDropout(dropout), nn.Dropout(dropout)
 
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:

@@ -816,7 +816,7 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
                 f"{config.data} is described as having {said} {name}, but the number {counted - 1} "
                 f"occurs; partition the graph again"
             )
-    num_train = dict(zip(SPLITS, counts, strict=True))["train"]
+    num_rows = dict(zip(SPLITS, counts, strict=True))
     of_edges = {etype_key(etype): rows for etype, rows in shard.edge_categories.items()}
     tops = [
         int(rows.columns.max()) + 1 if rows.columns.numel() else 1 for rows in shard.sparse.values()
@@ -833,8 +833,8 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
         shard,
-        facts=_facts(shard, num_train, num_classes if is_classes and not is_multilabel else 0),
-        num_nodes=dict(zip(SPLITS, counts, strict=True)),
+        facts=_facts(shard, num_rows, num_classes if is_classes and not is_multilabel else 0),
+        num_nodes=num_rows,
         num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
     )
@@ -899,9 +899,9 @@ def _category_counts(categories: Mapping[str, Tensor]) -> dict[str, tuple[int, .
     return counts
 
 
-def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts:
+def _facts(shard: TrainingShard, num_rows: Mapping[str, int], num_classes: int) -> GraphFacts:
     """What defaults depend on; collective. There are no classes where ``num_classes`` is 0."""
-    rows = shard.features.get(shard.target)
+    rows, num_train = shard.features.get(shard.target), num_rows["train"]
     numbers = [sum(edges.num_edges for edges in shard.data.edges.values())]
     if num_classes:
         labels = shard.label[shard.rows["train"]]
@@ -915,6 +915,7 @@ def _facts(shard: TrainingShard, num_train: int, num_classes: int) -> GraphFacts
         is_typed=shard.is_typed,
         entropy=-sum(share * math.log(share) for share in shares) if shares else None,
         largest_share=max(shares, default=None),
+        has_val=num_rows["val"] > 0,
     )
 
 
