@@ -26,7 +26,7 @@ class Net(nn.Module):
         aggregator: str = "mean",
     ) -> None:
         super().__init__()
-        self.target = str(schema.target) if schema.is_typed else None
+        self.target = schema.target if schema.is_typed else None
         self.inputs = nn.ModuleDict(
             {t: nn.Linear(w, hidden) for t, w in schema.node_widths.items()}
         )
@@ -44,7 +44,7 @@ class Net(nn.Module):
             {etype: SAGEConv(width, out, aggregator) for etype in schema.canonical_etypes}
         )
 
-    def forward(self, graphs: Sequence[Any], features: Tensor | Mapping[str, Tensor]) -> Tensor:
+    def forward(self, graphs: Sequence[Any], features: Tensor | Mapping[str, Tensor]) -> Any:
         h: Any
         if isinstance(features, Tensor):
             h = next(iter(self.inputs.values()))(features)
@@ -57,7 +57,37 @@ class Net(nn.Module):
                     h = self.dropout(F.relu(h))
                 else:
                     h = {t: self.dropout(F.relu(rows)) for t, rows in h.items()}
+        if isinstance(self.target, tuple):  # of a task on edges
+            return {ntype: h[ntype] for ntype in self.target}
         return h if self.target is None else h[self.target]
+
+
+class Misfit(Net):
+    """It gives something else than what it is asked for."""
+
+    def __init__(self, schema: ModelSchema, gives: str, **arguments: Any) -> None:
+        super().__init__(schema, **arguments)
+        self.gives = gives
+
+    def forward(self, graphs: Sequence[Any], features: Any) -> Any:
+        rows = super().forward(graphs, features)
+        of_first = rows if isinstance(rows, Tensor) else next(iter(rows.values()))
+        return {
+            "wide": of_first.repeat(1, 2),
+            "few": of_first[:-1],
+            "tuple": (rows, rows),
+            "array": of_first.detach().numpy(),
+            "detached": of_first.detach(),
+            "one type": of_first,
+            "by type": {"paper": of_first},
+        }[self.gives]
+
+
+class WithoutForward(nn.Module):
+    """A class that is not ready."""
+
+    def __init__(self, schema: ModelSchema, **arguments: Any) -> None:
+        super().__init__()
 
 
 class OwnGCN(nn.Module):

@@ -21,16 +21,18 @@ from train_cases import (
 )
 
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig
+from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
 from graphshard.train.commands import run as run_command
 
 
 def losses(folder: Path, kind: str, world_size: int, is_sampled: bool = False, **more: Any) -> Any:
     data = write_parts(folder, kind, world_size)
     values = {"dropout": 0.0, "epochs": 3, **more}
-    config: FullBatchConfig | SampledConfig = config_of(data, **values)
+    config: FullBatchConfig | SampledConfig
     if is_sampled:
         config = sampled_config_of(data, fanouts=(-1, -1), **values)
+    else:
+        config = config_of(data, **values)
     train = train_sampled_on_rank if is_sampled else train_on_rank
     return run_ranks(train, world_size, as_values(config))[0]["result"]["losses"]
 
@@ -46,6 +48,59 @@ def test_ranks_and_samples_train_as_one_process_does(kind: str, tmp_path: Path) 
     assert losses(tmp_path, kind, 1, model="own_models:Net") != one
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "typed_links",
+        pytest.param("plain_links", marks=pytest.mark.exhaustive),
+        pytest.param("edge_classes", marks=pytest.mark.exhaustive),
+        pytest.param("edge_values", marks=pytest.mark.exhaustive),
+        pytest.param("several_edge_classes", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_tasks_on_edges_are_trained_as_by_one_process(kind: str, tmp_path: Path) -> None:
+    tasks = {"edge_values": "edge regression", "edge_classes": "edge classification"}
+    tasks["several_edge_classes"] = "edge classification"
+    own = {"model": "own_models:Net", "task": tasks.get(kind, "link prediction")}
+    if kind == "typed_links":
+        own["loss"] = "bce"
+    one = losses(tmp_path, kind, 1, **own)
+    torch.testing.assert_close(losses(tmp_path, kind, 2, **own), one, rtol=0, atol=1e-10)
+    more = {"exclude_targets": False} if "links" in kind else {}
+    sampled = losses(tmp_path, kind, 2, is_sampled=True, **own, **more)
+    torch.testing.assert_close(sampled, one, rtol=0, atol=1e-10)
+
+
+LINKS = {"task": "link prediction"}
+MISFITS: dict[tuple[str, str], str] = {
+    ("plain", "wide"): r"must give a tensor of \[\d+, 3\] .* \(got float64 \[\d+, 6\]\); return",
+    (
+        "plain",
+        "few",
+    ): r"tensor of \[\d+, 3\] numbers for '_N', its dest.* \(got float64 \[\d+, 3\]\)",
+    ("plain", "tuple"): r"forward of model own_models:Misfit must give .* \(got a tuple\)",
+    ("plain", "array"): r"\(got a ndarray\)",
+    ("plain", "detached"): r"must depend on its parameters .* look for detach\(\)",
+    ("typed", "by type"): r"the rows of 'paper' alone, as a tensor \(got a dict\); return rows\['p",
+    ("typed_links", "one type"): r"rows of author and paper, by type \(got none of paper\); return",
+}
+
+
+@pytest.mark.parametrize(("kind", "gives"), MISFITS)
+@pytest.mark.parametrize("is_sampled", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_what_a_model_gives_is_looked_at(
+    kind: str, gives: str, is_sampled: bool, tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"model": "own_models:Misfit", "model_args": {"gives": gives}}
+    values = {**own, **(LINKS if kind == "typed_links" else {}), "epochs": 1}
+    data = write_parts(tmp_path, kind, 1)
+    with pytest.raises(ValueError, match=MISFITS[kind, gives]):
+        if is_sampled:
+            SampledRun(sampled_config_of(data, fanouts=(-1, -1), **values)).train()
+        else:
+            FullBatchRun(config_of(data, **values)).train()
+
+
 def test_an_own_gcn_is_the_gcn(tmp_path: Path) -> None:
     own = losses(tmp_path, "plain", 2, model="own_models:OwnGCN", weight_decay=0.0)
     usual = losses(tmp_path, "plain", 1, model="gcn", weight_decay=0.0)
@@ -59,6 +114,7 @@ def test_an_own_gcn_is_the_gcn(tmp_path: Path) -> None:
         ("own_models:Nett", "own_models has no 'Nett'; did you mean own_models:Net?"),
         ("own_models:NOT_A_CLASS", "it is no torch.nn.Module"),
         ("own_models:Stranger", r"must take \(schema, hidden=6, .*missing|unexpected"),
+        ("own_models:WithoutForward", r"must have forward\(self, graphs, features\), and does not"),
         ("no_such.package:Net", "there is no module no_such in"),
         ("lacks_one:Net", "it needs the module not_installed_here, which is not there"),
     ],

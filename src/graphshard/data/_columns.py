@@ -104,6 +104,16 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
+def as_text(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Values as they are written."""
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException:
+        return pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())
+
+
 def numbers(array: pa.Array) -> NDArray[np.float64]:
     """A plain array of numbers, booleans or nulls as float64 [n], NaN where missing."""
     import pyarrow as pa

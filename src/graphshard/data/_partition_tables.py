@@ -16,6 +16,7 @@ from rich.console import Console
 from .._base.files import write_json
 from .._base.typing import CanonicalEType
 from ..graph import Graph, add_self_loop, heterograph, remove_self_loop, to_bidirected
+from ..partition.format import read_config
 from ..partition.save import partition_graph
 from ._read_tables import TablesGraph, read_tables
 from .id_files import write_id_files
@@ -82,6 +83,8 @@ def partition_tables(
         >>> partition_tables(tables, 3, "parts")  # doctest: +SKIP
     """
     name = next(iter(tables.edges))[1] if name is None else name
+    if encodings_from is not None:
+        read_config(encodings_from)  # says so where there is no partition
     given = None if encodings_from is None else read_task(encodings_from)
     read = read_tables(tables, name=name, encodings_from=given)
     graph, task = _prepared(read, preparation)

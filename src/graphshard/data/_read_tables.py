@@ -9,7 +9,7 @@ Nothing is a Python object for each row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from ..graph import Graph
 from ..graph.structure import check_type_name
 from ..ops import Adjacency
 from ..partition.format import etype_key
-from ._columns import family_of, plain_type, vectors_of
+from ._columns import as_text, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
 from ._table_files import TableBatch, TableSource, typed_column
@@ -103,6 +103,7 @@ class _Reading:
                 "tables; take one that was"
             )
         self.report = TableReport()
+        self.report.notes += self._other_types()
         self.ids: dict[str, RowIds] = {}
         self.kept = KeptColumns()
         self.columns: dict[Any, Columns] = {}
@@ -182,6 +183,26 @@ class _Reading:
             }
         task = replace(task, schema=schema)
         return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
+
+    def _other_types(self) -> Iterator[str]:
+        """What is said where the tables are of other types than those of the encodings."""
+        if self.given is None:
+            return
+        edges = list(map(etype_key, self.tables.edges))
+        ntypes = [name for etype in self.tables.edges for name in (etype[0], etype[2])]
+        for what, here in (("nodes", [*self.tables.nodes, *ntypes]), ("edges", edges)):
+            known = self.given[what]
+            new = [name for name in dict.fromkeys(here) if name not in known]
+            gone = [name for name in known if name not in here]
+            if new or gone:
+                yield (
+                    f"{what} of the other partition are {', '.join(known)}: "
+                    + " and ".join(
+                        [f"{', '.join(new)} is new, without features"] * bool(new)
+                        + [f"{', '.join(gone)} is missing here"] * bool(gone)
+                    )
+                    + "; a model of that partition needs the same names"
+                )
 
     def _graph(self, counts: Mapping[str, int]) -> Graph:
         """The graph, without fields; its ends are numbers of nodes and not checked again."""
@@ -691,6 +712,13 @@ class _Reading:
                 encoding.column: _Feature(None, encoding.columns or (encoding.column,))
                 for encoding in given
             }
+            parts = [name for feature in features.values() for name in feature.columns]
+            if missing := [name for name in parts if name not in names]:
+                raise ValueError(
+                    f"{reader.name}: column {missing[0]!r} is missing, which the other partition "
+                    f"encodes; add it, with empty cells where it is not known (there are "
+                    f"{', '.join(map(repr, names))})"
+                )
         elif table.features is None:
             features = {name: _Feature(None, (name,)) for name in free}
         else:
@@ -1047,7 +1075,7 @@ class _Doubles:
             values = _column(self._reader, name, self._chunks[name], self._kept)
             first = columns[name].take(_arrow(rows))
             if values.type != first.type:
-                values, first = _text(values), _text(first)
+                values, first = as_text(values), as_text(first)
             try:
                 is_equal = compute.equal(values, first)
             except pyarrow.ArrowNotImplementedError:  # of lists
@@ -1092,15 +1120,6 @@ def _plain(values: Any) -> Any:
 
     is_dictionary = pyarrow.types.is_dictionary(values.type)
     return values.dictionary_decode() if is_dictionary else values
-
-
-def _text(values: Any) -> Any:
-    import pyarrow
-
-    try:
-        return values.cast(pyarrow.string())
-    except pyarrow.ArrowException:
-        return pyarrow.chunked_array([pyarrow.array([str(v) for v in values.to_pylist()])])
 
 
 def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:

@@ -31,6 +31,7 @@ import numpy as np
 
 from .._base.files import check_text
 from ._kept_columns import KeptColumns
+from ._remote_files import is_uri, open_uri, remote_errors, shown
 
 TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
 
@@ -682,9 +683,12 @@ def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], s
         text = check_text(os.fspath(item), "the path of a table")
         system, path = _filesystem_of(text, base)
         if filesystem is not None and not system.equals(filesystem):
-            raise ValueError(f"the files of one table must be on one file system (got {text!r})")
+            raise ValueError(
+                f"the files of one table must be on one file system (got {shown(text)!r})"
+            )
         filesystem = system
-        found += _expanded(system, path, text)
+        with remote_errors(text):
+            found += _expanded(system, path, shown(text))
     roots = {os.path.dirname(path) for path in found}
     root = roots.pop() if len(roots) == 1 else os.path.commonpath([*roots, next(iter(roots))])
     if len(items) == 1:
@@ -697,15 +701,8 @@ def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], s
 def _filesystem_of(text: str, base: Path | None) -> tuple[Any, str]:
     from pyarrow import fs
 
-    if "://" in text:
-        import pyarrow
-
-        try:
-            system, path = fs.FileSystem.from_uri(text)
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{text} cannot be opened: {reason}") from error
-        return system, path
+    if is_uri(text):
+        return open_uri(text)
     path = os.path.expanduser(text)
     return fs.LocalFileSystem(), os.path.join(base or "", path)
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ..partition.format import etype_key
-from ._columns import family_of, plain_type
+from ._columns import as_text, chunks_of, family_of, plain, plain_type
 from ._columns import pieces as pieces_of
 from ._kept_columns import KeptColumns
-from ._row_ids import IdColumn, Int64Array, RowIds, number_pairs
+from ._row_ids import IdColumn, Int64Array, RowIds, number_pairs, rows_at_once
 from ._table_files import FileOptions, TableSource
 from ._table_report import LabelReport, TableReport, shown_id
 from .encodings import EncodedCounts
@@ -280,7 +280,11 @@ class TableTargets:
             if "masks" in said:
                 return split_by_masks({n: (c, columns[c]) for n, c in said["masks"].items()})
             if "files" in said:
-                return split_by_rows(num_rows, self._rows_of_files(target, said["files"]))
+                if isinstance(table, EdgeTable):
+                    rows = self._edges_of_files(target, table, columns, said["files"])
+                else:
+                    rows = self._rows_of_files(target, said["files"])
+                return split_by_rows(num_rows, rows)
             fractions = said["fractions"]
             if "time" in said:
                 column = said["time"]
@@ -302,10 +306,98 @@ class TableTargets:
         masks = split_by_fractions(num_pairs, fractions, seed=self.tables.seed)
         return {name: mask[number] for name, mask in masks.items()}
 
-    def _rows_of_files(self, target: Any, files: Mapping[str, Any]) -> dict[str, Int64Array]:
+    def _edges_of_files(
+        self,
+        etype: CanonicalEType,
+        table: EdgeTable,
+        columns: Mapping[str, Any],
+        files: Mapping[str, Any],
+    ) -> dict[str, Int64Array]:
+        """Numbers of the edges that files of pairs of ids name; all that have the same two ends.
+
+        Files have the columns of the ends as the table of edges has, or these come first and
+        second. Where a column says of which relation an edge is, it is the third.
+        """
+        import pyarrow
+
+        names = [table.source, table.target]
+        facts = list(self.pairs[etype])
+        relations: Any = None
+        if table.relation_column is not None:
+            names.append(table.relation_column)
+            chunks = chunks_of(columns[table.relation_column])
+            none = pyarrow.array([], pyarrow.string())
+            texts = pyarrow.concat_arrays([none, *(as_text(plain(chunk)) for chunk in chunks)])
+            relations = texts.unique()
+            facts.append(_places(texts, relations))
+        rows = {}
+        for split, file in files.items():
+            given = self._facts_of_file(etype, split, file, names, relations)
+            of_edges, of_file = _numbered_alike(facts, given)
+            rows[split] = np.flatnonzero(np.isin(of_edges, of_file))
+            absent = np.flatnonzero(~np.isin(of_file, of_edges))
+            if len(absent):
+                row = int(absent[0])
+                ends = [
+                    repr(shown_id(self.ids[ntype].arrow()[int(column[row])]))
+                    for ntype, column in zip((etype[0], etype[2]), given, strict=False)
+                ]
+                raise ValueError(
+                    f"{file}: the {split} split must name edges of {etype_key(etype)} (got "
+                    f"{' and '.join(ends)}, and {len(absent)} such rows); drop them, or add them "
+                    "to the table of edges"
+                )
+        return rows
+
+    def _facts_of_file(
+        self, etype: CanonicalEType, split: str, file: Any, names: Sequence[str], relations: Any
+    ) -> list[Int64Array]:
+        """Numbers of the nodes at the ends of the edges that a file names, and of its relations."""
+        base = self.tables.base
+        reader = TableSource(file, base=base, named=names)
+        chosen = [name for name in names if name in reader.schema.names]
+        if len(chosen) < len(names):  # the first ones; no line of CSV is lost as a header
+            reader = TableSource(file, FileOptions(header=False), base=base)
+            chosen = list(reader.schema.names)[: len(names)]
+        if len(chosen) < len(names):
+            raise ValueError(
+                f"{reader.name}: a file that splits edges must have the columns "
+                f"{', '.join(names)} (got {', '.join(chosen)}); write the ids of both ends"
+            )
+        found: list[list[Int64Array]] = [[np.zeros(0, np.int64)] for _ in names]
+        for batch in reader.batches(list(dict.fromkeys(chosen)), rows_at_once()):
+            columns = [batch.columns.column(name) for name in chosen]
+            if any(column.null_count for column in columns):
+                raise ValueError(
+                    f"{batch.file}: rows of the {split} split must name both ends of an edge (got "
+                    "an empty cell); fill it, or drop the row"
+                )
+            numbers = []
+            for side in (0, 1):
+                where = f"{batch.file}, column {chosen[side]!r}"
+                ids = self.ids[etype[2 * side]]
+                numbers.append(ids.find(columns[side], IdColumn(where, reader.is_untyped)))
+            if relations is not None:
+                numbers.append(_places(as_text(plain(columns[2])), relations))
+            is_there = (numbers[0] >= 0) & (numbers[1] >= 0)
+            first = 0
+            if reader.is_untyped and batch.first_row == 1 and len(is_there):
+                first = int(numbers[0][0] < 0 and numbers[1][0] < 0)  # names of columns
+            if not is_there[first:].all():
+                place = first + int(np.flatnonzero(~is_there[first:])[0])
+                side = 0 if numbers[0][place] < 0 else 1
+                raise ValueError(
+                    f"{batch.file}: the {split} split must name nodes of type {etype[2 * side]} "
+                    f"(got {shown_id(columns[side][place])!r}, and "
+                    f"{np.count_nonzero(~is_there[first:])} such rows); drop them"
+                )
+            for column, more in zip(found, numbers, strict=True):
+                column.append(more[first:])
+        reader.check_cells("put ids with such letters in quotes")
+        return [np.concatenate(parts) for parts in found]
+
+    def _rows_of_files(self, target: str, files: Mapping[str, Any]) -> dict[str, Int64Array]:
         """Numbers of the nodes that files of ids name."""
-        if not isinstance(target, str):
-            raise ValueError("files of ids are for splits of nodes; use a column, or fractions")
         rows = {}
         for split, file in files.items():
             reader = TableSource(file, FileOptions(header=False), base=self.tables.base)
@@ -353,6 +445,27 @@ def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
         shape = (num_rows, made.num_classes or made.width)  # type: ignore[assignment]
     is_real = made.kind == "reals"
     return np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
+
+
+def _places(texts: Any, words: Any) -> Int64Array:
+    """Where each text stands among some words; -1 for none of them."""
+    from pyarrow import compute
+
+    places = compute.index_in(texts.cast(words.type), value_set=words).fill_null(-1)
+    found: Int64Array = places.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _numbered_alike(
+    first: Sequence[Int64Array], second: Sequence[Int64Array]
+) -> tuple[Int64Array, Int64Array]:
+    """Numbers of the rows of two tables, given by columns from -1; the same for equal rows."""
+    numbers = np.zeros(len(first[0]) + len(second[0]), np.int64)
+    for columns in zip(first, second, strict=True):
+        both = np.concatenate(columns) + 1
+        pairs = numbers * (int(both.max(initial=0)) + 1) + both
+        numbers = np.unique(pairs, return_inverse=True)[1].reshape(-1)
+    return numbers[: len(first[0])], numbers[len(first[0]) :]
 
 
 def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:

@@ -37,7 +37,7 @@ from ._models import (
     TypedRGCN,
 )
 from ._optimizer import Descent
-from ._own_model import ModelSchema, build_own_model
+from ._own_model import ModelSchema, build_own_model, check_rows
 from ._tasks import Classes, Links, gather_rows, widened
 from ._training_shard import TrainingShard, all_finite, edge_columns
 
@@ -228,7 +228,14 @@ class Learner:
     def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Any:
         """The model's output, in the precision that is configured; collective."""
         with self._autocast():
-            return self.model(graphs, features)
+            rows = self.model(graphs, features)
+        if ":" in self._config.model:
+            targets = self._shard.targets
+            if self._shard.edges is not None and isinstance(targets, str):
+                targets = (targets,)  # `EdgeNetwork` gives rows by type
+            width = self._shard.out_width(self._config)
+            check_rows(self._config.model, rows, graphs, targets, width)
+        return rows
 
     def training_loss(self, epoch: int) -> Tensor:
         """This rank's share of the mean loss over the training rows of all ranks; collective."""
@@ -262,6 +269,11 @@ class Learner:
                 rank is not finite; says which rank's, and what of it.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        if not loss.requires_grad:
+            raise ValueError(
+                f"the rows of model {self._config.model} must depend on its parameters (got a loss "
+                "without a gradient); look for detach(), no_grad() and NumPy in forward"
+            )
         loss.backward()
         value = float(loss.detach())
         gradients = {n: p.grad for n, p in self._named.items() if p.grad is not None}

@@ -8,13 +8,14 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
+from ..graph import MessagePassingGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,59 @@ def build_own_model(model: str, schema: ModelSchema, arguments: Mapping[str, Any
             f"model {model} must take (schema, {given}), and does not ({error}); add the "
             "arguments that it lacks to its __init__, or **_"
         ) from None
+    try:
+        if kind.forward is nn.Module.forward:
+            raise TypeError("there is none")
+        inspect.signature(kind.forward).bind(None, (), {})
+    except TypeError as error:
+        raise ValueError(
+            f"model {model} must have forward(self, graphs, features), and does not ({error}); "
+            "graphs has one for each layer, features are rows of nodes"
+        ) from None
     return kind(schema, **arguments)
+
+
+def check_rows(
+    model: str,
+    given: Any,
+    graphs: Sequence[MessagePassingGraph],
+    target: str | tuple[str, ...],
+    width: int,
+) -> None:
+    """Raise unless a model of the user's own has given what it is for.
+
+    Args:
+        target: As of `ModelSchema`.
+        width: The ``out`` that it was made with.
+
+    Raises:
+        ValueError: The rows are no tensors, or of other nodes, or of another width.
+    """
+    ntypes = (target,) if isinstance(target, str) else target
+    rule = f"forward of model {model} must give "
+    if not isinstance(given, Mapping):
+        given = {ntypes[0]: given}
+    elif isinstance(target, str):
+        raise ValueError(
+            f"{rule}the rows of '{target}' alone, as a tensor (got a {type(given).__name__}); "
+            f"return rows['{target}']"
+        )
+    if missing := [ntype for ntype in ntypes if ntype not in given]:
+        raise ValueError(
+            f"{rule}rows of {' and '.join(ntypes)}, by type (got none of {missing[0]}); return "
+            "{ntype: rows[ntype] for ntype in schema.target}"
+        )
+    for ntype in ntypes:
+        rows, shape = given[ntype], (graphs[-1].num_dst_nodes(ntype), width)
+        if isinstance(rows, Tensor) and rows.is_floating_point() and tuple(rows.shape) == shape:
+            continue
+        what = f"a {type(rows).__name__}"
+        if isinstance(rows, Tensor):
+            what = f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape)}"
+        raise ValueError(
+            f"{rule}a tensor of {list(shape)} numbers for '{ntype}', its destinations in the last "
+            f"graph and out columns (got {what}); return the last layer's rows"
+        )
 
 
 def _dots(name: str) -> list[int]:

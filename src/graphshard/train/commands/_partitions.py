@@ -81,7 +81,7 @@ class TableFlags:
     ] = None
     split_files: Annotated[
         str | None,
-        "Files of ids instead: train=FILE,val=FILE,test=FILE.",
+        "Files of ids instead, or of the two ends of edges: train=FILE,val=FILE,test=FILE.",
         Unset("none"),
     ] = None
     weight: Annotated[str | None, "Column of edges with weights.", Unset("none")] = None

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are not on this machine: what a URI means, and why it cannot be opened, in one line.
+
+`pyarrow.fs` opens them, and gives up after a minute or two where a host does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # as Hadoop and fsspec write them
+_GCS_SECONDS = 60  # in which a request is tried again; by itself it is 15 minutes
+_AZURE = "run az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET"
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "run gcloud auth application-default login, or, of a public bucket, write "
+    "gs://anonymous@bucket/...",
+    **dict.fromkeys(("abfs", "abfss"), _AZURE),
+}
+_NO_ANSWER = {
+    "s3": "check the network and the region, or of another store than Amazon's name its host: "
+    "s3://bucket/...?endpoint_override=HOST:PORT&scheme=http",
+    "gs": "check the network, or name another host: "
+    "gs://bucket/...?endpoint_override=HOST:PORT&scheme=http",
+}
+_IS_REFUSED = re.compile(
+    "access_?denied|unauthenticated|permission_?denied|accesskey|access_key|signature|credential"
+    "|token",
+    re.IGNORECASE,
+)
+_IS_SILENT = re.compile("network_?connection|curl|resolv|unavailable|deadline", re.IGNORECASE)
+_MOST_LETTERS = 300
+_LEFT_AS_THEY_ARE = "/%@:+=,!$&'()*;"
+_JAVA = (
+    "install Java and Hadoop, and set JAVA_HOME, HADOOP_HOME and CLASSPATH=$(hadoop classpath "
+    "--glob), or copy the files by hadoop fs -get"
+)
+
+
+def is_uri(text: str) -> bool:
+    """Whether a path names the system on which it is."""
+    return "://" in text
+
+
+def open_uri(text: str) -> tuple[Any, str]:
+    """The `pyarrow.fs` file system of a URI, and the path there, in which globs are as written.
+
+    Raises:
+        ValueError: The URI is none, or its file system cannot be opened.
+    """
+    from pyarrow import fs
+
+    scheme, _, rest = text.partition("://")
+    scheme = _ALIASES.get(scheme, scheme)
+    # A question mark in a name is a glob; options begin with NAME=.
+    place, *with_mark = re.split(r"\?(?=\w+=)", rest, maxsplit=1)
+    options = "".join(with_mark)
+    parts = place.split("/")
+    plain = next((i for i, part in enumerate(parts) if i and set(part) & set("*?[")), len(parts))
+    folder = quote("/".join(parts[:plain]), safe=_LEFT_AS_THEY_ARE) or "/"
+    globs = [unquote(part) for part in parts[plain:]]
+    if scheme == "gs" and "retry_limit_seconds=" not in options:
+        options = "&".join(filter(None, [options, f"retry_limit_seconds={_GCS_SECONDS}"]))
+    query = f"?{options}" if options else ""
+    with remote_errors(text):
+        system, path = fs.FileSystem.from_uri(f"{scheme}://{folder}{query}")
+    return system, "/".join([path, *globs])
+
+
+def shown(text: str) -> str:
+    """A URI without the keys that may be in it."""
+    return re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", text)
+
+
+@contextlib.contextmanager
+def remote_errors(text: str) -> Iterator[None]:
+    """Say of errors meanwhile, where a path is a URI, what could not be read, and the cure.
+
+    Raises:
+        ValueError: In place of what pyarrow raises, but for a file that is not there.
+    """
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError) or not is_uri(text):
+            raise
+        scheme = text.partition("://")[0]
+        reason, cure = _said(
+            _ALIASES.get(scheme, scheme), shown(" ".join(str(error).split()).rstrip("."))
+        )
+        raise ValueError(f"{shown(text)} cannot be read: {reason}; {cure}") from error
+
+
+def _said(scheme: str, reason: str) -> tuple[str, str]:
+    """The reason of an error in a few words, and what helps."""
+    if "libjvm" in reason or "libhdfs" in reason:
+        return "Hadoop needs libjvm and libhdfs, and one of them is not there", _JAVA
+    if "Unrecognized filesystem type" in reason:
+        return (
+            f"the system must be s3, gs, hdfs, abfs or file (got {scheme})",
+            "download the files, and give their paths",
+        )
+    cure = "check the URI"
+    if re.search(_IS_REFUSED, reason):
+        cure = _CREDENTIALS.get(scheme, "give credentials")
+    elif re.search(_IS_SILENT, reason):
+        cure = _NO_ANSWER.get(scheme, "check the network")
+    return (reason if len(reason) < _MOST_LETTERS else f"{reason[:_MOST_LETTERS]}..."), cure
