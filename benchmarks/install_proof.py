@@ -3,9 +3,12 @@
 
 For each pair of a Python and a release of torch there is a fresh environment, in which each way to
 install is tried in turn: it must install, train the GCN of ``make demo`` with two workers, and pass
-the tests of the core from a folder where the source is not. Run it from a clean checkout:
+tests from a folder where the source is not: all of the core's for the ways named with ``--whole``,
+``tests/graph`` for the others. Run it from a clean checkout; rows of several calls on one day come
+to stand in one table:
 
-    python benchmarks/install_proof.py --pair python3.10 2.6.0 --pair python3.13 newest
+    python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel
+    python benchmarks/install_proof.py --pair python3.13 newest --pair python3.12 newest
 
 A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair.
 """
@@ -31,6 +34,7 @@ WAYS = ("wheel", "sdist", "sdist, no compiler")
 CORE_TESTS = [
     f"tests/{name}" for name in ("comm", "ops", "graph", "fullbatch", "partition", "sampling")
 ]
+FEW_TESTS = ["tests/graph"]
 
 
 @dataclasses.dataclass
@@ -83,9 +87,9 @@ def built(python: Path, folder: Path) -> dict[str, Path]:
 
 
 def tried(
-    pair: tuple[str, str], ways: list[str], tests: list[str], processes: int
+    pair: tuple[str, str], ways: list[str], whole: list[str], processes: int
 ) -> Iterator[Row]:
-    """Try the ways to install with one Python and one torch."""
+    """Try the ways to install with one Python and one torch; all core tests for those in whole."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = folder / "venv" / "bin" / "python"
@@ -103,6 +107,7 @@ def tried(
         shutil.copy(folder / "source" / "pyproject.toml", checkout)
         for way in ways:
             row = Row(version.strip(), torch.strip().splitlines()[-1], way)
+            tests = CORE_TESTS if way in whole else FEW_TESTS
             _try(row, python, files[way], checkout, tests, processes)
             yield row
 
@@ -129,21 +134,56 @@ def _try(
         shown = call(command, "train", *words, "--device", "cpu", cwd=checkout)
         accuracy = re.search(r"test accuracy[^\n]*?([0-9.]+) %", shown)
         row.demo = f"test {accuracy[1]} %" if accuracy else "no accuracy shown"
-        if tests:
-            spread = ("-n", processes, "--dist", "loadfile")
-            options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
-            shown = call(
-                *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, *tests),
-                cwd=checkout,
-                **options,
-            )
-            row.tests = shown.strip().splitlines()[-1]
+        spread = ("-n", processes, "--dist", "loadfile")
+        options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
+        shown = call(
+            *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, *tests),
+            cwd=checkout,
+            **options,
+        )
+        suite = "core" if tests == CORE_TESTS else " ".join(tests)
+        row.tests = f"{suite}: {shown.strip().splitlines()[-1]}"
     except Failed as error:
         lacking = next(
             f.name for f in dataclasses.fields(row) if not getattr(row, f.name) or f.name == "tests"
         )
-        setattr(row, lacking, "**failed**")
+        last = str(error).strip().splitlines()[-1]
+        setattr(row, lacking, f"**{last}**" if lacking == "tests" else "**failed**")
         print(f"{row.python}, torch {row.torch}, {row.way}: {error}", file=sys.stderr, flush=True)
+
+
+def rows_of(table: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a table that an earlier call wrote, and the commands that made them."""
+    if not table.exists():
+        return [], []
+    lines = table.read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    commands = [line for line in lines if line.startswith("    python ")]
+    return [Row(*row) for row in cells[1:] if row[0] != "---"], commands
+
+
+def written(table: Path, rows: list[Row], commands: list[str], today: str) -> None:
+    """Write the table of what was seen."""
+    names = [field.name for field in dataclasses.fields(Row)]
+    rows = sorted(rows, key=lambda r: ([int(n) for n in r.python.split(".")], r.torch, r.way))
+    lines = [
+        "# What installs where, and does it work there",
+        "",
+        "Each pair of a Python and a torch in a fresh environment without DGL and PyG. The demo is "
+        "`make demo`'s GCN with two workers; *core* is "
+        f"{' '.join(CORE_TESTS)}. *No compiler*: `CC` and `CXX` are `/bin/false`.",
+        "",
+        f"| {' | '.join(names)} |",
+        f"|{' --- |' * len(names)}",
+        *(f"| {' | '.join(dataclasses.astuple(each))} |" for each in rows),
+        "",
+        "Commands:",
+        "",
+        *dict.fromkeys(commands),
+        "",
+        f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
+    ]
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -155,32 +195,23 @@ def main() -> None:
         "--pair", nargs=2, action="append", required=True, metavar=("PYTHON", "TORCH")
     )
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--tests", nargs="*", default=CORE_TESTS, help="none: leave them out")
+    parser.add_argument(
+        "--whole", nargs="*", default=[], choices=WAYS, help="run all core tests after these"
+    )
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     today = datetime.date.today().isoformat()
     out = options.out or RESULTS / f"install_{today}.md"
-    rows: list[Row] = []
+    words = [f'"{word}"' if " " in word else word for word in sys.argv[1:]]
+    command = f"    python benchmarks/install_proof.py {' '.join(words)}"
     for pair in options.pair:
-        for row in tried(tuple(pair), options.ways, options.tests, options.processes):
-            rows.append(row)
+        for row in tried(tuple(pair), options.ways, options.whole, options.processes):
             print(row, flush=True)
-            names = [field.name for field in dataclasses.fields(Row)]
-            lines = [
-                "# What installs where, and does it work there",
-                "",
-                "Fresh environments; the demo is `make demo`'s GCN with two workers, the tests are "
-                f"{' '.join(options.tests) or 'left out'}, without DGL and PyG.",
-                "",
-                f"| {' | '.join(names)} |",
-                f"|{' --- |' * len(names)}",
-                *(f"| {' | '.join(dataclasses.astuple(each))} |" for each in rows),
-                "",
-                f"Command: `python benchmarks/install_proof.py {' '.join(sys.argv[1:])}`  ",
-                f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
-            ]
-            out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            seen = (row.python, row.torch, row.way)
+            rows, commands = rows_of(out)
+            rows = [each for each in rows if (each.python, each.torch, each.way) != seen]
+            written(out, [*rows, row], [*commands, command], today)
 
 
 if __name__ == "__main__":
