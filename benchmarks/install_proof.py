@@ -10,7 +10,8 @@ to stand in one table:
     python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel
     python benchmarks/install_proof.py --pair python3.13 newest --pair python3.12 newest
 
-A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair.
+A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair. torch
+is installed by uv, graphshard and what else it needs by pip.
 """
 
 from __future__ import annotations
@@ -79,7 +80,6 @@ def built(python: Path, folder: Path) -> dict[str, Path]:
     archive = folder / "source.tar"
     call("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
     call("tar", "-xf", archive, "-C", source, cwd=folder)
-    call(python, "-m", "pip", "install", "-q", "build", cwd=folder)
     call(python, "-m", "build", "-q", "-o", folder / "dist", source, cwd=folder)
     (wheel,) = (folder / "dist").glob("*.whl")
     (sdist,) = (folder / "dist").glob("*.tar.gz")
@@ -95,7 +95,9 @@ def tried(
         python = folder / "venv" / "bin" / "python"
         call(pair[0], "-m", "venv", folder / "venv", cwd=folder)
         wanted = "torch" if pair[1] == "newest" else f"torch=={pair[1]}"
-        call(python, "-m", "pip", "install", "-q", wanted, cwd=folder)
+        call(python, "-m", "pip", "install", "-q", "uv", "build", cwd=folder)
+        uv = (python, "-m", "uv", "pip", "install", "-q", "--python", python)
+        call(*uv, wanted, cwd=folder)  # links what its cache has: torch is gigabytes
         version = call(
             python, "-c", "import platform; print(platform.python_version())", cwd=folder
         )
