@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import hashlib
 import os
 import re
 import shutil
@@ -36,6 +37,8 @@ CORE_TESTS = [
     f"tests/{name}" for name in ("comm", "ops", "graph", "fullbatch", "partition", "sampling")
 ]
 FEW_TESTS = ["tests/graph"]
+# What wheel and sdist are made of.
+SOURCES = ("src", "csrc", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
 
 
 @dataclasses.dataclass
@@ -73,16 +76,21 @@ def call(*command: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def built(python: Path, folder: Path) -> dict[str, Path]:
-    """The wheel of a Python, and the sdist, built from this checkout."""
-    source = folder / "source"
-    source.mkdir()
-    archive = folder / "source.tar"
-    call("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
-    call("tar", "-xf", archive, "-C", source, cwd=folder)
-    call(python, "-m", "build", "-q", "-o", folder / "dist", source, cwd=folder)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
+def built(python: Path, version: str) -> dict[str, Path]:
+    """The wheel for a Python, and the sdist, of HEAD; made once for what they are made of."""
+    tree = call("git", "ls-tree", "HEAD", *SOURCES, cwd=ROOT)
+    digest = hashlib.sha256(tree.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / "install_proof" / f"{version}-{digest}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory() as name:
+            source, made = Path(name) / "source", Path(name) / "made"
+            source.mkdir()
+            call("git", "archive", "-o", Path(name) / "source.tar", "HEAD", cwd=ROOT)
+            call("tar", "-xf", Path(name) / "source.tar", "-C", source, cwd=source)
+            call(python, "-m", "build", "-q", "-o", made, source, cwd=source)
+            shutil.copytree(made, folder)
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
     return {"wheel": wheel, "sdist": sdist, "sdist, no compiler": sdist}
 
 
@@ -102,11 +110,11 @@ def tried(
             python, "-c", "import platform; print(platform.python_version())", cwd=folder
         )
         torch = call(python, "-c", "import torch; print(torch.__version__)", cwd=folder)
-        files = built(python, folder)
+        files = built(python, version.strip())
         checkout = folder / "tests of the checkout"
         checkout.mkdir()
-        shutil.copytree(folder / "source" / "tests", checkout / "tests")
-        shutil.copy(folder / "source" / "pyproject.toml", checkout)
+        call("git", "archive", "-o", folder / "t.tar", "HEAD", "tests", "pyproject.toml", cwd=ROOT)
+        call("tar", "-xf", folder / "t.tar", "-C", checkout, cwd=folder)
         for way in ways:
             row = Row(version.strip(), torch.strip().splitlines()[-1], way)
             tests = CORE_TESTS if way in whole else FEW_TESTS
