@@ -157,7 +157,7 @@ def test_bars_are_the_cells_of_the_newest_result() -> None:
     for chart in pages.CHARTS:
         file = kinds[chart.kind][0]
         columns, rows = pages.table_of(file.read_text(encoding="utf-8"), chart.heading)
-        drawn = re.findall(r'y="\d+">([^<]+)</text>', pages.bars(chart, file))
+        drawn = re.findall(r'class="value">([^<]+)<', pages.bars(chart, file))
         assert drawn == [row[columns.index(chart.column)] for row in rows]
 
 
