@@ -147,8 +147,8 @@ def mark_tables_of_words(app: Any, doctree: nodes.document) -> None:
     """Give narrow tables of sentences a class: on a phone their cells stand below each other."""
     for table in doctree.findall(nodes.table):
         rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
-        lengths = [len(cell.astext()) for row in rows[1:] for cell in row[1:]]
-        if rows and 2 <= len(rows[0]) <= 3 and lengths and sum(lengths) / len(lengths) > 12:
+        lengths = [len(cell.astext()) for row in rows[1:] for cell in row]
+        if rows and 2 <= len(rows[0]) <= 3 and lengths and sum(lengths) / len(lengths) > 10:
             table["classes"].append("words")
 
 
