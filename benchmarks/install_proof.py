@@ -30,8 +30,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import RESULTS, ROOT
-
+ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("wheel", "sdist", "sdist, no compiler")
 CORE_TESTS = [
     f"tests/{name}" for name in ("comm", "ops", "graph", "fullbatch", "partition", "sampling")
@@ -212,7 +211,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     today = datetime.date.today().isoformat()
-    out = options.out or RESULTS / f"install_{today}.md"
+    out = options.out or ROOT / "benchmarks" / "results" / f"install_{today}.md"
     words = [f'"{word}"' if " " in word else word for word in sys.argv[1:]]
     command = f"    python benchmarks/install_proof.py {' '.join(words)}"
     for pair in options.pair:

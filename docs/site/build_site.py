@@ -120,10 +120,19 @@ PICTURE = re.compile(r"^!\[[^]]*\]\((pictures/[\w.]+\.svg)\)$", re.M)
 
 
 def with_drawings(text: str) -> str:
-    """A page with its drawings in it, so that they take the colours of the theme."""
+    """A page with its drawings in it, so that they take the colours of the theme.
+
+    Where there is a narrow one, too, phones show that.
+    """
 
     def draw(match: re.Match[str]) -> str:
-        return f'<div class="picture">\n{(DOCS / match[1]).read_text(encoding="utf-8")}</div>\n'
+        wide = DOCS / match[1]
+        narrow = wide.with_name(f"{wide.stem}_narrow.svg")
+        files = {"picture": wide, **({"picture narrow": narrow} if narrow.exists() else {})}
+        return "\n".join(
+            f'<div class="{kind}">\n{file.read_text(encoding="utf-8")}</div>'
+            for kind, file in files.items()
+        )
 
     return PICTURE.sub(draw, text)
 
