@@ -143,22 +143,42 @@ def _try(
         shown = call(command, "train", *words, "--device", "cpu", cwd=checkout)
         accuracy = re.search(r"test accuracy[^\n]*?([0-9.]+) %", shown)
         row.demo = f"test {accuracy[1]} %" if accuracy else "no accuracy shown"
-        spread = ("-n", processes, "--dist", "loadfile")
-        options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
-        shown = call(
-            *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, *tests),
-            cwd=checkout,
-            **options,
-        )
-        suite = "core" if tests == CORE_TESTS else " ".join(tests)
-        row.tests = f"{suite}: {shown.strip().splitlines()[-1]}"
+        row.tests = _tested(python, checkout, tests, processes, has_kernels)
     except Failed as error:
         lacking = next(
             f.name for f in dataclasses.fields(row) if not getattr(row, f.name) or f.name == "tests"
         )
-        last = str(error).strip().splitlines()[-1]
-        setattr(row, lacking, f"**{last}**" if lacking == "tests" else "**failed**")
+        setattr(row, lacking, "**failed**")
         print(f"{row.python}, torch {row.torch}, {row.way}: {error}", file=sys.stderr, flush=True)
+
+
+def _tested(
+    python: Path, checkout: Path, tests: list[str], processes: int, has_kernels: bool
+) -> str:
+    """How the tests ended; those that failed are run once more by themselves, and that is said."""
+    suite = "core" if tests == CORE_TESTS else " ".join(tests)
+    options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
+    pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    try:
+        spread = ("-n", processes, "--dist", "loadfile")
+        shown = call(*pytest, *spread, *tests, cwd=checkout, **options)
+        return f"{suite}: {_last(shown)}"
+    except Failed as error:
+        print(error, file=sys.stderr, flush=True)
+        first, again = _last(str(error)), re.findall(r"^FAILED (\S+)", str(error), re.M)
+        if not again:
+            return f"{suite}: **{first}**"
+    try:
+        alone = _last(call(*pytest, "-n", 0, *again, cwd=checkout, **options))
+        return f"{suite}: {first}; what failed, by itself: {alone}"
+    except Failed as error:
+        print(error, file=sys.stderr, flush=True)
+        return f"{suite}: **{first}; what failed, by itself: {_last(str(error))}**"
+
+
+def _last(shown: str) -> str:
+    """The last line of what was printed."""
+    return shown.strip().splitlines()[-1]
 
 
 def rows_of(table: Path) -> tuple[list[Row], list[str]]:
