@@ -200,8 +200,8 @@ def written(table: Path, rows: list[Row], commands: list[str], today: str) -> No
         "",
         "Each pair of a Python and a torch in a fresh environment without DGL and PyG. The demo is "
         "`make demo`'s GCN with two workers; *core* is "
-        f"{' '.join(CORE_TESTS)}. *No compiler*: `CC` and `CXX` are `/bin/false`. Seconds were taken "
-        "beside other work, and say nothing of speed.",
+        f"{' '.join(CORE_TESTS)}. *No compiler*: `CC` and `CXX` are `/bin/false`. Seconds were "
+        "taken beside other work, and say nothing of speed.",
         "",
         f"| {' | '.join(names)} |",
         f"|{' --- |' * len(names)}",
