@@ -3,11 +3,15 @@
 
 For each pair of a Python and a release of torch there is a fresh environment, in which each way to
 install is tried in turn: it must install, train the GCN of ``make demo`` with two workers, and pass
-the tests of the core from a folder where the source is not. Run it from a clean checkout:
+tests from a folder where the source is not: all of the core's for the ways named with ``--whole``,
+``tests/graph`` for the others. Run it from a clean checkout; rows of several calls on one day come
+to stand in one table:
 
-    python benchmarks/install_proof.py --pair python3.10 2.6.0 --pair python3.13 newest
+    python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel
+    python benchmarks/install_proof.py --pair python3.13 newest --pair python3.12 newest
 
-A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair.
+A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair. torch
+is installed by uv, graphshard and what else it needs by pip.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import hashlib
 import os
 import re
 import shutil
@@ -25,12 +30,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import RESULTS, ROOT
-
+ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("wheel", "sdist", "sdist, no compiler")
 CORE_TESTS = [
     f"tests/{name}" for name in ("comm", "ops", "graph", "fullbatch", "partition", "sampling")
 ]
+FEW_TESTS = ["tests/graph"]
+# What wheel and sdist are made of.
+SOURCES = ("src", "csrc", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
 
 
 @dataclasses.dataclass
@@ -68,41 +75,48 @@ def call(*command: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def built(python: Path, folder: Path) -> dict[str, Path]:
-    """The wheel of a Python, and the sdist, built from this checkout."""
-    source = folder / "source"
-    source.mkdir()
-    archive = folder / "source.tar"
-    call("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
-    call("tar", "-xf", archive, "-C", source, cwd=folder)
-    call(python, "-m", "pip", "install", "-q", "build", cwd=folder)
-    call(python, "-m", "build", "-q", "-o", folder / "dist", source, cwd=folder)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
+def built(python: Path, version: str) -> dict[str, Path]:
+    """The wheel for a Python, and the sdist, of HEAD; made once for what they are made of."""
+    tree = call("git", "ls-tree", "HEAD", *SOURCES, cwd=ROOT)
+    digest = hashlib.sha256(tree.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / "install_proof" / f"{version}-{digest}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory() as name:
+            source, made = Path(name) / "source", Path(name) / "made"
+            source.mkdir()
+            call("git", "archive", "-o", Path(name) / "source.tar", "HEAD", cwd=ROOT)
+            call("tar", "-xf", Path(name) / "source.tar", "-C", source, cwd=source)
+            call(python, "-m", "build", "-q", "-o", made, source, cwd=source)
+            shutil.copytree(made, folder)
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
     return {"wheel": wheel, "sdist": sdist, "sdist, no compiler": sdist}
 
 
 def tried(
-    pair: tuple[str, str], ways: list[str], tests: list[str], processes: int
+    pair: tuple[str, str], ways: list[str], whole: list[str], processes: int
 ) -> Iterator[Row]:
-    """Try the ways to install with one Python and one torch."""
+    """Try the ways to install with one Python and one torch; all core tests for those in whole."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = folder / "venv" / "bin" / "python"
         call(pair[0], "-m", "venv", folder / "venv", cwd=folder)
         wanted = "torch" if pair[1] == "newest" else f"torch=={pair[1]}"
-        call(python, "-m", "pip", "install", "-q", wanted, cwd=folder)
+        call(python, "-m", "pip", "install", "-q", "uv", "build", cwd=folder)
+        uv = (python, "-m", "uv", "pip", "install", "-q", "--python", python)
+        call(*uv, wanted, cwd=folder)  # links what its cache has: torch is gigabytes
         version = call(
             python, "-c", "import platform; print(platform.python_version())", cwd=folder
         )
         torch = call(python, "-c", "import torch; print(torch.__version__)", cwd=folder)
-        files = built(python, folder)
+        files = built(python, version.strip())
         checkout = folder / "tests of the checkout"
         checkout.mkdir()
-        shutil.copytree(folder / "source" / "tests", checkout / "tests")
-        shutil.copy(folder / "source" / "pyproject.toml", checkout)
+        call("git", "archive", "-o", folder / "t.tar", "HEAD", "tests", "pyproject.toml", cwd=ROOT)
+        call("tar", "-xf", folder / "t.tar", "-C", checkout, cwd=folder)
         for way in ways:
             row = Row(version.strip(), torch.strip().splitlines()[-1], way)
+            tests = CORE_TESTS if way in whole else FEW_TESTS
             _try(row, python, files[way], checkout, tests, processes)
             yield row
 
@@ -129,21 +143,77 @@ def _try(
         shown = call(command, "train", *words, "--device", "cpu", cwd=checkout)
         accuracy = re.search(r"test accuracy[^\n]*?([0-9.]+) %", shown)
         row.demo = f"test {accuracy[1]} %" if accuracy else "no accuracy shown"
-        if tests:
-            spread = ("-n", processes, "--dist", "loadfile")
-            options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
-            shown = call(
-                *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, *tests),
-                cwd=checkout,
-                **options,
-            )
-            row.tests = shown.strip().splitlines()[-1]
+        row.tests = _tested(python, checkout, tests, processes, has_kernels)
     except Failed as error:
         lacking = next(
             f.name for f in dataclasses.fields(row) if not getattr(row, f.name) or f.name == "tests"
         )
         setattr(row, lacking, "**failed**")
         print(f"{row.python}, torch {row.torch}, {row.way}: {error}", file=sys.stderr, flush=True)
+
+
+def _tested(
+    python: Path, checkout: Path, tests: list[str], processes: int, has_kernels: bool
+) -> str:
+    """How the tests ended; those that failed are run once more by themselves, and that is said."""
+    suite = "core" if tests == CORE_TESTS else " ".join(tests)
+    options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
+    pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    try:
+        spread = ("-n", processes, "--dist", "loadfile")
+        shown = call(*pytest, *spread, *tests, cwd=checkout, **options)
+        return f"{suite}: {_last(shown)}"
+    except Failed as error:
+        print(error, file=sys.stderr, flush=True)
+        first, again = _last(str(error)), re.findall(r"^FAILED (\S+)", str(error), re.M)
+        if not again:
+            return f"{suite}: **{first}**"
+    try:
+        alone = _last(call(*pytest, "-n", 0, *again, cwd=checkout, **options))
+        return f"{suite}: {first}; what failed, by itself: {alone}"
+    except Failed as error:
+        print(error, file=sys.stderr, flush=True)
+        return f"{suite}: **{first}; what failed, by itself: {_last(str(error))}**"
+
+
+def _last(shown: str) -> str:
+    """The last line of what was printed."""
+    return shown.strip().splitlines()[-1]
+
+
+def rows_of(table: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a table that an earlier call wrote, and the commands that made them."""
+    if not table.exists():
+        return [], []
+    lines = table.read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    commands = [line for line in lines if line.startswith("    python ")]
+    return [Row(*row) for row in cells[1:] if row[0] != "---"], commands
+
+
+def written(table: Path, rows: list[Row], commands: list[str], today: str) -> None:
+    """Write the table of what was seen."""
+    names = [field.name for field in dataclasses.fields(Row)]
+    rows = sorted(rows, key=lambda r: ([int(n) for n in r.python.split(".")], r.torch, r.way))
+    lines = [
+        "# What installs where, and does it work there",
+        "",
+        "Each pair of a Python and a torch in a fresh environment without DGL and PyG. The demo is "
+        "`make demo`'s GCN with two workers; *core* is "
+        f"{' '.join(CORE_TESTS)}. *No compiler*: `CC` and `CXX` are `/bin/false`. Seconds were "
+        "taken beside other work, and say nothing of speed.",
+        "",
+        f"| {' | '.join(names)} |",
+        f"|{' --- |' * len(names)}",
+        *(f"| {' | '.join(dataclasses.astuple(each))} |" for each in rows),
+        "",
+        "Commands:",
+        "",
+        *dict.fromkeys(commands),
+        "",
+        f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
+    ]
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -155,32 +225,23 @@ def main() -> None:
         "--pair", nargs=2, action="append", required=True, metavar=("PYTHON", "TORCH")
     )
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--tests", nargs="*", default=CORE_TESTS, help="none: leave them out")
+    parser.add_argument(
+        "--whole", nargs="*", default=[], choices=WAYS, help="run all core tests after these"
+    )
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     today = datetime.date.today().isoformat()
-    out = options.out or RESULTS / f"install_{today}.md"
-    rows: list[Row] = []
+    out = options.out or ROOT / "benchmarks" / "results" / f"install_{today}.md"
+    words = [f'"{word}"' if " " in word else word for word in sys.argv[1:]]
+    command = f"    python benchmarks/install_proof.py {' '.join(words)}"
     for pair in options.pair:
-        for row in tried(tuple(pair), options.ways, options.tests, options.processes):
-            rows.append(row)
+        for row in tried(tuple(pair), options.ways, options.whole, options.processes):
             print(row, flush=True)
-            names = [field.name for field in dataclasses.fields(Row)]
-            lines = [
-                "# What installs where, and does it work there",
-                "",
-                "Fresh environments; the demo is `make demo`'s GCN with two workers, the tests are "
-                f"{' '.join(options.tests) or 'left out'}, without DGL and PyG.",
-                "",
-                f"| {' | '.join(names)} |",
-                f"|{' --- |' * len(names)}",
-                *(f"| {' | '.join(dataclasses.astuple(each))} |" for each in rows),
-                "",
-                f"Command: `python benchmarks/install_proof.py {' '.join(sys.argv[1:])}`  ",
-                f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
-            ]
-            out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            seen = (row.python, row.torch, row.way)
+            rows, commands = rows_of(out)
+            rows = [each for each in rows if (each.python, each.torch, each.way) != seen]
+            written(out, [*rows, row], [*commands, command], today)
 
 
 if __name__ == "__main__":

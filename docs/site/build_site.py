@@ -120,10 +120,19 @@ PICTURE = re.compile(r"^!\[[^]]*\]\((pictures/[\w.]+\.svg)\)$", re.M)
 
 
 def with_drawings(text: str) -> str:
-    """A page with its drawings in it, so that they take the colours of the theme."""
+    """A page with its drawings in it, so that they take the colours of the theme.
+
+    Where there is a narrow one, too, phones show that.
+    """
 
     def draw(match: re.Match[str]) -> str:
-        return f'<div class="picture">\n{(DOCS / match[1]).read_text(encoding="utf-8")}</div>\n'
+        wide = DOCS / match[1]
+        narrow = wide.with_name(f"{wide.stem}_narrow.svg")
+        files = {"picture": wide, **({"picture narrow": narrow} if narrow.exists() else {})}
+        return "\n".join(
+            f'<div class="{kind}">\n{file.read_text(encoding="utf-8")}</div>'
+            for kind, file in files.items()
+        )
 
     return PICTURE.sub(draw, text)
 
@@ -313,6 +322,26 @@ def remove_dead_back_links(site: Path) -> None:
         file.write_text(BACK.sub(without, text), encoding="utf-8")
 
 
+PIECE = re.compile(r'<span class="pre">([^<]{13,})</span>')
+END_OF_PIECE = re.compile(r"(?<=[._/=,(\[])(?=[\w\[])")
+
+
+def let_names_break(site: Path) -> None:
+    """Let long names in a line of text break behind a dot, a slash or an underscore only."""
+
+    def pieces(match: re.Match[str]) -> str:
+        words = END_OF_PIECE.split(match[1])
+        long = [" long" if len(word) > 26 else "" for word in words]
+        return "<wbr>".join(
+            f'<span class="pre{kind}">{word}</span>' for word, kind in zip(words, long, strict=True)
+        )
+
+    for file in site.rglob("*.html"):
+        if "_modules" not in file.parts:
+            text = file.read_text(encoding="utf-8")
+            file.write_text(PIECE.sub(pieces, text), encoding="utf-8")
+
+
 def main() -> int:
     """Build the site; the number of failures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -330,6 +359,7 @@ def main() -> int:
     environ = {**os.environ, "GRAPHSHARD_DOCS_INVENTORIES": str(inventories)}
     done = subprocess.run(command, env=environ, check=False)
     remove_dead_back_links(SITE)
+    let_names_break(SITE)
     dead = dead_links(SITE)
     print(*(f"dead link: {line}" for line in dead), sep="\n")
     number = len(list(SITE.rglob("*.html")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,10 @@ SHELVES = {
     "Speed and memory": ("", "Against DGL, PyG, DistDGL and others, in turn on the same machine."),
     "Accuracy": ("accuracy link_prediction", "What models reach, against what was published."),
     "Before and after": ("two_trees defaults", "A change of the code, or of a default, measured."),
+    "Installation": (
+        "install",
+        "Which Pythons and torches, which way to install, and does it work.",
+    ),
     "Campaigns": ("campaign", "Damage, kills, hostile input and long runs: what came of it."),
 }
 
@@ -78,27 +83,34 @@ def table_of(text: str, heading: str) -> tuple[list[str], list[list[str]]]:
 
 
 def bars(chart: Chart, file: Path) -> str:
-    """A table as bars, an SVG in the colours of the page."""
+    """A table as bars, in the colours of the page."""
     columns, rows = table_of(file.read_text(encoding="utf-8"), chart.heading)
     column = columns.index(chart.column)
     values = [(row[0], row[column].split()[0]) for row in rows]
     most = max(float(value.replace(",", "")) for _, value in values)
-    height = 24 * len(values)
     lines = [
         f'<figure class="bars"><figcaption>{html.escape(chart.title)}'
-        f' (<a href="{file.stem}.html">the file</a>)</figcaption>',
-        f'<svg viewBox="0 0 640 {height}" role="img" aria-label="{html.escape(chart.title)}">',
+        f' (<a href="{file.stem}.html">the file</a>)</figcaption>'
     ]
-    for number, (label, value) in enumerate(values):
-        y = 24 * number
-        ours = "ours" if label.startswith("graphshard") else "peer"
-        width = max(1.0, 260 * float(value.replace(",", "")) / most)
-        lines += [
-            f'<text x="312" y="{y + 16}" class="label">{html.escape(label)}</text>',
-            f'<rect x="320" y="{y + 4}" width="{width:.1f}" height="16" class="{ours}"/>',
-            f'<text x="{326 + width:.1f}" y="{y + 16}">{value}</text>',
-        ]
-    return "\n".join([*lines, "</svg></figure>"])
+    for label, value in values:
+        kind = "bar ours" if label.startswith("graphshard") else "bar"
+        width = 100 * float(value.replace(",", "")) / most
+        lines.append(
+            f'<div class="{kind}"><span class="label">{html.escape(label)}</span>'
+            f'<span class="track"><i style="width: {width:.1f}%"></i>'
+            f'<span class="value">{value}</span></span></div>'
+        )
+    return "\n".join([*lines, "</figure>"])
+
+
+def titles(pages: dict[str, str], kinds: dict[str, list[Path]]) -> dict[str, str]:
+    """What the list calls each kind: the title of its newest file, without the date beside it."""
+    heads = {
+        kind: re.sub(r",( CPU,)? \d{4}-\d\d-\d\d$", "", first_heading(pages[files[0].name]))
+        for kind, files in kinds.items()
+    }
+    several = [head for head, count in Counter(heads.values()).items() if count > 1]
+    return {kind: f"{head} (`{kind}`)" if head in several else head for kind, head in heads.items()}
 
 
 def performance_pages() -> dict[str, str]:
@@ -114,6 +126,7 @@ def performance_pages() -> dict[str, str]:
         " name says otherwise.",
     ]
     parts += [bars(chart, kinds[chart.kind][0]) for chart in CHARTS]
+    heads = titles(pages, kinds)
     taken: set[str] = set()
     named = [start for starts, _ in SHELVES.values() for start in starts.split()]
     for title, (starts, what) in SHELVES.items():
@@ -125,7 +138,7 @@ def performance_pages() -> dict[str, str]:
             if not is_here or kind in taken:
                 continue
             taken.add(kind)
-            head = first_heading(pages[files[0].name]).replace("|", r"\|")
+            head = heads[kind].replace("|", r"\|")
             links = [f"[{file.stem[-10:]}]({file.name})" for file in files]
             rows.append(f"| {head} | {links[0]} | {', '.join(links[1:])} |")
         parts.append("\n".join(rows))

@@ -16,6 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+import graphshard
+import graphshard.partition
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "docs" / "site"
@@ -157,8 +161,27 @@ def test_bars_are_the_cells_of_the_newest_result() -> None:
     for chart in pages.CHARTS:
         file = kinds[chart.kind][0]
         columns, rows = pages.table_of(file.read_text(encoding="utf-8"), chart.heading)
-        drawn = re.findall(r'y="\d+">([^<]+)</text>', pages.bars(chart, file))
+        drawn = re.findall(r'class="value">([^<]+)<', pages.bars(chart, file))
         assert drawn == [row[columns.index(chart.column)] for row in rows]
+
+
+def test_the_picture_is_drawn_of_a_partition(tmp_path: Path) -> None:
+    """What it shows as fetched is what the library's parts have as halo; the files are as drawn."""
+    drawing = site_module("draw_how_it_works")
+    ends = torch.tensor(drawing.EDGES).T
+    graph = graphshard.from_edge_index(torch.cat([ends, ends.flip(0)], 1), 8)
+    parts = torch.tensor([drawing.owner(node) for node in range(8)])
+    mapping = graphshard.partition_graph(
+        graph, "g", 2, tmp_path, part_method=parts, quiet=True, return_mapping=True
+    )
+    assert mapping is not None
+    for worker in range(2):
+        part = graphshard.partition.load_partition(tmp_path / "g.json", worker)[0]
+        halo = part.ndata[graphshard.NID][~part.ndata["inner_node"]]
+        assert sorted(mapping[0][halo].tolist()) == drawing.fetched_by(worker)
+    for layout in (drawing.WIDE, drawing.NARROW):
+        committed = drawing.PICTURES / f"{layout.name}.svg"
+        assert committed.read_text(encoding="utf-8") == drawing.draw(layout)
 
 
 @pytest.mark.exhaustive
