@@ -167,7 +167,7 @@ def partitioned(made: TableSet, folder: Path, num_parts: int) -> Path:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=[] if seed < 25 else pytest.mark.exhaustive)
+        pytest.param(seed, marks=[] if seed < 16 else pytest.mark.exhaustive)
         for seed in range(NUM_SEEDS)
     ],
 )

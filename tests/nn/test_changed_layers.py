@@ -94,13 +94,16 @@ OF_LINEAR = {
 
 
 def changes() -> Iterator[Any]:
-    for case in nn_layer_cases("plain"):
+    """Each part with every second change, and the next layer with the others; all with --all."""
+    for number, case in enumerate(nn_layer_cases("plain")):
         for name, part in case.make().named_children():
             if isinstance(part, nn.LSTM) or "weighted" in case.name:
                 continue
             of_part = CHANGES | (OF_LINEAR if type(part) is nn.Linear else {})
-            for change, function in of_part.items():
-                yield pytest.param(case, name, function, id=f"{case.name}-{name}-{change}")
+            for i, (change, function) in enumerate(of_part.items()):
+                marks = [] if (number + i) % 2 == 0 else pytest.mark.exhaustive
+                label = f"{case.name}-{name}-{change}"
+                yield pytest.param(case, name, function, id=label, marks=marks)
 
 
 @pytest.mark.parametrize(("case", "part", "change"), list(changes()))
