@@ -100,7 +100,7 @@ class RowIds:
         return found if out is None else out
 
     def expect(self, num_ids: int) -> None:
-        """Make room for so many ids: adding them then takes half the time."""
+        """Make room for so many ids, or 16 times those there are: adding them takes less time."""
         self._table.reserve(num_ids)
 
     def has_text(self, text: str) -> bool:
