@@ -8,8 +8,10 @@
 A table of nodes has the column ``id``, one of edges ``src`` and ``dst``, and with ``--features``
 both have columns of numbers, and columns that nobody asks for. ``graphshard`` makes a graph of
 them: ids become numbers, dangling ends, repeated edges and self loops are counted. ``pyarrow``
-reads the same columns batch by batch and drops them. Each is a process of its own with two threads;
-files are in the page cache. The peak of memory is that of the process above what imports take.
+reads the same columns batch by batch and drops them. ``look-ups`` is what lies between, of Parquet:
+it reads as pyarrow does, finds the number of each id on two threads, and keeps nothing. Each is a
+process of its own with two threads; files are in the page cache. The peak of memory is that of the
+process above what imports take.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from _common import ROOT, Side, markdown_table, median, run_in_turn, write_resul
 
 import graphshard.data
 from graphshard.data._read_tables import read_tables
+from graphshard.data._row_ids import IdColumn, RowIds
 
 KINDS = ("dense", "hashes", "text")
 FORMATS = ("parquet", "csv")
@@ -131,7 +135,34 @@ def read_by_graphshard(files: dict[str, str], num_features: int) -> int:
     return int(graph.num_nodes() + graph.num_edges())
 
 
-READERS = {"pyarrow": read_by_pyarrow, "graphshard": read_by_graphshard}
+def read_and_look_up(files: dict[str, str], num_features: int) -> int:
+    """Read the columns of ids in batches, and find the number of each; no features are read."""
+    from pyarrow import dataset
+
+    def batches(what: str, columns: list[str]) -> Any:
+        form = Path(files[what]).suffix[1:]
+        return dataset.dataset(files[what], format=form).to_batches(columns=columns)
+
+    ids, column, rows = RowIds("node"), IdColumn("a table", False), 0
+    for batch in batches("nodes", ["id"]):
+        ids.add(batch.column("id"), column)
+        rows += len(batch)
+    found = [np.empty(1 << 20, np.int64) for _ in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        for batch in batches("edges", ["src", "dst"]):
+            ends = [out[: len(batch)] for out in found]
+            other = pool.submit(ids.find, batch.column("src"), column, ends[0])
+            ids.find(batch.column("dst"), column, ends[1])
+            other.result()
+            rows += len(batch)
+    return rows
+
+
+READERS = {
+    "pyarrow": read_by_pyarrow,
+    "look-ups": read_and_look_up,
+    "graphshard": read_by_graphshard,
+}
 
 
 def peak_bytes() -> int:
@@ -162,7 +193,9 @@ def compare(form: str, kind: str, args: argparse.Namespace) -> list[str]:
     files = make_files(args.folder, kind, form, args)
     command = [sys.executable, __file__, "--files", json.dumps(files)]
     command += ["--features", str(args.features)]
-    sides = [Side(name=name, command=[*command, "--reader", name]) for name in READERS]
+    # Of CSV, pyarrow alone makes text or doubles of some ids.
+    names = [name for name in READERS if name != "look-ups" or form == "parquet"]
+    sides = [Side(name=name, command=[*command, "--reader", name]) for name in names]
     results = run_in_turn(sides, args.rounds)
     for path in files.values():
         if not args.keep:
@@ -172,7 +205,10 @@ def compare(form: str, kind: str, args: argparse.Namespace) -> list[str]:
     cells = [form, kind]
     for key, unit in (("wall", 1.0), ("cpu", 1.0), ("peak", 1 << 20)):
         cells += [
-            f"{median(runs, key) / unit:.{1 if unit == 1 else 0}f}" for runs in results.values()
+            f"{median(results[name], key) / unit:.{1 if unit == 1 else 0}f}"
+            if name in results
+            else "-"
+            for name in READERS
         ]
         if key != "peak":
             ratio = median(results["graphshard"], key) / median(results["pyarrow"], key)
@@ -199,13 +235,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.reader is not None:
         run_reader(args.reader, args.files, args.features)
         return
-    header = ["format", "ids", "s pyarrow", "s graphshard", "ratio", "CPU s pyarrow"]
-    header += ["CPU s graphshard", "ratio of CPU", "MB pyarrow", "MB graphshard", "limit of ratio"]
+    header = ["format", "ids"]
+    header += [*(f"s {name}" for name in READERS), "ratio"]
+    header += [*(f"CPU s {name}" for name in READERS), "ratio of CPU"]
+    header += [*(f"MB {name}" for name in READERS), "limit of ratio"]
     rows = [compare(form, kind, args) for form in args.formats for kind in args.kinds]
     body = [
         f"{args.nodes:,} nodes, {args.edges:,} edges, {args.features} columns of features; medians "
         f"of {args.rounds} rounds, two threads, files in the page cache. MB is the peak of memory "
-        "above what imports take.",
+        "above what imports take. Look-ups: reading, and finding the number of each id, alone.",
         "",
         *markdown_table(header, rows),
     ]

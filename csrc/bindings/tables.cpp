@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -50,11 +51,14 @@ void look_up_integers(SharedIntegers& self, const InVector& keys, const OutVecto
   }
 }
 
+// At most so many times what is there: what is expected may never come.
+constexpr int64_t kMostGrowth = 16;
+
 template <typename Table>
 void reserve(Shared<Table>& self, int64_t num_keys) {
   const nb::gil_scoped_release release;
   const std::unique_lock lock(self.mutex);
-  self.table.reserve(num_keys);
+  self.table.reserve(std::min(num_keys, kMostGrowth * self.table.size()));
 }
 
 void copy_integers(const SharedIntegers& self, const OutVector& keys) {

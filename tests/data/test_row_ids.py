@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from graphshard._base.kernels import extension_available, force_extension
-from graphshard.data._row_ids import IdColumn, RowIds, count_repeated
+from graphshard.data._row_ids import IdColumn, RowIds, count_repeated, number_pairs
 
 POOLS = {
     "integers": ["0", "7", "-7", "12", " 7", "7 ", str(2**62), str(-(2**63))],
@@ -94,3 +94,20 @@ def test_repeated_edges(is_native: bool) -> None:
             )
             pairs = set(zip(src.tolist(), dst.tolist(), strict=True))
             assert count_repeated(src, dst, num_nodes, num_nodes) == len(src) - len(pairs)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+@pytest.mark.parametrize("is_native", [True, False])
+def test_pairs_are_numbered_by_their_first_edge(
+    is_native: bool, is_ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphshard.data._row_ids._PAIRS_AT_ONCE", 100)
+    src, dst = np.random.default_rng(2).integers(0, 30, (2, 1000))
+    pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
+    if not is_ordered:
+        pairs = [(min(pair), max(pair)) for pair in pairs]
+    numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+    with force_extension(is_native and extension_available()):
+        num_pairs, number = number_pairs(src, dst, is_ordered)
+    assert num_pairs == len(numbers)
+    assert number.tolist() == [numbers[pair] for pair in pairs]

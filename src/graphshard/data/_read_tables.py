@@ -262,7 +262,7 @@ class _Reading:
                     values = kept.column(key)
                 before = len(ids)
                 if num_rows is not None and 0 < before == report.num_rows - len(batch.columns):
-                    ids.expect(min(num_rows, 16 * before))  # as all rows so far have other ids
+                    ids.expect(num_rows)  # as all rows so far have other ids
                 rows = ids.add(values, column)
                 is_first = _first_of_each(rows, before)
                 if not is_first.all():

@@ -100,7 +100,7 @@ class RowIds:
         return found if out is None else out
 
     def expect(self, num_ids: int) -> None:
-        """Make room for so many ids: adding them then takes half the time."""
+        """Make room for so many ids, or 16 times those there are: adding them takes less time."""
         self._table.reserve(num_ids)
 
     def has_text(self, text: str) -> bool:
@@ -573,8 +573,9 @@ def number_pairs(src: Int64Array, dst: Int64Array, is_ordered: bool) -> tuple[in
     """
     table, number = _integer_table(), np.empty(len(src), np.int64)
     num_dst = int(max(dst.max(initial=0), 0 if is_ordered else src.max(initial=0))) + 1
-    for start in range(0, len(src), _PAIRS_AT_ONCE):
-        ends = slice(start, start + _PAIRS_AT_ONCE)
+    at_once = max(len(src), 1) if _kernels() is None else _PAIRS_AT_ONCE
+    for start in range(0, len(src), at_once):
+        ends = slice(start, start + at_once)
         first, second = src[ends], dst[ends]
         if not is_ordered:
             first, second = np.minimum(first, second), np.maximum(first, second)
