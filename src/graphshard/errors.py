@@ -15,6 +15,7 @@
         ├── RankError              another rank failed, or did not answer in time
         ├── ServerError            a graph server failed, refused, or did not answer in time
         ├── MessageError           what came over the wire, or is to go over it, is no message
+        ├── ModelError             a model of the user's own gives what cannot be used
         └── CheckpointError        a checkpoint is damaged or of another run, or in use
 
 Everything else that graphshard raises is a built-in exception whose message holds the rule,
@@ -60,6 +61,10 @@ class MetisError(GraphShardError, RuntimeError):
 
 class CheckpointError(GraphShardError, ValueError):
     """A checkpoint is damaged or of another run, or another run is writing to its folder."""
+
+
+class ModelError(GraphShardError, ValueError):
+    """What a model of the user's own gives cannot be used; workers say so in one line."""
 
 
 class RankError(GraphShardError, RuntimeError):

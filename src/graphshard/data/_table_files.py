@@ -239,7 +239,7 @@ class TableSource:
         if is_headless and name.isdecimal() and int(name) < len(names):
             return str(names[int(name)])
         close = next((known for known in names if known.casefold() == name.casefold()), None)
-        cure = f"; did you mean {close!r}?" if close else ""
+        cure = f"; did you mean {close!r}?" if close else "; name one of them"
         if is_headless:
             cure = "; the file has no header: name columns by their place, from 0"
         raise ValueError(

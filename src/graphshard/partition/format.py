@@ -286,7 +286,7 @@ def read_content(path: Path) -> Any:
     except FileNotFoundError:
         raise PartitionFormatError(
             f"partition config {path} does not exist; pass the path of the JSON file that "
-            "partition_graph wrote"
+            "partition_graph or graphshard partition wrote"
         ) from None
     except IsADirectoryError:
         raise PartitionFormatError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .._base.typing import CanonicalEType
 from ..comm import anchor, gather_grads, is_initialized, rank, sync_params
 from ..comm.collectives import raise_everywhere, reduce_ints
+from ..errors import ModelError
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
 from ..partition.format import etype_key
@@ -270,7 +271,7 @@ class Learner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         if not loss.requires_grad:
-            raise ValueError(
+            raise ModelError(
                 f"the rows of model {self._config.model} must depend on its parameters (got a loss "
                 "without a gradient); look for detach(), no_grad() and NumPy in forward"
             )

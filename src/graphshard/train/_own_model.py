@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
+from ..errors import ModelError
 from ..graph import MessagePassingGraph
 
 
@@ -138,19 +139,19 @@ def check_rows(
         width: The ``out`` that it was made with.
 
     Raises:
-        ValueError: The rows are no tensors, or of other nodes, or of another width.
+        ModelError: The rows are no tensors, or of other nodes, or of another width.
     """
     ntypes = (target,) if isinstance(target, str) else target
     rule = f"forward of model {model} must give "
     if not isinstance(given, Mapping):
         given = {ntypes[0]: given}
     elif isinstance(target, str):
-        raise ValueError(
+        raise ModelError(
             f"{rule}the rows of '{target}' alone, as a tensor (got a {type(given).__name__}); "
             f"return rows['{target}']"
         )
     if missing := [ntype for ntype in ntypes if ntype not in given]:
-        raise ValueError(
+        raise ModelError(
             f"{rule}rows of {' and '.join(ntypes)}, by type (got none of {missing[0]}); return "
             "{ntype: rows[ntype] for ntype in schema.target}"
         )
@@ -161,7 +162,7 @@ def check_rows(
         what = f"a {type(rows).__name__}"
         if isinstance(rows, Tensor):
             what = f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape)}"
-        raise ValueError(
+        raise ModelError(
             f"{rule}a tensor of {list(shape)} numbers for '{ntype}', its destinations in the last "
             f"graph and out columns (got {what}); return the last layer's rows"
         )

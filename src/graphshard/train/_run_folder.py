@@ -27,7 +27,8 @@ def check_run_folder(config: RunConfig) -> None:
     """
     if config.run is not None and not config.resume and (Path(config.run) / CONFIG).exists():
         raise ValueError(
-            f"{config.run} holds an earlier run; give another folder for this one, or resume that"
+            f"{config.run} holds an earlier run; give another folder for this one, delete that, or "
+            "go on from its checkpoints with --resume"
         )
 
 

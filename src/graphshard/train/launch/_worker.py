@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ...errors import RankError
+from ...errors import ModelError, RankError
 from ._children import signal_with_parent
 
 PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
@@ -86,7 +86,8 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
     except RankError as error:
         explain(error)
         code = ExitCode.OTHER_RANK
-    except (OSError, FloatingPointError) as error:  # a full disk, or a loss that is not finite
+    # A full disk, a loss that is not finite, or rows that a user's own model should not give.
+    except (OSError, FloatingPointError, ModelError) as error:
         explain(error)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
