@@ -133,7 +133,7 @@ def test_features_that_changed_in_place_are_read_anew() -> None:
     (weights,) = tables.matrices
 
     def of_dense(dense: torch.Tensor) -> torch.Tensor:
-        return dense @ weights.weight[1:]  # type: ignore[operator, union-attr]
+        return dense @ weights.weight[1:]  # type: ignore[index]
 
     dense = torch.from_numpy(matrix.toarray())
     for factor in (1, 1, 3):
@@ -147,7 +147,8 @@ def test_features_that_changed_in_place_are_read_anew() -> None:
 @pytest.mark.usefixtures("forked_interpreters")
 def test_predictions_do_not_depend_on_the_parts(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    config = config_of(parts_of(tmp_path, "plain", 1), epochs=2, run=folder)
+    data = parts_of(tmp_path, "plain", 1)
+    config = config_of(data, model="gcn", hidden=64, epochs=2, run=folder)
     run = FullBatchRun(config)
     run.train()
     one = graphshard.predict(config.data, folder)
