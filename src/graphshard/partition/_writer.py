@@ -81,6 +81,13 @@ class PartitionWriter:
         record = write_tensors(folder / PART_FILES[kind], tensors)
         self._records.setdefault(part, {})[kind] = record
 
+    def adopt_file(self, part: int, kind: str, path: Path, record: FileRecord) -> None:
+        """Take a file of a part that `write_tensors` wrote on the same disk; it is moved."""
+        folder = self._staging / self._folder_of(part)
+        folder.mkdir(exist_ok=True)
+        os.rename(path, folder / PART_FILES[kind])
+        self._records.setdefault(part, {})[kind] = record
+
     def part_bytes(self, part: int) -> int:
         """Bytes of the files of a part that have been written."""
         return sum(record.bytes for record in self._records[part].values())

@@ -100,6 +100,33 @@ class Rows:
             yield gather(index)
 
 
+@dataclass(frozen=True)
+class PiecewiseRows:
+    """``source[index]``, gathered when it is written, where ``index`` comes piece by piece.
+
+    Args:
+        source: ``[num_rows, ...]``.
+        index: Makes the pieces, int64, from the first on, whenever it is called.
+        count: Rows in all.
+    """
+
+    source: Tensor
+    index: Callable[[], Iterator[Tensor]]
+    count: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, *self.source.shape[1:]))
+
+    def slices(self) -> Iterator[Tensor]:
+        for piece in self.index():
+            yield from Rows(self.source, piece).slices()
+
+
 def _gather(source: Tensor) -> Callable[[Tensor], Tensor]:
     """What gathers rows of a tensor; in the calling thread alone, where it can.
 
