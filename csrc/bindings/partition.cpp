@@ -286,6 +286,14 @@ int64_t refine(const InVector& degrees, const InVector& cols,
           "loads must be [num_parts, num_constraints]");
   require(allowed_loss >= 0 && allowed_loss < int64_t{1} << 62,
           "allowed_loss must be in [0, 2^62)");
+  const auto is_bounded = [](const auto& numbers, size_t count) {
+    const int64_t* values = data_of<int64_t>(numbers);
+    bool bounded = true;
+    for (size_t i = 0; i < count; ++i) bounded &= values[i] > -kMostNodes && values[i] < kMostNodes;
+    return bounded;
+  };
+  require(is_bounded(loads, loads.size()) && is_bounded(limits, limits.size()),
+          "loads and limits must be below 2^62");
   require_apart({parts, loads}, {degrees, cols, weights, batch_ends, node_weights, limits});
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
   const Refinement refinement{rows_in(loads), data_of<uint16_t>(parts), data_of<int64_t>(loads),
@@ -444,6 +452,7 @@ void cut(const InVector& degrees, const InVector& cols, int64_t first_row, int64
   const int64_t num_parts = rows_in(ends);
   require(num_parts > 0 && part >= 0 && part < num_parts, "part must be one of the parts");
   require(counts.shape(0) == ends.shape(0), "counts must have one entry per part");
+  require(first_edge >= 0 && first_edge <= kMostNodes, "first_edge must be in [0, 2^62]");
   require_apart({records, counts}, {degrees, cols, ends});
   const uint32_t* of_rows = data_of<uint32_t>(degrees);
   const int64_t* of_parts = data_of<int64_t>(ends);

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
+from ..errors import MetisError
 from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._edge_files import (
@@ -143,7 +144,6 @@ class StreamedPartition:
     balances: tuple[Balance, ...]
     old_node_ids: list[Tensor] | None
     old_edge_ids: list[Tensor] | None
-    journal: Journal
 
 
 def stream_parts(
@@ -156,7 +156,8 @@ def stream_parts(
 ) -> StreamedPartition:
     """Write the files of all parts with ``writer``, which is open; the caller commits.
 
-    Then the caller calls ``journal.remove()`` of the result.
+    What is finished when this is interrupted, or a disk is full, is taken up by the next call for
+    the same work.
 
     Raises:
         ValueError: There are too many parts.
@@ -166,7 +167,12 @@ def stream_parts(
     """
     kernels()
     check_num_parts(asked)
-    return _Run(source, writer, asked, progress).finish(returns_mapping)
+    run = _Run(source, writer, asked, progress)
+    try:
+        return run.finish(returns_mapping)
+    except (ValueError, TypeError, IndexError, MetisError):
+        run.journal.remove()  # the same work would fail again
+        raise
 
 
 def check_num_parts(asked: Streaming) -> None:
@@ -187,7 +193,7 @@ class _Run:
     ) -> None:
         self.source, self.writer, self.asked, self.progress = source, writer, asked, progress
         self.dtype = node_dtype(source.num_nodes)
-        self.journal = Journal(writer.root / f".{writer.graph_name}-work", _work_of(source, asked))
+        self.journal = Journal(writer.work_folder, _work_of(source, asked))
         if self.journal.resumes:
             progress("going on where an earlier run of the same work ended")
 
@@ -231,7 +237,7 @@ class _Run:
             old_edges = [
                 torch.from_numpy(item.values(0, item.num_edges).astype(np.int64)) for item in edges
             ]
-        return StreamedPartition(view.book, sizes, balances, old_nodes, old_edges, self.journal)
+        return StreamedPartition(view.book, sizes, balances, old_nodes, old_edges)
 
     def _make_adjacency(self, folder: Path) -> dict[str, Any]:
         """All edges of all relations from both of their ends, sorted by node, without loops."""

@@ -53,6 +53,8 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
+        #: For what is kept from one run to the next until the partition is whole; see `_journal`.
+        self.work_folder = self.root / f".{graph_name}-work"
         self._records: dict[int, dict[str, FileRecord]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -124,6 +126,7 @@ class PartitionWriter:
             sync_folder(self.root)
         os.replace(staged_json, self.json_path)
         sync_folder(self.root)
+        shutil.rmtree(self.work_folder, ignore_errors=True)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
 

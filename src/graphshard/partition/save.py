@@ -359,7 +359,6 @@ def _partition_streamed(
         )
         settings = stats, asked.formats, asked.num_hops, asked.trainers_per_part
         writer.commit(_json_content(source, made.book, *settings))
-        made.journal.remove()
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
     if made.old_node_ids is None or made.old_edge_ids is None:
