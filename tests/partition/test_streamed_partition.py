@@ -144,7 +144,7 @@ def test_neither_memory_nor_threads_nor_batches_change_a_byte(
         ((1, None, 1 << 21), (3, None, 1 << 21), (2, LEAST_MEMORY, 997))
     ):
         monkeypatch.setattr("graphshard.partition.save.num_threads", lambda n=threads: n)
-        monkeypatch.setattr("graphshard.partition._local_part._BATCH_EDGES", batch)
+        monkeypatch.setattr("graphshard.partition._local_part.BATCH_EDGES", batch)
         monkeypatch.setattr("graphshard.partition._edge_files.BATCH_EDGES", batch)
         folder = tmp_path / str(number)
         partition_graph(g, "g", 4, folder, part_method="multilevel", memory=memory, quiet=True)

@@ -15,7 +15,7 @@ theirs; edges likewise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -32,7 +32,7 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._edge_files import kernels
 from ._metis import IntArray
-from .checked_files import PiecewiseRows, Rows, etype_key
+from .checked_files import PiecewiseRows, Rows, RowSource, etype_key
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
@@ -40,7 +40,7 @@ STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 
 IdArray = npt.NDArray[np.int64]
 
-_BATCH_EDGES = 1 << 21
+BATCH_EDGES = 1 << 21
 
 
 class GraphSource:
@@ -55,7 +55,7 @@ class GraphSource:
         self.graph = graph
         self.ntypes: list[str] = list(graph.ntypes)
         self.canonical_etypes: list[CanonicalEType] = list(graph.canonical_etypes)
-        _check_names(self.ntypes, self.canonical_etypes)
+        check_type_names(self.ntypes, self.canonical_etypes)
         self.node_counts = [graph.num_nodes(ntype) for ntype in self.ntypes]
         self.edge_counts = [graph.num_edges(etype) for etype in self.canonical_etypes]
         self.src_type = [self.ntypes.index(src) for src, _, _ in self.canonical_etypes]
@@ -73,8 +73,8 @@ class GraphSource:
     def edge_batches(self, relation: int) -> Iterator[tuple[IdArray, IdArray]]:
         """The same as arrays, some edges at a time."""
         src, dst = self.edges(relation)
-        for first in range(0, len(src), _BATCH_EDGES):
-            some = slice(first, first + _BATCH_EDGES)
+        for first in range(0, len(src), BATCH_EDGES):
+            some = slice(first, first + BATCH_EDGES)
             yield src[some].numpy(), dst[some].numpy()
 
     def identity(self) -> dict[str, Any]:
@@ -112,19 +112,20 @@ class GraphSource:
         data = self.graph.edges[self.canonical_etypes[relation]].data
         return {name: data[name] for name in data.keys() if name not in STRUCTURE_FIELDS}  # noqa: SIM118
 
-    def node_feature_rows(self, type_id: int, ids: Tensor) -> dict[str, Rows]:
+    def node_feature_rows(self, type_id: int, ids: Tensor) -> Mapping[str, RowSource]:
         """Features of some nodes of a type, gathered when they are written."""
         return {name: Rows(item, ids) for name, item in self.node_features(type_id).items()}
 
     def edge_feature_rows(
         self, relation: int, ids: Callable[[], Iterator[Tensor]], count: int
-    ) -> dict[str, PiecewiseRows]:
+    ) -> Mapping[str, RowSource]:
         """Likewise of some edges of a relation, whose ids come piece by piece."""
         features = self.edge_features(relation)
         return {name: PiecewiseRows(item, ids, count) for name, item in features.items()}
 
 
-def _check_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:
+def check_type_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:
+    """Raise unless files can name the types apart."""
     by_key: dict[str, CanonicalEType] = {}
     for etype in canonical_etypes:
         other = by_key.setdefault(etype_key(etype), etype)

@@ -55,6 +55,7 @@ from .assign import (
 )
 from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
 from .format import etype_key, triples_of
+from .graph_files import FileSource, GraphFiles
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
@@ -76,7 +77,7 @@ class _Plan:
 
 
 def partition_graph(
-    g: Graph,
+    g: Graph | GraphFiles,
     graph_name: str,
     num_parts: int,
     out_path: str | os.PathLike[str],
@@ -112,6 +113,8 @@ def partition_graph(
     new one at any time, never a mixture. The caller's graph is not changed.
 
     Args:
+        g: The graph; or `GraphFiles`, of which edges and features are not read as a whole with
+            "multilevel", or with ``memory``.
         graph_name: Name of the graph and of the JSON file.
         num_parts: Number of parts. Parts may stay empty: small graphs in more parts than nodes are
             useful in tests. More than 64 that exceed the nodes are a warning, before they are made.
@@ -186,7 +189,7 @@ def partition_graph(
             raise NotImplementedError(
                 f"{name}=False leaves out what every partition file holds here; leave it out"
             )
-    source = GraphSource(g)
+    source = FileSource(g) if isinstance(g, GraphFiles) else GraphSource(g)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
