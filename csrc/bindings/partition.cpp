@@ -276,33 +276,95 @@ int64_t contract_block(const InVector& degrees, const InVector& cols,
   });
 }
 
+// Numbers of int64, to read or to write, that are far from the ends of their type.
+template <typename A>
+auto bounded(const A& numbers) {
+  const auto* values = data_of<int64_t>(numbers);
+  bool is_bounded = true;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    is_bounded &= values[i] > -kMostNodes && values[i] < kMostNodes;
+  }
+  require(is_bounded, "loads, limits and halos must be below 2^62");
+  return values;
+}
+
+Refinement refinement_of(const OutVector& parts, const OutMatrix& loads, const InVector& limits,
+                         int64_t allowed_loss) {
+  require(rows_in(loads) > 0 && rows_in(loads) <= kMostParts && loads.shape(1) == limits.shape(0),
+          "loads must be [num_parts, num_constraints]");
+  require(allowed_loss >= 0 && allowed_loss < kMostNodes, "a loss must be in [0, 2^62)");
+  return {rows_in(loads), data_of<uint16_t>(parts), bounded(loads), bounded(limits), allowed_loss};
+}
+
 int64_t refine(const InVector& degrees, const InVector& cols,
                const std::optional<InVector>& weights, const InVector& batch_ends,
                int64_t first_row, const std::optional<InMatrix>& node_weights,
                const OutVector& parts, const OutMatrix& loads, const InVector& limits,
                int64_t allowed_loss, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
-  require(rows_in(loads) > 0 && rows_in(loads) <= kMostParts && loads.shape(1) == limits.shape(0),
-          "loads must be [num_parts, num_constraints]");
-  require(allowed_loss >= 0 && allowed_loss < int64_t{1} << 62,
-          "allowed_loss must be in [0, 2^62)");
-  const auto is_bounded = [](const auto& numbers, size_t count) {
-    const int64_t* values = data_of<int64_t>(numbers);
-    bool bounded = true;
-    for (size_t i = 0; i < count; ++i) bounded &= values[i] > -kMostNodes && values[i] < kMostNodes;
-    return bounded;
-  };
-  require(is_bounded(loads, loads.size()) && is_bounded(limits, limits.size()),
-          "loads and limits must be below 2^62");
   require_apart({parts, loads}, {degrees, cols, weights, batch_ends, node_weights, limits});
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
-  const Refinement refinement{rows_in(loads), data_of<uint16_t>(parts), data_of<int64_t>(loads),
-                              data_of<int64_t>(limits), allowed_loss};
+  const Refinement refinement = refinement_of(parts, loads, limits, allowed_loss);
   return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
     const RowBlock<V> block = block_of<V>(degrees, cols, weights, batch_ends, first_row, num_nodes);
     const nb::gil_scoped_release release;
     return refine_parts<V>(block, of_nodes, refinement, num_threads);
+  });
+}
+
+uint8_t* table_of(const OutMatrix& table, int64_t num_nodes, int64_t num_parts) {
+  require(rows_in(table) == num_nodes && columns_in(table) == halo_bytes(num_parts),
+          "table must have 2 bits of each node for each part");
+  return data_of<uint8_t>(table);
+}
+
+void count_of_halos(const InVector& degrees, const InVector& cols, int64_t first_row,
+                    const InVector& parts, const OutMatrix& table, const OutVector& halos,
+                    int num_threads) {
+  const int64_t num_nodes = rows_in(parts);
+  require(rows_in(halos) > 0 && rows_in(halos) <= kMostParts, "there must be 1 to 2^16 parts");
+  require_apart({table, halos}, {degrees, cols, parts});
+  const NodeRange range(first_row, rows_in(degrees), num_nodes);
+  uint8_t* to = table_of(table, num_nodes, rows_in(halos));
+  int64_t* counts = data_of<int64_t>(halos);
+  const uint16_t* of_nodes = data_of<uint16_t>(parts);
+  with_node_type(cols.dtype(), [&](auto node) {
+    using V = decltype(node);
+    const RowBlock<V> block{data_of<uint32_t>(degrees),
+                            data_of<V>(cols),
+                            nullptr,
+                            range.first,
+                            range.size,
+                            num_nodes,
+                            nullptr,
+                            0};
+    const nb::gil_scoped_release release;
+    require_degrees(block.degrees, block.num_rows, rows_in(cols));
+    count_halos<V>(block, of_nodes, rows_in(halos), to, counts, num_threads);
+  });
+}
+
+int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
+                       const std::optional<InVector>& weights, const InVector& batch_ends,
+                       int64_t first_row, const std::optional<InMatrix>& node_weights,
+                       const OutVector& parts, const OutMatrix& loads, const InVector& limits,
+                       const OutMatrix& table, const OutVector& halos, int64_t most, int64_t price,
+                       int num_threads) {
+  const int64_t num_nodes = rows_in(parts);
+  require_apart({parts, loads, table, halos},
+                {degrees, cols, weights, batch_ends, node_weights, limits});
+  require(price >= 0 && price < 1 << 20, "price must be in [0, 2^20)");
+  const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
+  const Refinement refinement = refinement_of(parts, loads, limits, 0);
+  require(rows_in(halos) == refinement.num_parts, "halos must have one entry per part");
+  const HaloLimit limit{table_of(table, num_nodes, refinement.num_parts), bounded(halos), most,
+                        price};
+  return with_node_type(cols.dtype(), [&](auto node) {
+    using V = decltype(node);
+    const RowBlock<V> block = block_of<V>(degrees, cols, weights, batch_ends, first_row, num_nodes);
+    const nb::gil_scoped_release release;
+    return limit_halos<V>(block, of_nodes, refinement, limit, num_threads);
   });
 }
 
@@ -501,6 +563,14 @@ void bind_partition(nb::module_& m) {
         "weights"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
         "limits"_a.noconvert(), "allowed_loss"_a, "num_threads"_a);
+  m.def("count_halos", &count_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
+        "first_row"_a, "parts"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
+        "num_threads"_a);
+  m.def("limit_halos", &limit_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
+        "weights"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
+        "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
+        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(), "most"_a, "price"_a,
+        "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

@@ -116,7 +116,7 @@ std::vector<int64_t> task_ends(const std::vector<int64_t>& begins, int num_threa
 }
 
 // Calls choose(state, row, begin, end) for each row of each batch, in several threads, and then
-// apply(row) one after another; rows count from the block's first.
+// apply(row, begin, end) one after another; rows count from the block's first.
 template <typename State, typename V, typename Choose, typename Apply>
 void in_batches(const RowBlock<V>& block, int num_threads, const Choose& choose,
                 const Apply& apply) {
@@ -135,7 +135,7 @@ void in_batches(const RowBlock<V>& block, int num_threads, const Choose& choose,
         choose(states[task], first + r, begins[r], begins[r + 1]);
       }
     });
-    for (int64_t r = first; r < last; ++r) apply(r);
+    for (int64_t r = first; r < last; ++r) apply(r, begins[r - first], begins[r - first + 1]);
     first = last;
     begin = begins.back();
   }
@@ -197,7 +197,7 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
         chosen[row] = best;
         if (favourites) favourites[node] = favourite;
       },
-      [&](int64_t row) {
+      [&](int64_t row, int64_t, int64_t) {
         const int64_t node = block.first_row + row;
         const V own = labels[node];
         const V best = chosen[row];
@@ -346,7 +346,7 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
         of.touched.clear();
         chosen[row] = static_cast<uint16_t>(best);
       },
-      [&](int64_t row) {
+      [&](int64_t row, int64_t, int64_t) {
         const int64_t node = block.first_row + row;
         const int64_t own = parts[node];
         const int64_t best = chosen[row];
@@ -363,11 +363,146 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
   return moved;
 }
 
-#define GRAPHSHARD_MOVES(V)                                                                \
-  template int64_t propagate_labels(const RowBlock<V>&, const NodeWeights&, V*, uint32_t*, \
-                                    const uint32_t*, V*, int);                             \
-  template int64_t contract(const RowBlock<V>&, const V*, V*, V*, uint32_t*, int);         \
-  template int64_t refine_parts(const RowBlock<V>&, const NodeWeights&, const Refinement&, int);
+namespace {
+
+GRAPHSHARD_INLINE int code_of(const uint8_t* codes, int64_t part) {
+  return (codes[part >> 2] >> (2 * (part & 3))) & 3;
+}
+
+GRAPHSHARD_INLINE void set_code(uint8_t* codes, int64_t part, int code) {
+  const int shift = static_cast<int>(2 * (part & 3));
+  codes[part >> 2] = static_cast<uint8_t>((codes[part >> 2] & ~(3 << shift)) | (code << shift));
+}
+
+}  // namespace
+
+template <typename V>
+void count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts, uint8_t* table,
+                 int64_t* halos, int num_threads) {
+  const int64_t bytes = halo_bytes(num_parts);
+  std::vector<int64_t> begins;
+  find_begins(block, 0, block.num_rows, 0, begins);
+  const std::vector<int64_t> ends = task_ends(begins, num_threads);
+  const int64_t tasks = static_cast<int64_t>(ends.size());
+  std::vector<int64_t> counts(static_cast<size_t>(tasks * num_parts), 0);
+  run_tasks(tasks, num_threads, [&](int64_t task) {
+    int64_t* const count = counts.data() + task * num_parts;
+    for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
+      const int64_t node = block.first_row + r;
+      uint8_t* const codes = table + node * bytes;
+      std::fill_n(codes, bytes, uint8_t{0});
+      check_below(parts[node], num_parts);
+      for (int64_t i = begins[r]; i < begins[r + 1]; ++i) {
+        if (i + kAhead < begins.back()) {
+          prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
+        }
+        const int64_t part = parts[checked_col(block, block.cols[i])];
+        check_below(part, num_parts);
+        const int code = code_of(codes, part);
+        if (code == 0 && part != parts[node]) ++count[part];
+        if (code < 2) set_code(codes, part, code + 1);
+      }
+    }
+  });
+  for (int64_t i = 0; i < tasks * num_parts; ++i) halos[i % num_parts] += counts[i];
+}
+
+template <typename V>
+int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
+                    const Refinement& refinement, const HaloLimit& limit, int num_threads) {
+  const int64_t num_constraints = weights.num_constraints;
+  const int64_t num_parts = refinement.num_parts;
+  const int64_t bytes = halo_bytes(num_parts);
+  uint16_t* const parts = refinement.parts;
+  int64_t* const halos = limit.halos;
+  const auto has_room = [&](int64_t node, int64_t part) {
+    for (int64_t j = 0; j < num_constraints; ++j) {
+      const int64_t weight = weight_of(weights, node, j);
+      if (weight > 0 &&
+          refinement.loads[part * num_constraints + j] + weight > refinement.limits[j]) {
+        return false;
+      }
+    }
+    return true;
+  };
+  struct Move {
+    uint16_t part;
+    int32_t of_old;  // by how much the halo of the old part grows
+    int32_t of_new;
+  };
+  std::vector<Move> moves(static_cast<size_t>(block.num_rows));
+  int64_t moved = 0;
+  in_batches<PartWeights>(
+      block, num_threads,
+      [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
+        const int64_t node = block.first_row + row;
+        const int64_t own = parts[node];
+        check_below(own, num_parts);
+        moves[row] = {static_cast<uint16_t>(own), 0, 0};
+        if (halos[own] <= limit.most) return;
+        if (of.of_parts.empty()) of.of_parts.assign(static_cast<size_t>(num_parts), 0);
+        int64_t leave = 0;
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t other = static_cast<int64_t>(checked_col(block, block.cols[i]));
+          const uint16_t part = parts[other];
+          check_below(part, num_parts);
+          if (of.of_parts[part] == 0) of.touched.push_back(part);
+          of.of_parts[part] += weight_of(block, i);
+          if (part != own && code_of(limit.table + other * bytes, own) == 1) ++leave;
+        }
+        const int64_t of_old = (of.of_parts[own] > 0 ? 1 : 0) - leave;
+        int64_t least = -of_old * limit.price + 1;
+        for (const uint16_t part : of.touched) {
+          const int64_t loss = of.of_parts[own] - of.of_parts[part];
+          if (of_old >= 0 || part == own || loss >= least || !has_room(node, part)) continue;
+          int64_t of_new = -1;  // the node itself, which has a neighbour there
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t other = static_cast<int64_t>(block.cols[i]);
+            if (parts[other] != part && code_of(limit.table + other * bytes, part) == 0) ++of_new;
+          }
+          if (halos[part] + of_new > limit.most) continue;
+          least = loss;
+          moves[row] = {part, static_cast<int32_t>(of_old), static_cast<int32_t>(of_new)};
+        }
+        for (const uint16_t part : of.touched) of.of_parts[part] = 0;
+        of.touched.clear();
+      },
+      [&](int64_t row, int64_t begin, int64_t end) {
+        const int64_t node = block.first_row + row;
+        const int64_t own = parts[node];
+        const Move& move = moves[row];
+        if (move.part == own || halos[own] <= limit.most || !has_room(node, move.part) ||
+            halos[move.part] + move.of_new > limit.most) {
+          return;
+        }
+        for (int64_t j = 0; j < num_constraints; ++j) {
+          const int64_t weight = weight_of(weights, node, j);
+          refinement.loads[own * num_constraints + j] -= weight;
+          refinement.loads[move.part * num_constraints + j] += weight;
+        }
+        parts[node] = move.part;
+        halos[own] += move.of_old;
+        halos[move.part] += move.of_new;
+        for (int64_t i = begin; i < end; ++i) {
+          uint8_t* const codes = limit.table + static_cast<int64_t>(block.cols[i]) * bytes;
+          if (code_of(codes, own) == 1) set_code(codes, own, 0);
+          const int code = code_of(codes, move.part);
+          if (code < 2) set_code(codes, move.part, code + 1);
+        }
+        ++moved;
+      });
+  return moved;
+}
+
+#define GRAPHSHARD_MOVES(V)                                                                      \
+  template int64_t propagate_labels(const RowBlock<V>&, const NodeWeights&, V*, uint32_t*,       \
+                                    const uint32_t*, V*, int);                                   \
+  template int64_t contract(const RowBlock<V>&, const V*, V*, V*, uint32_t*, int);               \
+  template int64_t refine_parts(const RowBlock<V>&, const NodeWeights&, const Refinement&, int); \
+  template void count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*,    \
+                            int);                                                                \
+  template int64_t limit_halos(const RowBlock<V>&, const NodeWeights&, const Refinement&,        \
+                               const HaloLimit&, int);
 GRAPHSHARD_MOVES(uint32_t)
 GRAPHSHARD_MOVES(int64_t)
 #undef GRAPHSHARD_MOVES

@@ -68,4 +68,31 @@ template <typename V>
 int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
                      const Refinement& refinement, int num_threads);
 
+// [Note: halos] The halo of a part are the nodes of others that have a neighbour in it: what it
+// fetches in a layer. How many neighbours a node has in each part, up to 2, tells which nodes enter
+// and leave halos with a move: a neighbour leaves that of the old part if the node was its only one
+// there, and enters that of the new part if it had none. 2 bits of a node for each part are enough.
+
+// Bytes of a node in a table of such numbers.
+constexpr int64_t halo_bytes(int64_t num_parts) { return (num_parts + 3) / 4; }
+
+// Writes the numbers of each row's node to `table`, [num_nodes, halo_bytes(num_parts)], and adds to
+// halos[part] how many of these nodes are in the halo of a part.
+template <typename V>
+void count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts, uint8_t* table,
+                 int64_t* halos, int num_threads);
+
+struct HaloLimit {
+  uint8_t* table;
+  int64_t* halos;  // [num_parts]; as they are expected to become
+  int64_t most;    // the most that a halo should have
+  int64_t price;   // what a node may add to the cut for each node by which it makes a halo smaller
+};
+
+// Moves nodes out of parts whose halos are too large, where that makes them smaller, no other too
+// large, and no part too heavy. Returns how many moved.
+template <typename V>
+int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
+                    const Refinement& refinement, const HaloLimit& limit, int num_threads);
+
 }  // namespace graphshard
