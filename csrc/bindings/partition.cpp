@@ -279,7 +279,7 @@ int64_t contract_block(const InVector& degrees, const InVector& cols,
 // Numbers of int64, to read or to write, that are far from the ends of their type.
 template <typename A>
 auto bounded(const A& numbers) {
-  const auto* values = data_of<int64_t>(numbers);
+  auto* const values = data_of<int64_t>(numbers);
   bool is_bounded = true;
   for (size_t i = 0; i < numbers.size(); ++i) {
     is_bounded &= values[i] > -kMostNodes && values[i] < kMostNodes;

@@ -490,6 +490,33 @@ def refine_parts(
 ) -> int:
     """How many nodes moved."""
 
+def count_halos(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    first_row: int,
+    parts: Any,  # [num_nodes] uint16
+    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows are written: neighbours, up to 2
+    halos: Any,  # [num_parts] int64, added to
+    num_threads: int,
+) -> None: ...
+def limit_halos(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    weights: Any,  # [num_edges] uint32, or None
+    batch_ends: Any,  # int64, ascending to num_rows
+    first_row: int,
+    node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
+    parts: Any,  # [num_nodes] uint16, written
+    loads: Any,  # [num_parts, num_constraints] int64, written
+    limits: Any,  # [num_constraints] int64
+    table: Any,  # as count_halos writes it; written
+    halos: Any,  # [num_parts] int64, written
+    most: int,
+    price: int,  # edges that may be cut for a node less in a halo
+    num_threads: int,
+) -> int:
+    """How many nodes moved."""
+
 def count_ids(
     ids: Any,  # int32 or int64
     first: int,  # the node that id 0 stands for; ids are below num_ids

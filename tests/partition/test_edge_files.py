@@ -288,6 +288,46 @@ def test_refinement_lowers_the_cut_and_keeps_limits() -> None:
     np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=4))
 
 
+def halos_of(matrix: scipy.sparse.csr_array, parts: Any, num_parts: int) -> Any:
+    """Distinct nodes of others next to each part."""
+    coo = matrix.tocoo()
+    keep = parts[coo.row] != parts[coo.col]
+    pairs = np.unique(np.stack([parts[coo.row], coo.col])[:, keep], axis=1)
+    return np.bincount(pairs[0], minlength=num_parts)
+
+
+@pytest.mark.parametrize("num_parts", [3, 9])
+def test_halos_counted_and_made_smaller(num_parts: int) -> None:
+    matrix = symmetric(1200, 2500)
+    degrees, cols, _ = block_of(matrix)
+    parts = RNG.integers(0, num_parts, 1200).astype(np.uint16)
+    parts[RNG.random(1200) < 0.1] = 0  # the largest halo
+    table = np.empty((1200, (num_parts + 3) // 4), dtype=np.uint8)
+    for threads in (1, 3):
+        halos = np.zeros(num_parts, dtype=np.int64)
+        kernels().count_halos(degrees, cols, 0, parts, table, halos, threads)
+        np.testing.assert_array_equal(halos, halos_of(matrix, parts, num_parts))
+    counts = np.zeros((1200, num_parts), dtype=np.int64)
+    np.add.at(counts, (np.repeat(np.arange(1200), degrees), parts[cols]), 1)
+    shifts = 2 * np.arange(4, dtype=np.uint8)
+    codes = (table[:, :, None] >> shifts & 3).reshape(1200, -1)[:, :num_parts]
+    np.testing.assert_array_equal(codes, np.minimum(counts, 2))
+    loads = np.bincount(parts, minlength=num_parts)[:, None]
+    limits, most = np.array([loads.max()]), int(halos.max()) - 5
+    before, ends = halos.copy(), np.arange(1, 1201)
+    moved = kernels().limit_halos(
+        *(degrees, cols, None, ends, 0, None, parts, loads, limits, table, halos, most, 8, 1)
+    )
+    after = halos_of(matrix, parts, num_parts)
+    assert moved > 0
+    # A node of which a part had more than two neighbours may have left its halo unnoticed.
+    assert (after <= halos).all()
+    assert after.max() < before.max()
+    assert (after <= np.maximum(before, most)).all()
+    np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=num_parts))
+    assert loads.max() <= limits[0]
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_contracted_as_a_product_of_matrices(threads: int) -> None:
     matrix = symmetric(20_000, 60_000)

@@ -48,6 +48,10 @@ PartNumbers = npt.NDArray[np.uint16]
 NodeWeights = npt.NDArray[np.uint32]
 
 MOST_PARTS = 2**16
+DEFAULT_HALO_TOLERANCE = 1.05
+
+_HALO_PASSES = 4
+_HALO_PRICE = 1  # edges for a node less in a halo
 
 _LABEL_PASSES = 3
 _REFINE_PASSES = 3
@@ -115,6 +119,7 @@ def multilevel_partition(
     memory: int,
     num_threads: int,
     tolerance: float = 1.05,
+    halo_tolerance: float | None = DEFAULT_HALO_TOLERANCE,
     seed: int = 0,
     coarse_nodes: int = _COARSE_NODES,
     coarse_edges: int = _COARSE_EDGES,
@@ -129,6 +134,7 @@ def multilevel_partition(
         folder: An empty one for levels.
         memory: Bytes that sorting the edges of a level may take.
         tolerance: The heaviest part over the mean, under each constraint.
+        halo_tolerance: The largest halo over the mean; a goal that may cost a few edges of the cut.
         coarse_nodes: A level of at most so many nodes, and
         coarse_edges: edges, counted from both ends, is given to METIS.
 
@@ -172,6 +178,9 @@ def multilevel_partition(
             del order
         del clusters
         _refine(finer, parts, num_parts, limits, num_threads)
+    if halo_tolerance is not None:
+        progress("making the largest halo smaller")
+        _limit_halos(level, parts, num_parts, limits, halo_tolerance, num_threads)
     return Multilevel(parts, places, num_clusters)
 
 
@@ -439,6 +448,41 @@ def _refine(
             break
         if one_pass(1 << repair) == 0 and repair > 12:
             break
+
+
+def _limit_halos(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    tolerance: float,
+    num_threads: int,
+) -> None:
+    """Make halos smaller that are too large; writes ``parts`` where the largest one becomes so."""
+    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+    most = np.floor(limits).astype(np.int64)
+    largest: int | None = None
+    before = parts
+    for number in range(_HALO_PASSES + 1):
+        halos = np.zeros(num_parts, dtype=np.int64)
+        for block, _ in level.edges.blocks():
+            kernels().count_halos(
+                block.degrees, block.cols, block.first_row, parts, table, halos, num_threads
+            )
+        if largest is not None and halos.max() >= largest:
+            parts[:] = before
+            break
+        largest, goal = int(halos.max()), int(tolerance * halos.mean())
+        if largest <= goal or number == _HALO_PASSES:
+            break
+        before = parts.copy()
+        loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
+        for block, ends in level.edges.blocks(batches=level.batches):
+            kernels().limit_halos(
+                *(block.degrees, block.cols, block.values, ends, block.first_row),
+                *(level.weights, parts, loads, most, table, halos, goal, _HALO_PRICE),
+                num_threads,
+            )
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:
