@@ -54,7 +54,7 @@ _HALO_PASSES = 4
 _HALO_PRICE = 1  # edges for a node less in a halo
 
 _LABEL_PASSES = 3
-_REFINE_PASSES = 3
+_REFINE_PASSES = 5
 _MOST_REPAIRS = 24
 # Clusters are at most so small a share of a part that METIS can balance them.
 _CLUSTERS_PER_PART = 30
@@ -65,8 +65,8 @@ _COARSE_EDGES = 4_000_000
 _LEAST_SHRINKING = 0.9
 # METIS counts in 32 bits.
 _MOST_WEIGHT = 2**30
-# Graphs so small are divided several times, of which the best is taken.
-_TRIALS = ((200_000, 4), (1_000_000, 2))
+# So many ends of edges, and how often they are divided to take the best: it costs next to nothing.
+_TRIALS = ((200_000, 16), (1_000_000, 4))
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
 

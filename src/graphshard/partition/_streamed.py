@@ -53,6 +53,7 @@ from ._edge_files import (
 from ._journal import Journal
 from ._metis import UndirectedGraph
 from ._multilevel import (
+    DEFAULT_HALO_TOLERANCE,
     MOST_PARTS,
     Level,
     NodeWeights,
@@ -127,6 +128,7 @@ class Streaming:
     method: str = "multilevel"
     given: PartNumbers | None = None
     constraints: Sequence[Constraint] | None = None
+    halo_tolerance: float | None = DEFAULT_HALO_TOLERANCE
     coarse: tuple[int, int] | None = None
 
 
@@ -304,6 +306,7 @@ class _Run:
                 memory=asked.memory,
                 num_threads=asked.num_threads,
                 tolerance=asked.tolerance,
+                halo_tolerance=asked.halo_tolerance,
                 seed=asked.seed,
                 progress=self.progress,
                 **coarse,
@@ -885,6 +888,7 @@ def _work_of(source: EdgeSource, asked: Streaming) -> dict[str, Any]:
         "trainers": asked.trainers_per_part,
         "formats": list(asked.formats),
         "tolerance": asked.tolerance,
+        "halo_tolerance": asked.halo_tolerance,
         "seed": asked.seed,
         "reorder": asked.reorder,
         "coarse": None if asked.coarse is None else list(asked.coarse),

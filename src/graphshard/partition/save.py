@@ -95,6 +95,7 @@ def partition_graph(
     seed: int = 0,
     reorder: bool | None = None,
     memory: int | None = None,
+    halo_tolerance: float | None = 1.05,
     quiet: bool = False,
     overwrite: bool = True,
     reshuffle: bool = True,
@@ -143,6 +144,9 @@ def partition_graph(
             have no more than so many bytes of them in memory. By default 512 MiB with
             "multilevel". Files go to the folder ``.<graph_name>-work`` in ``out_path``; a run that
             was killed goes on where it stood, when it is started again with the same arguments.
+        halo_tolerance: With "multilevel": where the largest halo (nodes of others next to a part,
+            which set the time of an epoch) is more than so many times the mean, it is made smaller,
+            as far as the cut grows by no more edges than the halo loses nodes. None leaves it.
         quiet: Do not print the table of statistics.
         overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
             an error. Graphs of other names in the folder stay as they are in any case.
@@ -194,6 +198,11 @@ def partition_graph(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
     is_streamed = _check_memory(memory, part_method)
+    if halo_tolerance is not None and not 1.0 <= halo_tolerance < math.inf:
+        raise ValueError(
+            f"halo_tolerance must be at least 1: largest halo over mean (got {halo_tolerance!r}); "
+            "for 5 % above the mean pass 1.05, or None for any"
+        )
     if num_parts > max(source.num_nodes, _MOST_PARTS_OF_A_TEST):
         warnings.warn(
             f"num_parts={num_parts} is more than the graph's {source.num_nodes} nodes: "
@@ -223,6 +232,7 @@ def partition_graph(
                 reorder=num_parts > 1 if reorder is None else reorder,
                 memory=DEFAULT_MEMORY if memory is None else memory,
                 num_threads=num_threads(),
+                halo_tolerance=halo_tolerance,
             ),
             objective=objtype,
             return_mapping=return_mapping,
