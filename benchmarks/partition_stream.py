@@ -147,7 +147,7 @@ def cut(args: argparse.Namespace) -> list[str]:
                 level, inside = Path(folder) / "level", Path(folder) / "levels"
                 level.mkdir()
                 inside.mkdir()
-                memory = {"memory": 1 << 28, "num_threads": 1}
+                memory: dict[str, Any] = {"memory": 1 << 28, "num_threads": 1}
                 sorter = EdgeSorter(level, num_nodes, 2 * len(src), value_dtype=None, **memory)
                 sorter.add(dst, src, drops_loops=True)
                 if kernels().hash_edges(dst, src, 0, 0, 0, 1)[1]:

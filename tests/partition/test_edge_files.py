@@ -24,7 +24,8 @@ RNG = np.random.default_rng(7)
 def sorted_by_row(
     folder: Path, rows: Any, cols: Any, num_rows: int, *, batch: int = 1 << 20, **options: Any
 ) -> SortedEdges:
-    made = {"value_dtype": np.int64, "memory": 1 << 26, "num_threads": 1} | options
+    made: dict[str, Any] = {"value_dtype": np.int64, "memory": 1 << 26, "num_threads": 1}
+    made |= options
     merges = made.pop("merges", False)
     values = made.pop("values", None)
     drops = made.pop("drops_loops", False)
@@ -39,7 +40,8 @@ def sorted_by_row(
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("value_dtype", [None, np.uint32, np.int64])
 def test_sorted_as_a_stable_sort_has_it(tmp_path: Path, dtype: type, value_dtype: type) -> None:
-    rows, cols = (RNG.integers(0, 5000, 40_000).astype(dtype) for _ in range(2))
+    rows: Any = RNG.integers(0, 5000, 40_000).astype(dtype)
+    cols: Any = RNG.integers(0, 5000, 40_000).astype(dtype)
     edges = sorted_by_row(tmp_path, rows, cols, 5000, batch=7001, value_dtype=value_dtype)
     order = np.argsort(rows, kind="stable")
     assert edges.num_edges == 40_000
@@ -228,7 +230,7 @@ def test_batches_are_what_matters_and_not_threads(weighted: bool) -> None:
     node_weights = RNG.integers(0, 4, (3000, 2)).astype(np.uint32)
     limits = np.array([30, 40], dtype=np.uint32)
     ends = np.append(np.arange(512, 3000, 512), 3000)
-    made = []
+    made: list[tuple[Any, Any, Any]] = []
     for threads in (1, 2, 5):
         labels, sizes = np.arange(3000, dtype=np.uint32), node_weights.copy()
         block = block_of(matrix, weighted)
@@ -391,7 +393,7 @@ def test_readers(threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int64])
 def test_local_ids_of_marked_nodes(dtype: type) -> None:
-    ids = RNG.integers(0, 1000, 700).astype(dtype)
+    ids: Any = RNG.integers(0, 1000, 700).astype(dtype)
     bits, ranks = np.zeros(16, dtype=np.uint64), np.empty(16, dtype=np.int64)
     outside = (ids < 200) | (ids >= 450)
     assert kernels().mark_outside(ids, 200, 450, bits) == outside.sum()
@@ -404,7 +406,7 @@ def test_local_ids_of_marked_nodes(dtype: type) -> None:
     for local in (np.empty(700, dtype=np.int32), np.empty(700, dtype=np.int64)):
         kernels().find_local_ids(ids, 200, 450, bits, ranks, local)
         np.testing.assert_array_equal(local, expected)
-    unmarked = np.setdiff1d(np.arange(450, 1000), halo)[:1].astype(dtype)
+    unmarked: Any = np.setdiff1d(np.arange(450, 1000), halo)[:1].astype(dtype)
     with pytest.raises(IndexError, match="must be marked"):
         kernels().find_local_ids(unmarked, 200, 450, bits, ranks, local[:1])
 

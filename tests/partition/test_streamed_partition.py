@@ -255,8 +255,8 @@ def test_without_compiled_kernels(tmp_path: Path) -> None:
 
 
 def partition_large(folder: Path) -> None:
-    g = communities(6000, 60_000)
-    g.ndata["x"] = torch.arange(6000.0)
+    g = communities(2500, 20_000)
+    g.ndata["x"] = torch.arange(2500.0)
     partition_graph(g, "g", 4, folder, part_method="multilevel", quiet=True)
 
 
@@ -315,8 +315,11 @@ def test_other_work_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(2), pytest.param(range(2, 102), marks=pytest.mark.exhaustive)],
-    ids=["sample", "hundred"],
+    [
+        range(1),
+        *(pytest.param(range(i, i + 5), marks=pytest.mark.exhaustive) for i in range(1, 101, 5)),
+    ],
+    ids=str,
 )
 @pytest.mark.usefixtures("small_levels")
 def test_killed_at_a_random_moment(tmp_path: Path, seeds: range) -> None:
@@ -340,4 +343,4 @@ def test_killed_at_a_random_moment(tmp_path: Path, seeds: range) -> None:
             killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         partition_large(folder)
         assert files_of(folder) == expected, f"seed {seed}"
-    assert killed or len(seeds) < 10
+    assert killed or len(seeds) == 1
