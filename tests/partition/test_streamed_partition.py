@@ -290,27 +290,35 @@ def test_a_run_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert files_of(tmp_path / "broken") == files_of(tmp_path / "whole")
 
 
-def test_other_work_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that differs in one edge, or another seed, takes nothing from the journal."""
+@pytest.mark.parametrize("changed", ["edge", "seed", "feature"])
+def test_other_work_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Nothing is taken from the journal of a graph that differs in one number, or another seed."""
     src, dst = communities().edges()
-    dst2 = dst.clone()
-    dst2[7] = (dst2[7] + 1) % 2000
-    broken = pytest.raises(OSError, match="no room")
+    other = dst.clone()
+    other[7] = (other[7] + (changed == "edge")) % 2000
 
-    def refuse(*_: Any) -> None:
-        raise OSError("no room")
+    def partition(dst: torch.Tensor, folder: Path, is_other: bool) -> None:
+        g = graph((src, dst), num_nodes=2000)
+        g.ndata["x"] = torch.ones(2000, 3)
+        g.ndata["x"][1999, 2] += is_other and changed == "feature"
+        seed = int(is_other and changed == "seed")
+        partition_graph(g, "g", 2, folder, part_method="multilevel", seed=seed, quiet=True)
 
-    for number, (ends, seed) in enumerate((((src, dst2), 0), ((src, dst), 1))):
-        folder = tmp_path / str(number)
-        with monkeypatch.context() as patched, broken:
-            patched.setattr(_streamed._PartStructure, "columns", refuse)
-            g = graph((src, dst), num_nodes=2000)
-            partition_graph(g, "g", 2, folder, part_method="multilevel", quiet=True)
-        assert (folder / ".g-work" / "journal.json").exists()
-        for out in (folder, tmp_path / f"fresh-{number}"):
-            g = graph(ends, num_nodes=2000)
-            partition_graph(g, "g", 2, out, part_method="multilevel", seed=seed, quiet=True)
-        assert files_of(folder) == files_of(tmp_path / f"fresh-{number}")
+    def refuse(self: Any, name: str, make: Any) -> Any:
+        if name == "part-1":
+            raise OSError("no room")
+        return run(self, name, make)
+
+    run = _streamed.Journal.run
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no room"):
+        patched.setattr(_streamed.Journal, "run", refuse)
+        partition(dst, tmp_path / "broken", False)
+    assert (tmp_path / "broken" / ".g-work" / "journal.json").exists()
+    for name in ("broken", "fresh"):
+        partition(other, tmp_path / name, True)
+    assert files_of(tmp_path / "broken") == files_of(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize(

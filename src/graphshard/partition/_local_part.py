@@ -32,7 +32,7 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._edge_files import kernels
 from ._metis import IntArray
-from .checked_files import PiecewiseRows, Rows, RowSource, etype_key
+from .checked_files import PiecewiseRows, Rows, RowSource, etype_key, identity_of
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
@@ -78,7 +78,7 @@ class GraphSource:
             yield src[some].numpy(), dst[some].numpy()
 
     def identity(self) -> dict[str, Any]:
-        """Numbers that depend on every edge, in order; needs the compiled kernels."""
+        """Numbers that depend on every edge, in order, and on features; needs compiled kernels."""
         numbers = []
         for relation in range(len(self.canonical_etypes)):
             done, total = 0, 0
@@ -86,7 +86,10 @@ class GraphSource:
                 total += kernels().hash_edges(dst, src, 0, 0, done, num_threads())[0]
                 done += len(src)
             numbers.append(total % 2**64)
-        return {"edges": numbers}
+        frames = [self.node_features(type_id) for type_id in range(len(self.ntypes))]
+        frames += [self.edge_features(relation) for relation in range(len(self.canonical_etypes))]
+        features = [[name, *identity_of(frame[name])] for frame in frames for name in sorted(frame)]
+        return {"edges": numbers, "features": features}
 
     def homogenised_edges(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The same for every relation, with ids that count all nodes, type after type."""

@@ -214,6 +214,18 @@ def _new_digest() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
 
+def identity_of(tensor: Tensor) -> list[Any]:
+    """Dtype, shape and digest of a tensor of any device and stride."""
+    digest = _new_digest()
+    rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
+    row_bytes = max(1, rows[:1].numel() * rows.element_size())
+    for piece in rows.split(max(1, _SLICE_BYTES // row_bytes)):
+        if piece.numel():
+            flat = piece.cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
+
+
 def _write_bytes(file: BinaryIO, digest: hashlib.blake2b, tensor: Tensor) -> None:
     if tensor.numel() == 0:
         return

@@ -8,7 +8,6 @@ some numbers of each node, and for none of the edges.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from .._base.kernels import num_threads
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from ._edge_files import kernels
 from ._local_part import BATCH_EDGES, GraphSource, check_type_names
-from .checked_files import DTYPE_NAMES, RowSource
+from .checked_files import DTYPE_NAMES, RowSource, identity_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Features: TypeAlias = Mapping[str, "PathLike | Tensor"]
@@ -285,7 +284,8 @@ class FileSource(GraphSource):
         features = []
         for owner in (*self._node_features, *self._edge_features):
             for name, item in sorted(owner.items()):
-                features.append([name, _identity(item)])
+                of_item = item.identity() if isinstance(item, ArrayFile) else identity_of(item)
+                features.append([name, *of_item])
         return {"edges": [file.identity() for file in self._edges], "features": features}
 
     def node_features(self, type_id: int) -> dict[str, Tensor]:
@@ -360,10 +360,3 @@ def _tensors(features: Mapping[str, ArrayFile | Tensor]) -> dict[str, Tensor]:
         name: item.tensor() if isinstance(item, ArrayFile) else item
         for name, item in features.items()
     }
-
-
-def _identity(item: ArrayFile | Tensor) -> list[Any]:
-    if isinstance(item, ArrayFile):
-        return item.identity()
-    data = item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return [str(item.dtype), list(item.shape), hashlib.blake2b(data.data).hexdigest()]
