@@ -114,7 +114,7 @@ def test_the_bytes_of_the_writer_in_memory(
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("num_parts", [4, 13])
+@pytest.mark.parametrize("num_parts", [4, pytest.param(13, marks=pytest.mark.exhaustive)])
 def test_nodes_that_others_read_come_last(tmp_path: Path, num_parts: int) -> None:
     """By the places that the order in memory has; otherwise nodes that are given keep theirs."""
     g = communities()
@@ -187,7 +187,7 @@ def test_everything_balanced_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_levels")
-@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("trainers", [2, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_typed_graphs_and_trainers(tmp_path: Path, trainers: int) -> None:
     g = add_features(typed())
     with warnings.catch_warnings():
@@ -234,6 +234,7 @@ def test_a_star_and_lonely_nodes_become_clusters(tmp_path: Path) -> None:
     [
         ({"memory": 1000}, "memory must be a number of bytes from 16777216 up"),
         ({"memory": 1 << 30, "part_method": "metis"}, "memory cannot be bounded with"),
+        ({"halo_tolerance": 0.9}, "halo_tolerance must be at least 1"),
         ({"objtype": "vol"}, "objtype must be 'cut' with part_method='multilevel'"),
         ({"num_trainers_per_machine": 40_000}, "must be at most 65536 where edges stay on disk"),
     ],
@@ -290,7 +291,9 @@ def test_a_run_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert files_of(tmp_path / "broken") == files_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("changed", ["edge", "seed", "feature"])
+@pytest.mark.parametrize(
+    "changed", ["edge", "feature", pytest.param("seed", marks=pytest.mark.exhaustive)]
+)
 def test_other_work_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
