@@ -202,6 +202,12 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
         const V own = labels[node];
         const V best = chosen[row];
         if (best == own || !has_room(node, best)) return;
+        // Two nodes that chose each other would change places: the first to move finds the other.
+        bool is_left = true;
+        for (int64_t j = 0; j < num_constraints; ++j) {
+          is_left &= sizes[best * num_constraints + j] == 0;
+        }
+        if (is_left) return;
         for (int64_t j = 0; j < num_constraints; ++j) {
           const uint32_t weight = weight_of(weights, node, j);
           sizes[own * num_constraints + j] -= weight;
@@ -306,7 +312,6 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
     return most;
   };
   std::vector<uint16_t> chosen(static_cast<size_t>(block.num_rows));
-  std::vector<uint8_t> raises_cut(static_cast<size_t>(block.num_rows));
   int64_t moved = 0;
   in_batches<PartWeights>(
       block, num_threads,
@@ -341,17 +346,22 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
             best = part;
           }
         }
-        raises_cut[row] = best != own && of.of_parts[best] < of.of_parts[own];
         for (const uint16_t part : of.touched) of.of_parts[part] = 0;
         of.touched.clear();
         chosen[row] = static_cast<uint16_t>(best);
       },
-      [&](int64_t row, int64_t, int64_t) {
+      [&](int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
         const int64_t own = parts[node];
         const int64_t best = chosen[row];
         if (best == own || !has_room(node, best)) return;
-        if (raises_cut[row] && !must_leave(node, own)) return;  // others have left meanwhile
+        // Neighbours may have moved meanwhile, such as to where the node comes from.
+        int64_t gain = 0;
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t part = parts[block.cols[i]];
+          gain += part == best ? weight_of(block, i) : part == own ? -weight_of(block, i) : 0;
+        }
+        if (gain <= 0 && (gain < -refinement.allowed_loss || !must_leave(node, own))) return;
         for (int64_t j = 0; j < num_constraints; ++j) {
           const int64_t weight = weight_of(weights, node, j);
           loads[own * num_constraints + j] -= weight;
