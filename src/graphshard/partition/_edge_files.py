@@ -32,7 +32,7 @@ from .._base.kernels import kernels_for
 
 NodeArray = npt.NDArray[np.unsignedinteger[Any] | np.signedinteger[Any]]
 Degrees = npt.NDArray[np.uint32]
-Counts = npt.NDArray[np.int64]
+EdgeCounts = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 BATCH_EDGES = 1 << 21
@@ -75,10 +75,10 @@ class SpillFile:
     def __init__(self, path: Path, num_buckets: int, record_bytes: int) -> None:
         self.path = path
         self.record_bytes = record_bytes
-        self._counts: list[Counts] = []
+        self._counts: list[EdgeCounts] = []
         self._num_buckets = num_buckets
         self._num_records = 0
-        self._starts: Counts | None = None
+        self._starts: EdgeCounts | None = None
         with writing(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
 
@@ -102,7 +102,7 @@ class SpillFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def append(self, records: Bytes, counts: Counts) -> None:
+    def append(self, records: Bytes, counts: EdgeCounts) -> None:
         """Append a batch: so many records of each bucket, those of the first first."""
         total = int(counts.sum())
         self._counts.append(counts.copy())
@@ -111,7 +111,7 @@ class SpillFile:
             _write_at(self._descriptor, records[: total * self.record_bytes].data, start)
         self._num_records += total
 
-    def totals(self) -> Counts:
+    def totals(self) -> EdgeCounts:
         """Records of each bucket so far."""
         return sum(self._counts, np.zeros(self._num_buckets, dtype=np.int64))
 
@@ -151,7 +151,7 @@ class SpillFile:
 
 
 @dataclass(frozen=True)
-class Block:
+class EdgeBlock:
     """Consecutive rows of sorted edges.
 
     Args:
@@ -239,9 +239,9 @@ class SortedEdges:
         last: int | None = None,
         *,
         most_edges: int = BATCH_EDGES,
-        batches: Callable[[Degrees], Counts] | None = None,
+        batches: Callable[[Degrees], EdgeCounts] | None = None,
         with_values: bool = True,
-    ) -> Iterator[tuple[Block, Counts]]:
+    ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Rows in ``[first, last)`` in blocks of at most ``most_edges`` edges, or one batch.
 
         Args:
@@ -267,7 +267,7 @@ class SortedEdges:
                 values = None
                 if with_values and self.value_dtype is not None:
                     values = self.values(edge, count)
-                block = Block(
+                block = EdgeBlock(
                     some + row,
                     edge,
                     degrees[row : int(ends[stop - 1])],
@@ -461,7 +461,7 @@ class EdgeSorter:
         return count
 
 
-def batch_ends(degrees: Degrees, most_rows: int, most_edges: int) -> Counts:
+def batch_ends(degrees: Degrees, most_rows: int, most_edges: int) -> EdgeCounts:
     """Cut rows into batches of at most so many rows, and edges unless it is a single row.
 
     The cut depends on the degrees alone; every ``most_rows`` rows a batch ends.

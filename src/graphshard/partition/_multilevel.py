@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._edge_files import (
-    Counts,
     Degrees,
+    EdgeCounts,
     EdgeSorter,
     NodeArray,
     SortedEdges,
@@ -87,7 +87,7 @@ class Level:
     def num_nodes(self) -> int:
         return self.edges.num_rows
 
-    def batches(self, degrees: Degrees) -> Counts:
+    def batches(self, degrees: Degrees) -> EdgeCounts:
         """Ends of the batches that nodes move in."""
         rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
         rows = 1 << (rows.bit_length() - 1)  # a divisor of the rows that are read at once
@@ -193,7 +193,7 @@ def _limits(
     return [constraint.limit(num_parts, tolerance) for constraint in constraints]
 
 
-def _totals(level: Level) -> Counts:
+def _totals(level: Level) -> EdgeCounts:
     if level.weights is None:
         return np.array([level.num_nodes], dtype=np.int64)
     return np.array(
@@ -378,7 +378,7 @@ def _divide(
 
 
 def _undirected(
-    indptr: Counts, indices: NodeArray, counts: NodeArray | None, num_nodes: int
+    indptr: EdgeCounts, indices: NodeArray, counts: NodeArray | None, num_nodes: int
 ) -> UndirectedGraph:
     """The graph as METIS takes it: ascending, no edge twice, weights within its numbers."""
     import scipy.sparse

@@ -42,7 +42,7 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._edge_files import (
     BATCH_EDGES,
-    Block,
+    EdgeBlock,
     EdgeSorter,
     NodeArray,
     SortedEdges,
@@ -51,6 +51,7 @@ from ._edge_files import (
     node_dtype,
 )
 from ._journal import Journal
+from ._local_part import IdArray
 from ._metis import UndirectedGraph
 from ._multilevel import (
     DEFAULT_HALO_TOLERANCE,
@@ -66,9 +67,6 @@ from ._stats import Balance, PartSizes, measure_balance
 from ._writer import PartitionWriter
 from .assign import Constraint, distinct_constraints, fill_empty_parts, repaired
 from .checked_files import FileRecord, RowSource, etype_key, write_tensors
-
-IdArray = npt.NDArray[np.int64]
-Progress = Callable[[str], None]
 
 DEFAULT_MEMORY = 1 << 29
 """Bytes for edges in flight, in all threads together, besides what is kept for each node."""
@@ -137,7 +135,7 @@ class StreamedPartition:
     """What was written, but for the JSON.
 
     Args:
-        old_node_ids: Per type, the original id of each new one; or None where nobody asked.
+        old_node_ids: Per type, the original id of each new one; None where it is not asked for.
         old_edge_ids: The same per relation.
     """
 
@@ -153,7 +151,7 @@ def stream_parts(
     writer: PartitionWriter,
     asked: Streaming,
     *,
-    progress: Progress = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     returns_mapping: bool = False,
 ) -> StreamedPartition:
     """Write the files of all parts with ``writer``, which is open; the caller commits.
@@ -169,7 +167,7 @@ def stream_parts(
     """
     kernels()
     check_num_parts(asked)
-    run = _Run(source, writer, asked, progress)
+    run = _Stages(source, writer, asked, progress)
     try:
         return run.finish(returns_mapping)
     except (ValueError, TypeError, IndexError, MetisError):
@@ -187,11 +185,15 @@ def check_num_parts(asked: Streaming) -> None:
         )
 
 
-class _Run:
+class _Stages:
     """The stages, in their order."""
 
     def __init__(
-        self, source: EdgeSource, writer: PartitionWriter, asked: Streaming, progress: Progress
+        self,
+        source: EdgeSource,
+        writer: PartitionWriter,
+        asked: Streaming,
+        progress: Callable[[str], None],
     ) -> None:
         self.source, self.writer, self.asked, self.progress = source, writer, asked, progress
         self.dtype = node_dtype(source.num_nodes)
@@ -221,7 +223,7 @@ class _Run:
             name = f"edges-{relation}"
             content = self.journal.run(name, partial(self._sort, relation))
             edges.append(SortedEdges.from_dict(self.journal.path(name), content))
-        view = _Parts(source, edges, node_sizes)
+        view = _PartsView(source, edges, node_sizes)
         for relation in range(len(edges)):
             edge_sizes[:, relation] = [
                 view.edge_span(part, relation)[1] for part in range(asked.num_parts)
@@ -421,7 +423,7 @@ class _Run:
             done += len(dst)
         return sorter.finish().as_dict()
 
-    def _write_parts(self, view: _Parts) -> tuple[PartSizes, ...]:
+    def _write_parts(self, view: _PartsView) -> tuple[PartSizes, ...]:
         """Write the files of all parts, several at a time, and hand them to the writer."""
         num_parts = self.asked.num_parts
         outer = SpillFile.reopen(self.journal.path("outer") / "edges", view.outer_dtype.itemsize)
@@ -446,7 +448,7 @@ class _Run:
         return tuple(sizes)
 
     def _write_part(
-        self, folder: Path, view: _Parts, part: int, outer: SpillFile
+        self, folder: Path, view: _PartsView, part: int, outer: SpillFile
     ) -> dict[str, Any]:
         structure = _PartStructure(view, part, outer)
         columns = structure.columns(self.asked.formats)
@@ -460,7 +462,7 @@ class _Run:
             records[kind] = asdict(write_tensors(folder / kind, files[kind]))
         return {"files": records, "sizes": structure.sizes()}
 
-    def _node_columns(self, view: _Parts, part: int) -> dict[str, Tensor | RowSource]:
+    def _node_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
         old_ids = np.load(self.journal.path("number") / "old_ids.npy", mmap_mode="r")
         _, trainers = self._parts()
@@ -480,7 +482,7 @@ class _Run:
             first = last
         return columns
 
-    def _edge_columns(self, view: _Parts, part: int) -> dict[str, Tensor | RowSource]:
+    def _edge_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
         _, trainers = self._parts()
         columns: dict[str, Tensor | RowSource] = {}
@@ -498,13 +500,13 @@ class _Run:
 
             for name, rows in source.edge_feature_rows(relation, ids, count).items():
                 columns[f"{key}/{name}"] = rows
-            columns[f"{key}/orig_id"] = Column(torch.int64, count, ids)
+            columns[f"{key}/orig_id"] = StreamedColumn(torch.int64, count, ids)
             if trainers is not None:
                 columns[f"{key}/trainer_id"] = self._edge_trainers(view, part, relation, trainers)
         return columns
 
     def _edge_trainers(
-        self, view: _Parts, part: int, relation: int, trainers: PartNumbers
+        self, view: _PartsView, part: int, relation: int, trainers: PartNumbers
     ) -> RowSource:
         old_ids = np.load(self.journal.path("number") / "old_ids.npy", mmap_mode="r")
 
@@ -514,9 +516,9 @@ class _Run:
                 of_rows = trainers[np.array(old_ids[rows])].astype(np.int64)
                 yield torch.from_numpy(np.repeat(of_rows, block.degrees))
 
-        return Column(torch.int64, view.edge_span(part, relation)[1], numbers)
+        return StreamedColumn(torch.int64, view.edge_span(part, relation)[1], numbers)
 
-    def _old_node_ids(self, view: _Parts) -> list[Tensor]:
+    def _old_node_ids(self, view: _PartsView) -> list[Tensor]:
         old_ids = np.load(self.journal.path("number") / "old_ids.npy").astype(np.int64)
         blocks: list[list[IdArray]] = [[] for _ in self.source.ntypes]
         first = 0
@@ -528,7 +530,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class Column:
+class StreamedColumn:
     """Numbers that are made piece by piece, while they are written.
 
     Args:
@@ -548,7 +550,7 @@ class Column:
         return self.pieces()
 
 
-class _Parts:
+class _PartsView:
     """Where the nodes and edges of each part lie, under their new ids."""
 
     def __init__(
@@ -597,19 +599,19 @@ class _Parts:
 
     def inner_blocks(
         self, part: int, relation: int, *, with_values: bool = False
-    ) -> Iterator[Block]:
+    ) -> Iterator[EdgeBlock]:
         """The edges of a relation that a part owns."""
         first, last = self.rows(part, relation)
         for block, _ in self.edges[relation].blocks(first, last, with_values=with_values):
             yield block
 
-    def first_edge_id(self, part: int, relation: int, block: Block) -> int:
+    def first_edge_id(self, part: int, relation: int, block: EdgeBlock) -> int:
         """Homogenised id of the first edge of a block."""
         offset = block.first_edge - self.edge_span(part, relation)[0]
         return int(self.edge_starts[part, relation]) + offset
 
 
-def _write_outer(folder: Path, view: _Parts, num_hops: int) -> dict[str, Any]:
+def _write_outer(folder: Path, view: _PartsView, num_hops: int) -> dict[str, Any]:
     """The edges that a part keeps besides its own, by part, ascending by their ids."""
     spill = SpillFile(folder / "edges", view.num_parts, view.outer_dtype.itemsize)
     if num_hops == 1:
@@ -638,7 +640,7 @@ def _write_outer(folder: Path, view: _Parts, num_hops: int) -> dict[str, Any]:
     return {}
 
 
-def _reached_edges(view: _Parts, part: int, num_hops: int) -> Iterator[npt.NDArray[Any]]:
+def _reached_edges(view: _PartsView, part: int, num_hops: int) -> Iterator[npt.NDArray[Any]]:
     """Edges within ``num_hops``, from 2 on, of a part and not its own, ascending by their ids."""
     first, last = view.node_span(part)
     reached = np.zeros(-(-view.source.num_nodes // 64), dtype=np.uint64)
@@ -675,7 +677,7 @@ def _reached_edges(view: _Parts, part: int, num_hops: int) -> Iterator[npt.NDArr
 class _PartStructure:
     """The local graph of a part, column by column; see `_local_part`."""
 
-    def __init__(self, view: _Parts, part: int, outer: SpillFile) -> None:
+    def __init__(self, view: _PartsView, part: int, outer: SpillFile) -> None:
         self._view, self._part, self._outer = view, part, outer
         self._first, self._last = view.node_span(part)
         num_words = max(-(-view.source.num_nodes // 64), 1)
@@ -716,10 +718,10 @@ class _PartStructure:
         edge_types = [(i, size) for i, size in enumerate(view.edge_sizes[part])]
         inner_nodes, inner_edges = self._num_inner, self._num_inner_edges
         columns: dict[str, Tensor | RowSource] = {
-            "node/_ID": Column(
+            "node/_ID": StreamedColumn(
                 torch.int64, num_nodes, lambda: _chain(_ids(self._first, inner_nodes), self._halo())
             ),
-            "node/_TYPE": Column(
+            "node/_TYPE": StreamedColumn(
                 torch.int32,
                 num_nodes,
                 lambda: _chain(
@@ -727,7 +729,7 @@ class _PartStructure:
                     (view.book.map_to_per_ntype(ids)[0].to(torch.int32) for ids in self._halo()),
                 ),
             ),
-            "node/part_id": Column(
+            "node/part_id": StreamedColumn(
                 torch.int64,
                 num_nodes,
                 lambda: _chain(
@@ -735,17 +737,17 @@ class _PartStructure:
                     (view.book.nid2partid(ids) for ids in self._halo()),
                 ),
             ),
-            "node/inner_node": Column(
+            "node/inner_node": StreamedColumn(
                 torch.bool,
                 num_nodes,
                 lambda: _runs([(1, inner_nodes), (0, self._num_halo)], torch.bool),
             ),
-            "edge/_ID": Column(
+            "edge/_ID": StreamedColumn(
                 torch.int64,
                 num_edges,
                 lambda: _chain(_ids(edge_start, inner_edges), self._outer_ids()),
             ),
-            "edge/_TYPE": Column(
+            "edge/_TYPE": StreamedColumn(
                 torch.int32,
                 num_edges,
                 lambda: _chain(
@@ -756,15 +758,19 @@ class _PartStructure:
                     ),
                 ),
             ),
-            "edge/inner_edge": Column(
+            "edge/inner_edge": StreamedColumn(
                 torch.bool,
                 num_edges,
                 lambda: _runs([(1, inner_edges), (0, self._num_outer)], torch.bool),
             ),
         }
         idtype = view.source.idtype
-        src = Column(idtype, num_edges, lambda: _chain(self._inner_src(), self._outer_ends("src")))
-        dst = Column(idtype, num_edges, lambda: _chain(self._inner_dst(), self._outer_ends("dst")))
+        src = StreamedColumn(
+            idtype, num_edges, lambda: _chain(self._inner_src(), self._outer_ends("src"))
+        )
+        dst = StreamedColumn(
+            idtype, num_edges, lambda: _chain(self._inner_dst(), self._outer_ends("dst"))
+        )
         if "coo" in formats:
             columns |= {"coo/src": src, "coo/dst": dst}
         if set(formats) - {"coo"}:  # grouped in memory

@@ -13,22 +13,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._base.files import open_regular
+from .._base.files import PathLike, open_regular
 from .._base.kernels import num_threads
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from ._edge_files import kernels
 from ._local_part import BATCH_EDGES, GraphSource, check_type_names
 from .checked_files import DTYPE_NAMES, RowSource, identity_of
-
-PathLike: TypeAlias = str | os.PathLike[str]
-Features: TypeAlias = Mapping[str, "PathLike | Tensor"]
 
 _BLOCK_BYTES = 1 << 25  # rows that are put in order at a time
 _GAP_BYTES = 1 << 14  # that are read and left out, rather than beginning another read
