@@ -157,6 +157,8 @@ void bind_memory(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 // Gradients and updates of embeddings.
 void bind_embedding(nanobind::module_& m);
+// Partitioning of graphs that do not fit in memory.
+void bind_partition(nanobind::module_& m);
 // Drawing and renumbering.
 void bind_sampling(nanobind::module_& m);
 // Keys of users' tables.

@@ -14,7 +14,7 @@ namespace graphshard {
 namespace {
 
 // Goes up, here and in _base/kernels.py, when a signature of these files changes.
-constexpr int kInterface = 14;
+constexpr int kInterface = 15;
 
 }  // namespace
 
@@ -59,6 +59,7 @@ NB_MODULE(_kernels, m) {
   bind_memory(m);
   bind_attention(m);
   bind_embedding(m);
+  bind_partition(m);
   bind_sampling(m);
   bind_tables(m);
 }

@@ -42,6 +42,13 @@ GRAPHSHARD_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
   }
 }
 
+// Requests values[index], where the index has not been looked at yet.
+template <typename T>
+GRAPHSHARD_INLINE void prefetch_entry(const T* values, int64_t index) {
+  const uintptr_t offset = static_cast<uintptr_t>(index) * sizeof(T);
+  GRAPHSHARD_PREFETCH(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(values) + offset));
+}
+
 // Requests kColumns values.
 template <int kColumns, typename T>
 GRAPHSHARD_INLINE void prefetch_values(const T* begin) {

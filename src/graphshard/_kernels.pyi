@@ -396,3 +396,200 @@ def count_repeated(
     num_threads: int,
 ) -> int:
     """How many edges have both ends of an earlier one."""
+
+# -- partitions made while edges pass by; numbers of nodes are uint32 or int64 ---------------------
+
+def bucket_edges(
+    rows: Any,  # [num_edges] ids, int32, int64 or uint32: of the ends that are sorted by
+    cols: Any,  # [num_edges] likewise, of the others
+    numbers: Any,  # [num_nodes], new numbers of nodes, of the width of columns; None to keep them
+    num_nodes: int,
+    first_row: int,  # the node that id 0 of rows stands for; ids of rows are below num_rows
+    num_rows: int,
+    first_col: int,
+    num_cols: int,
+    values: Any,  # [num_edges] uint32; None to number edges from first_value on
+    first_value: int,
+    value_bytes: int,  # 0, 4 or 8, in a record
+    col_bytes: int,  # 4 or 8, in a record
+    drops_loops: bool,
+    shift: int,  # a bucket is of 2^shift rows
+    records: Any,  # uint8, written: room for all edges, by bucket
+    counts: Any,  # [num_buckets] int64, written: records of each bucket
+    num_threads: int,
+) -> None: ...
+def count_rows(
+    records: Any,  # uint8
+    record_bytes: int,
+    degrees: Any,  # [num_rows] uint32, added to
+) -> None: ...
+def place_rows(
+    records: Any,  # uint8
+    places: Any,  # [num_rows] int64: of the next record of each row; go up
+    begin: int,  # of the window of places that is written
+    cols: Any,  # [places in the window], written
+    values: Any,  # likewise, uint32 or int64; or None
+) -> None: ...
+def merge_repeated(
+    degrees: Any,  # [num_rows] uint32, written
+    cols: Any,  # [num_edges], written
+    weights: Any,  # [num_edges] uint32, written
+) -> int:
+    """Sort rows, and join edges with the same two ends; how many edges are left."""
+
+def hash_edges(
+    rows: Any,  # [num_edges] int32 or int64
+    cols: Any,  # [num_edges]
+    first_row: int,
+    first_col: int,
+    first: int,  # number of the first edge
+    num_threads: int,
+) -> tuple[int, int]:
+    """A sum over edges in their order, and one that is 0 for symmetric edges; modulo 2^64."""
+
+def propagate_labels(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    weights: Any,  # [num_edges] uint32, or None
+    batch_ends: Any,  # int64, ascending to num_rows
+    first_row: int,
+    node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
+    labels: Any,  # [num_nodes], written
+    sizes: Any,  # [num_nodes, num_constraints] uint32, written: weights of clusters
+    limits: Any,  # [num_constraints] uint32
+    favourites: Any,  # [num_nodes], written; or None
+    num_threads: int,
+) -> int:
+    """How many nodes got another label."""
+
+def contract(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    weights: Any,  # [num_edges] uint32, or None
+    first_row: int,
+    clusters: Any,  # [num_nodes]
+    rows: Any,  # [num_edges or more], written
+    new_cols: Any,  # likewise
+    new_weights: Any,  # likewise, uint32
+    num_threads: int,
+) -> int:
+    """How many edges between clusters were written."""
+
+def refine_parts(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    weights: Any,  # [num_edges] uint32, or None
+    batch_ends: Any,  # int64, ascending to num_rows
+    first_row: int,
+    node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
+    parts: Any,  # [num_nodes] uint16, written
+    loads: Any,  # [num_parts, num_constraints] int64, written
+    limits: Any,  # [num_constraints] int64
+    allowed_loss: int,
+    num_threads: int,
+) -> int:
+    """How many nodes moved."""
+
+def count_halos(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    first_row: int,
+    parts: Any,  # [num_nodes] uint16
+    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows are written: neighbours, up to 2
+    halos: Any,  # [num_parts] int64, added to
+    num_threads: int,
+) -> None: ...
+def limit_halos(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    weights: Any,  # [num_edges] uint32, or None
+    batch_ends: Any,  # int64, ascending to num_rows
+    first_row: int,
+    node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
+    parts: Any,  # [num_nodes] uint16, written
+    loads: Any,  # [num_parts, num_constraints] int64, written
+    limits: Any,  # [num_constraints] int64
+    table: Any,  # as count_halos writes it; written
+    halos: Any,  # [num_parts] int64, written
+    most: int,
+    price: int,  # edges that may be cut for a node less in a halo
+    num_threads: int,
+) -> int:
+    """How many nodes moved."""
+
+def count_ids(
+    ids: Any,  # int32 or int64
+    first: int,  # the node that id 0 stands for; ids are below num_ids
+    num_ids: int,
+    degrees: Any,  # [num_nodes] uint32, added to
+    num_threads: int,
+) -> None: ...
+def order_by_key(
+    keys: Any,  # [num_nodes] uint8, uint16, uint32 or int64
+    num_keys: int,  # keys are below it
+    order: Any,  # [num_nodes]; or None
+    ordered: Any,  # [num_nodes], written
+) -> None: ...
+def count_cut(
+    src: Any,  # [num_edges] int32 or int64
+    dst: Any,  # [num_edges]
+    parts: Any,  # [num_nodes] uint16
+    first_src: int,
+    num_src: int,
+    first_dst: int,
+    num_dst: int,
+    pairs: Any,  # [num_parts, num_parts] int64, added to: by owner of the source and reader
+    num_threads: int,
+) -> None: ...
+def mark_readers(
+    src: Any,  # [num_edges] int32 or int64
+    dst: Any,  # [num_edges]
+    parts: Any,  # [num_nodes] uint16
+    first_src: int,
+    num_src: int,
+    first_dst: int,
+    num_dst: int,
+    digits: Any,  # [num_parts, num_parts] uint8
+    masks: Any,  # [num_nodes] uint8, bits are set
+    num_threads: int,
+) -> None: ...
+def mark_outside(
+    ids: Any,
+    first: int,
+    last: int,
+    bits: Any,  # uint64, a bit for each id; those of ids outside [first, last) are set
+) -> int:
+    """How many ids were outside, repeated ones counted each time."""
+
+def rank_words(
+    bits: Any,  # [num_words] uint64
+    ranks: Any,  # [num_words] int64, written: bits before each word
+) -> int:
+    """How many bits are set."""
+
+def list_marked(
+    bits: Any,  # uint64
+    first_word: int,
+    last_word: int,
+    ids: Any,  # int64, written: room for 64 of each word
+) -> int:
+    """How many ids were written."""
+
+def find_local_ids(
+    ids: Any,
+    first: int,
+    last: int,
+    bits: Any,  # [num_words] uint64
+    ranks: Any,  # [num_words] int64
+    local_ids: Any,  # int32 or int64, written
+) -> None: ...
+def find_cut_edges(
+    degrees: Any,  # [num_rows] uint32
+    cols: Any,  # [num_edges]
+    first_row: int,
+    first_edge: int,
+    ends: Any,  # [num_parts] int64: where the nodes of each part end
+    part: int,  # which owns the rows
+    records: Any,  # uint8, written: column, row and number of each edge, by owner of the column
+    counts: Any,  # [num_parts] int64, written
+) -> None: ...

@@ -309,6 +309,7 @@ def other_calls(rng: random.Random) -> list[Recorded]:
         Recorded("release_blocks", ()),
         Recorded("block_counts", ()),
         *_table_calls(),
+        *_partition_calls(),
         Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
     ]
 
@@ -332,6 +333,58 @@ def _table_calls() -> list[Recorded]:
         Recorded("parse_integers", (ends, text, rows[:3].clone())),
         Recorded("has_outer_blank", (ends.int(), text)),
         Recorded("count_repeated", (torch.tensor([0, 1, 0]), torch.tensor([2, 2, 2]), 3, 3, 1)),
+    ]
+
+
+def _partition_calls() -> list[Recorded]:
+    """Of a cycle of four nodes, each edge from both ends, in parts {0, 1} and {2, 3}."""
+
+    def array(values: list[Any], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values).to(dtype)
+
+    u32, i64, u8 = torch.uint32, torch.int64, torch.uint8
+    src, dst = array([1, 3, 0, 2, 1, 3, 0, 2], i64), array([0, 0, 1, 1, 2, 2, 3, 3], i64)
+    degrees, cols = array([2, 2, 2, 2], u32), src.to(u32)
+    ones, ends, parts = array([1] * 8, u32), array([2, 4], i64), array([0, 0, 1, 1], torch.uint16)
+    records = torch.zeros(8 * 16, dtype=u8)
+    block = (degrees, cols, None, ends, 0, None)
+    pairs = array([[0, 0], [0, 0]], i64)
+    ranges = (0, 4, 0, 4)
+    numbers = array([3, 2, 1, 0], u32)
+    bits, ranks = array([9], torch.uint64), array([0], i64)
+    made = [torch.zeros(8, dtype=u32) for _ in range(3)]
+    bucket = (dst, src, numbers, 4, 0, 4, 0, 4, None, 0, 8, 4, False, 1, records, ends.clone(), 1)
+    return [
+        Recorded("bucket_edges", bucket),
+        Recorded("count_rows", (records, 16, degrees.clone())),
+        Recorded("place_rows", (records, array([0, 8], i64), 0, made[0], src.clone())),
+        Recorded("merge_repeated", (degrees.clone(), cols.clone(), ones.clone())),
+        Recorded("hash_edges", (dst, src, 0, 0, 0, 1)),
+        Recorded(
+            "propagate_labels",
+            (*block, numbers.clone(), array([[1]] * 4, u32), array([2], u32), made[0][:4], 1),
+        ),
+        Recorded("contract", (degrees, cols, ones, 0, numbers, *made, 1)),
+        Recorded(
+            "refine_parts", (*block, parts.clone(), array([[2], [2]], i64), array([3], i64), 1, 1)
+        ),
+        Recorded("count_halos", (degrees, cols, 0, parts, records[:4].view(4, 1), ends * 0, 1)),
+        Recorded(
+            "limit_halos",
+            (
+                *(*block, parts.clone(), array([[2], [2]], i64), array([3], i64)),
+                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), 1, 1, 1),
+            ),
+        ),
+        Recorded("count_ids", (dst, 0, 4, degrees.clone(), 1)),
+        Recorded("order_by_key", (parts, 2, numbers, made[0][:4])),
+        Recorded("count_cut", (src, dst, parts, *ranges, pairs, 1)),
+        Recorded("mark_readers", (src, dst, parts, *ranges, pairs.to(u8), records[:4], 1)),
+        Recorded("mark_outside", (cols, 0, 2, bits.clone())),
+        Recorded("rank_words", (bits, ranks.clone())),
+        Recorded("list_marked", (bits, 0, 1, torch.zeros(64, dtype=i64))),
+        Recorded("find_local_ids", (numbers, 1, 3, bits, ranks, torch.zeros(4, dtype=i64))),
+        Recorded("find_cut_edges", (degrees[:2], cols[:4], 0, 0, ends, 0, records, ends.clone())),
     ]
 
 

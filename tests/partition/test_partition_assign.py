@@ -210,7 +210,7 @@ def test_own_assignment_tensor_list_and_dict() -> None:
             ValueError,
             "got -1 for node 29",
         ),
-        ("spectral", ValueError, "must be 'metis', 'random' or an assignment"),
+        ("spectral", ValueError, "must be 'metis', 'multilevel', 'random' or an assignment"),
     ],
 )
 def test_wrong_assignments_are_told(own: Any, error: type[Exception], message: str) -> None:

@@ -293,7 +293,7 @@ def test_tensors_are_aligned_and_mapped(tmp_path: Path) -> None:
         ({"objtype": "flow"}, "objtype must be 'cut' or 'vol'"),
         ({"graph_formats": ["csx"]}, "graph_formats must be some of"),
         ({"graph_formats": []}, "graph_formats must be some of"),
-        ({"part_method": "spectral"}, "part_method must be 'metis', 'random' or"),
+        ({"part_method": "spectral"}, "part_method must be 'metis', 'multilevel', 'random' or"),
         ({"seed": -1}, "seed must be a whole number from 0 up"),
         ({"seed": 2**31}, "seed must be below"),
     ],

@@ -6,6 +6,7 @@ from ._convert import convert_partition
 from ._metis import UndirectedGraph, metis_available, metis_partition
 from ._stats import Balance, PartitionStats, PartSizes
 from .assign import BalanceWarning
+from .graph_files import GraphFiles
 from .load import (
     load_partition,
     load_partition_book,
@@ -18,6 +19,7 @@ from .save import partition_graph
 __all__ = [
     "Balance",
     "BalanceWarning",
+    "GraphFiles",
     "PartSizes",
     "PartitionBook",
     "PartitionStats",

@@ -15,24 +15,32 @@ theirs; edges likewise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .._base.kernels import num_threads
 from .._base.typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
 from ..ops import Adjacency
 from ._book import RangePartitionBook
+from ._edge_files import kernels
 from ._metis import IntArray
-from .checked_files import etype_key
+from .checked_files import PiecewiseRows, Rows, RowSource, etype_key, identity_of
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
+
+
+IdArray = npt.NDArray[np.int64]
+
+BATCH_EDGES = 1 << 21
 
 
 class GraphSource:
@@ -47,7 +55,7 @@ class GraphSource:
         self.graph = graph
         self.ntypes: list[str] = list(graph.ntypes)
         self.canonical_etypes: list[CanonicalEType] = list(graph.canonical_etypes)
-        _check_names(self.ntypes, self.canonical_etypes)
+        check_type_names(self.ntypes, self.canonical_etypes)
         self.node_counts = [graph.num_nodes(ntype) for ntype in self.ntypes]
         self.edge_counts = [graph.num_edges(etype) for etype in self.canonical_etypes]
         self.src_type = [self.ntypes.index(src) for src, _, _ in self.canonical_etypes]
@@ -61,6 +69,27 @@ class GraphSource:
         """(source, destination) of each edge, per-type ids, on the CPU, in edge id order."""
         src, dst = self.graph.adjacency(self.canonical_etypes[relation]).coo()
         return src.cpu(), dst.cpu()
+
+    def edge_batches(self, relation: int) -> Iterator[tuple[IdArray, IdArray]]:
+        """The same as arrays, some edges at a time."""
+        src, dst = self.edges(relation)
+        for first in range(0, len(src), BATCH_EDGES):
+            some = slice(first, first + BATCH_EDGES)
+            yield src[some].numpy(), dst[some].numpy()
+
+    def identity(self) -> dict[str, Any]:
+        """Numbers that depend on every edge, in order, and on features; needs compiled kernels."""
+        numbers = []
+        for relation in range(len(self.canonical_etypes)):
+            done, total = 0, 0
+            for src, dst in self.edge_batches(relation):
+                total += kernels().hash_edges(dst, src, 0, 0, done, num_threads())[0]
+                done += len(src)
+            numbers.append(total % 2**64)
+        frames = [self.node_features(type_id) for type_id in range(len(self.ntypes))]
+        frames += [self.edge_features(relation) for relation in range(len(self.canonical_etypes))]
+        features = [[name, *identity_of(frame[name])] for frame in frames for name in sorted(frame)]
+        return {"edges": numbers, "features": features}
 
     def homogenised_edges(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The same for every relation, with ids that count all nodes, type after type."""
@@ -86,8 +115,20 @@ class GraphSource:
         data = self.graph.edges[self.canonical_etypes[relation]].data
         return {name: data[name] for name in data.keys() if name not in STRUCTURE_FIELDS}  # noqa: SIM118
 
+    def node_feature_rows(self, type_id: int, ids: Tensor) -> Mapping[str, RowSource]:
+        """Features of some nodes of a type, gathered when they are written."""
+        return {name: Rows(item, ids) for name, item in self.node_features(type_id).items()}
 
-def _check_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:
+    def edge_feature_rows(
+        self, relation: int, ids: Callable[[], Iterator[Tensor]], count: int
+    ) -> Mapping[str, RowSource]:
+        """Likewise of some edges of a relation, whose ids come piece by piece."""
+        features = self.edge_features(relation)
+        return {name: PiecewiseRows(item, ids, count) for name, item in features.items()}
+
+
+def check_type_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:
+    """Raise unless files can name the types apart."""
     by_key: dict[str, CanonicalEType] = {}
     for etype in canonical_etypes:
         other = by_key.setdefault(etype_key(etype), etype)
@@ -106,9 +147,6 @@ def _check_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> N
             f"'{DEFAULT_ETYPE}' is reserved for the only relation of a graph, because partition "
             f"books take it for all relations at once (got {canonical_etypes}); rename it"
         )
-
-
-IdArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

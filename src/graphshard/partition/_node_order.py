@@ -262,7 +262,7 @@ def places_by_readers(source: GraphSource, parts: IntArray, num_parts: int) -> P
         digit = digits.view(-1)[pair]
         counts = digit < NUM_DIGITS
         is_read.view(-1)[src[counts] * NUM_DIGITS + digit[counts]] = 1
-    return _GRAY_PLACES[np.packbits(is_read.numpy(), axis=1)[:, 0]]
+    return GRAY_PLACES[np.packbits(is_read.numpy(), axis=1)[:, 0]]
 
 
 def _cut_edges(
@@ -290,4 +290,4 @@ def _gray_places() -> Places:
     return places
 
 
-_GRAY_PLACES = _gray_places()
+GRAY_PLACES = _gray_places()

@@ -60,7 +60,7 @@ class PartitionStats:
     """Measures of a partition.
 
     Args:
-        part_method: "metis", "random" or "custom".
+        part_method: "metis", "multilevel", "random" or "custom".
         tolerance: Ratio that was asked for.
     """
 

@@ -53,6 +53,8 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
+        #: For what is kept from one run to the next until the partition is whole; see `_journal`.
+        self.work_folder = self.root / f".{graph_name}-work"
         self._records: dict[int, dict[str, FileRecord]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -79,6 +81,13 @@ class PartitionWriter:
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
         record = write_tensors(folder / PART_FILES[kind], tensors)
+        self._records.setdefault(part, {})[kind] = record
+
+    def adopt_file(self, part: int, kind: str, path: Path, record: FileRecord) -> None:
+        """Take a file of a part that `write_tensors` wrote on the same disk; it is moved."""
+        folder = self._staging / self._folder_of(part)
+        folder.mkdir(exist_ok=True)
+        os.rename(path, folder / PART_FILES[kind])
         self._records.setdefault(part, {})[kind] = record
 
     def part_bytes(self, part: int) -> int:
@@ -117,6 +126,7 @@ class PartitionWriter:
             sync_folder(self.root)
         os.replace(staged_json, self.json_path)
         sync_folder(self.root)
+        shutil.rmtree(self.work_folder, ignore_errors=True)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
 

@@ -284,7 +284,8 @@ def assign_nodes(
         )
     else:
         raise ValueError(
-            f"part_method must be 'metis', 'random' or an assignment (got {part_method!r})"
+            "part_method must be 'metis', 'multilevel', 'random' or an assignment (got "
+            f"{part_method!r})"
         )
     if num_trainers_per_machine == 1:
         return Assignment(parts, None, part_method)
@@ -299,18 +300,20 @@ def metis_assignment(
     objective: Objective = "cut",
     tolerance: float = 1.05,
     seed: int = 0,
+    weigh_edges: bool = False,
 ) -> Parts:
     """Few cut edges and every constraint within ``tolerance``; see the note on the module.
 
-    A constraint that is missed is a `BalanceWarning`. Arguments are those of `assign_nodes`.
+    A constraint that is missed is a `BalanceWarning`. Arguments are those of `assign_nodes`, and of
+    `metis_partition`.
     """
     if num_parts == 1 or graph.num_nodes <= num_parts:
         # One part, or one node for each: nothing to choose.
         return np.arange(graph.num_nodes, dtype=np.int64) % num_parts
-    chosen = _distinct(constraints)
+    chosen = distinct_constraints(constraints)
     if graph.num_edges == 0:
         dealt = _deal(chosen, np.arange(graph.num_nodes), num_parts)
-        return _repaired(graph, dealt, chosen, num_parts, tolerance)
+        return repaired(graph, dealt, chosen, num_parts, tolerance)
     weights, limits = _table(chosen, graph.num_nodes, num_parts, tolerance)
     means = weights.sum(axis=0) / num_parts
     # A constraint with less than a node per part would only mislead METIS: repaired afterwards.
@@ -333,6 +336,7 @@ def metis_assignment(
             seed=(seed + attempt) % 2**31,
             num_iterations=3 if hard else 10,
             num_trials=1 if hard else None,
+            weigh_edges=weigh_edges,
         )
         missed = excess(part_loads(parts, weights, num_parts), limits)
         if best is None or missed < best[0]:
@@ -341,7 +345,7 @@ def metis_assignment(
             break
     assert best is not None
     filled = fill_empty_parts(graph, best[1], num_parts)
-    return _repaired(graph, filled, chosen, num_parts, tolerance)
+    return repaired(graph, filled, chosen, num_parts, tolerance)
 
 
 def random_assignment(
@@ -358,11 +362,11 @@ def random_assignment(
     those with more in-edges first, so that heavy nodes spread too. A constraint that is missed is a
     `BalanceWarning`.
     """
-    chosen = _distinct(constraints)
+    chosen = distinct_constraints(constraints)
     order = np.random.default_rng(seed).permutation(num_nodes)
     parts = _deal(chosen, order, num_parts)
     edgeless = UndirectedGraph(np.zeros(num_nodes + 1, np.int64), np.zeros(0, np.int64))
-    return _repaired(edgeless, parts, chosen, num_parts, tolerance)
+    return repaired(edgeless, parts, chosen, num_parts, tolerance)
 
 
 def _deal(constraints: Sequence[Constraint], order: npt.NDArray[np.int64], num_parts: int) -> Parts:
@@ -393,7 +397,7 @@ def _table(
     return weights, limits
 
 
-def _repaired(
+def repaired(
     graph: UndirectedGraph,
     parts: Parts,
     constraints: Sequence[Constraint],
@@ -423,7 +427,7 @@ def _repaired(
     return parts
 
 
-def _distinct(constraints: Sequence[Constraint]) -> list[Constraint]:
+def distinct_constraints(constraints: Sequence[Constraint]) -> list[Constraint]:
     """Without those that weigh nothing, or say what another one says already."""
     chosen: list[Constraint] = []
     for constraint in constraints:

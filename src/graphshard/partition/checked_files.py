@@ -100,6 +100,33 @@ class Rows:
             yield gather(index)
 
 
+@dataclass(frozen=True)
+class PiecewiseRows:
+    """``source[index]``, gathered when it is written, where ``index`` comes piece by piece.
+
+    Args:
+        source: ``[num_rows, ...]``.
+        index: Makes the pieces, int64, from the first on, whenever it is called.
+        count: Rows in all.
+    """
+
+    source: Tensor
+    index: Callable[[], Iterator[Tensor]]
+    count: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, *self.source.shape[1:]))
+
+    def slices(self) -> Iterator[Tensor]:
+        for piece in self.index():
+            yield from Rows(self.source, piece).slices()
+
+
 def _gather(source: Tensor) -> Callable[[Tensor], Tensor]:
     """What gathers rows of a tensor; in the calling thread alone, where it can.
 
@@ -185,6 +212,18 @@ def _header(tensors: Mapping[str, Tensor | RowSource]) -> bytes:
 
 def _new_digest() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+
+def identity_of(tensor: Tensor) -> list[Any]:
+    """Dtype, shape and digest of a tensor of any device and stride."""
+    digest = _new_digest()
+    rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
+    row_bytes = max(1, rows[:1].numel() * rows.element_size())
+    for piece in rows.split(max(1, _SLICE_BYTES // row_bytes)):
+        if piece.numel():
+            flat = piece.cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
 
 
 def _write_bytes(file: BinaryIO, digest: hashlib.blake2b, tensor: Tensor) -> None:

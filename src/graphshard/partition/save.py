@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,9 +25,11 @@ from rich.console import Console
 from torch import Tensor
 
 from .._base.files import check_text
+from .._base.kernels import num_threads
 from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ..ops import Adjacency
+from ._book import RangePartitionBook
 from ._local_part import (
     CutEdges,
     GraphSource,
@@ -40,16 +43,26 @@ from ._local_part import (
 from ._metis import Objective, UndirectedGraph
 from ._node_order import order_nodes, places_by_readers
 from ._stats import PartitionStats, PartSizes, measure_balance
+from ._streamed import DEFAULT_MEMORY, Streaming, check_num_parts, stream_parts
 from ._writer import PartitionWriter
-from .assign import Assignment, BalanceNTypes, PartMethod, assign_nodes, build_constraints
+from .assign import (
+    Assignment,
+    BalanceNTypes,
+    Constraint,
+    PartMethod,
+    assign_nodes,
+    build_constraints,
+)
 from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
 from .format import etype_key, triples_of
+from .graph_files import FileSource, GraphFiles
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
 
 # More parts than this, and than nodes, are likelier a slip of the hand than a test of empty parts.
 _MOST_PARTS_OF_A_TEST = 64
+_LEAST_MEMORY = 1 << 24
 # Each holds the structure of a part in memory.
 _WRITING_THREADS = 2
 
@@ -64,7 +77,7 @@ class _Plan:
 
 
 def partition_graph(
-    g: Graph,
+    g: Graph | GraphFiles,
     graph_name: str,
     num_parts: int,
     out_path: str | os.PathLike[str],
@@ -81,6 +94,8 @@ def partition_graph(
     tolerance: float = 1.05,
     seed: int = 0,
     reorder: bool | None = None,
+    memory: int | None = None,
+    halo_tolerance: float | None = 1.05,
     quiet: bool = False,
     overwrite: bool = True,
     reshuffle: bool = True,
@@ -99,14 +114,17 @@ def partition_graph(
     new one at any time, never a mixture. The caller's graph is not changed.
 
     Args:
+        g: The graph; or `GraphFiles`, of which edges and features are not read as a whole with
+            "multilevel", or with ``memory``.
         graph_name: Name of the graph and of the JSON file.
         num_parts: Number of parts. Parts may stay empty: small graphs in more parts than nodes are
             useful in tests. More than 64 that exceed the nodes are a warning, before they are made.
         out_path: Folder to write to; made if need be.
         num_hops: Reach of the halo. 1: sources of in-edges, and all out-edges, of a part's own
             nodes. k: also the in-edges of the halo, k - 1 times. 0: the sources alone.
-        part_method: "metis", "random", or the part of every node: a tensor or a list, for several
-            node types a dict of those.
+        part_method: "metis"; "multilevel", which needs memory for a number per node alone, keeps
+            edges on disk, and calls METIS for clusters of nodes; "random"; or the part of every
+            node: a tensor or a list, for several node types a dict of those.
         balance_ntypes: Balance the nodes of every label: one whole number per node, for several
             node types a dict of those. Without it, the nodes of every node type are balanced.
         balance_edges: Balance in-edges too, for every class of nodes.
@@ -122,6 +140,13 @@ def partition_graph(
         reorder: Order the nodes inside each part and type so that neighbours are near each other
             (where the original order is not better); False keeps the original order. By default
             True for several parts; a single part keeps the ids it had.
+        memory: With any ``part_method`` but "metis": keep edges on disk, as "multilevel" does, and
+            have no more than so many bytes of them in memory. By default 512 MiB with
+            "multilevel". Files go to the folder ``.<graph_name>-work`` in ``out_path``; a run that
+            was killed goes on where it stood, when it is started again with the same arguments.
+        halo_tolerance: With "multilevel": where the largest halo (nodes of others next to a part,
+            which set the time of an epoch) is more than so many times the mean, it is made smaller,
+            as far as the cut grows by no more edges than the halo loses nodes. None leaves it.
         quiet: Do not print the table of statistics.
         overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
             an error. Graphs of other names in the folder stay as they are in any case.
@@ -168,10 +193,16 @@ def partition_graph(
             raise NotImplementedError(
                 f"{name}=False leaves out what every partition file holds here; leave it out"
             )
-    source = GraphSource(g)
+    source = FileSource(g) if isinstance(g, GraphFiles) else GraphSource(g)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
+    is_streamed = _check_memory(memory, part_method)
+    if halo_tolerance is not None and not 1.0 <= halo_tolerance < math.inf:
+        raise ValueError(
+            f"halo_tolerance must be at least 1: largest halo over mean (got {halo_tolerance!r}); "
+            "for 5 % above the mean pass 1.05, or None for any"
+        )
     if num_parts > max(source.num_nodes, _MOST_PARTS_OF_A_TEST):
         warnings.warn(
             f"num_parts={num_parts} is more than the graph's {source.num_nodes} nodes: "
@@ -180,6 +211,33 @@ def partition_graph(
             stacklevel=3,
         )
     _check_features(source, num_trainers_per_machine)
+    if is_streamed:
+        is_plain = balance_ntypes is None and not balance_edges and not balance_split
+        return _partition_streamed(
+            source,
+            graph_name,
+            out_path,
+            overwrite,
+            part_method,
+            None
+            if is_plain and len(source.ntypes) == 1
+            else build_constraints(source, balance_ntypes, balance_edges, balance_split),
+            Streaming(
+                num_parts=num_parts,
+                num_hops=num_hops,
+                trainers_per_part=num_trainers_per_machine,
+                formats=formats,
+                tolerance=tolerance,
+                seed=seed,
+                reorder=num_parts > 1 if reorder is None else reorder,
+                memory=DEFAULT_MEMORY if memory is None else memory,
+                num_threads=num_threads(),
+                halo_tolerance=halo_tolerance,
+            ),
+            objective=objtype,
+            return_mapping=return_mapping,
+            quiet=quiet,
+        )
     constraints = build_constraints(source, balance_ntypes, balance_edges, balance_split)
     if reorder is None:
         reorder = num_parts > 1
@@ -230,10 +288,95 @@ def partition_graph(
             parts=_write_parts(plan, writer, jobs, num_hops),
             balances=balances,
         )
-        writer.commit(_json_content(plan, stats, num_hops, num_trainers_per_machine))
+        settings = stats, formats, num_hops, num_trainers_per_machine
+        writer.commit(_json_content(source, relabeling.book, *settings))
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
-    return _mapping(relabeling) if return_mapping else None
+    if not return_mapping:
+        return None
+    old_edge_ids = [relation.old_ids.to(torch.int64) for relation in relabeling.relations]
+    return _mapping(source, relabeling.old_node_ids, old_edge_ids)
+
+
+def _check_memory(memory: int | None, part_method: PartMethod) -> bool:
+    """Whether edges are to stay on disk."""
+    if memory is None:
+        return isinstance(part_method, str) and part_method == "multilevel"
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory < _LEAST_MEMORY:
+        raise ValueError(
+            f"memory must be a number of bytes from {_LEAST_MEMORY} up, or None (got {memory!r})"
+        )
+    if isinstance(part_method, str) and part_method == "metis":
+        raise ValueError(
+            "memory cannot be bounded with part_method='metis', which holds the whole graph (got "
+            f"memory={memory}); use part_method='multilevel', or leave memory out"
+        )
+    return True
+
+
+def _partition_streamed(
+    source: GraphSource,
+    graph_name: str,
+    out_path: str | os.PathLike[str],
+    overwrite: bool,
+    part_method: PartMethod,
+    constraints: Sequence[Constraint] | None,
+    asked: Streaming,
+    *,
+    objective: Objective,
+    return_mapping: bool,
+    quiet: bool,
+) -> tuple[NodeMapping, EdgeMapping] | None:
+    """`partition_graph` with edges on disk; see `_streamed`."""
+    method = "multilevel"
+    if not isinstance(part_method, str) or part_method != "multilevel":
+        assignment = assign_nodes(
+            source,
+            asked.num_parts,
+            part_method,
+            build_constraints(source, None, False, None) if constraints is None else constraints,
+            num_trainers_per_machine=asked.trainers_per_part,
+            objective=objective,
+            tolerance=asked.tolerance,
+            seed=asked.seed,
+        )
+        method = assignment.method
+        given = assignment.parts if assignment.trainers is None else assignment.trainers
+        check_num_parts(asked)
+        asked = replace(asked, given=given.astype(np.uint16))
+    elif objective != "cut":
+        raise ValueError(
+            f"objtype must be 'cut' with part_method='multilevel' (got {objective!r}); leave it "
+            "out, or use part_method='metis'"
+        )
+    asked = replace(asked, method=method, constraints=constraints)
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    start = time.monotonic()
+
+    def progress(line: str) -> None:
+        if not quiet:
+            console.print(f"{time.monotonic() - start:7.1f} s  {line}", soft_wrap=True)
+
+    with PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer:
+        made = stream_parts(
+            source, writer, asked, progress=progress, returns_mapping=return_mapping
+        )
+        stats = PartitionStats(
+            graph_name=graph_name,
+            num_nodes=source.num_nodes,
+            num_edges=source.num_edges,
+            part_method=method,
+            tolerance=asked.tolerance,
+            parts=made.sizes,
+            balances=made.balances,
+        )
+        settings = stats, asked.formats, asked.num_hops, asked.trainers_per_part
+        writer.commit(_json_content(source, made.book, *settings))
+    if not quiet:
+        Console(markup=False, emoji=False).print(stats.table())
+    if made.old_node_ids is None or made.old_edge_ids is None:
+        return None
+    return _mapping(source, made.old_node_ids, made.old_edge_ids)
 
 
 def _write_parts(
@@ -277,9 +420,13 @@ def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
 
 
 def _json_content(
-    plan: _Plan, stats: PartitionStats, num_hops: int, num_trainers_per_machine: int
+    source: GraphSource,
+    book: RangePartitionBook,
+    stats: PartitionStats,
+    formats: tuple[str, ...],
+    num_hops: int,
+    num_trainers_per_machine: int,
 ) -> dict[str, Any]:
-    source, book = plan.relabeling.source, plan.relabeling.book
     relations = list(map(etype_key, source.canonical_etypes))
     return {
         "graph_name": stats.graph_name,
@@ -289,7 +436,7 @@ def _json_content(
         "num_parts": stats.num_parts,
         "halo_hops": num_hops,
         "num_trainers_per_machine": num_trainers_per_machine,
-        "graph_formats": list(plan.formats),
+        "graph_formats": list(formats),
         "node_map": book.node_map(),
         "edge_map": dict(zip(relations, book.edge_map().values(), strict=True)),
         "ntypes": dict(zip(source.ntypes, itertools.count(), strict=False)),
@@ -299,13 +446,11 @@ def _json_content(
     }
 
 
-def _mapping(relabeling: Relabeling) -> tuple[NodeMapping, EdgeMapping]:
-    source = relabeling.source
-    nodes = dict(zip(source.ntypes, relabeling.old_node_ids, strict=True))
-    edges = {
-        etype: relation.old_ids.to(torch.int64)
-        for etype, relation in zip(source.canonical_etypes, relabeling.relations, strict=True)
-    }
+def _mapping(
+    source: GraphSource, old_node_ids: list[Tensor], old_edge_ids: list[Tensor]
+) -> tuple[NodeMapping, EdgeMapping]:
+    nodes = dict(zip(source.ntypes, old_node_ids, strict=True))
+    edges = dict(zip(source.canonical_etypes, old_edge_ids, strict=True))
     if len(nodes) == len(edges) == 1:
         return next(iter(nodes.values())), next(iter(edges.values()))
     return nodes, edges

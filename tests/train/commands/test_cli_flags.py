@@ -19,10 +19,10 @@ FLAGS = {
     "partition": """
         --balance-edges --balance-ntypes --balance-split --bidirected --config --dangling --data
         --delimiter --edges --encoding --encodings-from --format --header --help --hops --ignore
-        --inverse --label --label-task --links --method --name --no-header --no-inverse --no-reorder
-        --no-row-normalize --no-self-loops --node-id --nodes --null --objective --out --parallel
-        --parts --quiet --relation-column --reorder --row-normalize --seed --self-loops --source
-        --split --split-files --tables --target --time --tolerance --weight
+        --inverse --label --label-task --links --memory --method --name --no-header --no-inverse
+        --no-reorder --no-row-normalize --no-self-loops --node-id --nodes --null --objective --out
+        --parallel --parts --quiet --relation-column --reorder --row-normalize --seed --self-loops
+        --source --split --split-files --tables --target --time --tolerance --weight
     """,
     "tables": """
         --config --dangling --delimiter --edges --encoding --format --header --help --ignore --label

@@ -223,7 +223,10 @@ def partition(
     name: Annotated[
         str | None, "Name of the graph and of the JSON.", Unset("the data set's")
     ] = None,
-    method: Annotated[Literal["metis", "random"], "How to assign nodes."] = "metis",
+    method: Annotated[
+        Literal["metis", "multilevel", "random"],
+        "How to assign nodes; multilevel keeps edges on disk.",
+    ] = "metis",
     objective: Annotated[
         Objective | None,
         "What METIS minimises: edges between parts, or the halo.",
@@ -243,6 +246,11 @@ def partition(
         bool | None,
         "Order nodes for locality inside each part.",
         Unset("yes for several parts"),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        "MiB of edges in memory while parts are made, the others being on disk; not for metis.",
+        Unset("512 for multilevel, all for random"),
     ] = None,
     quiet: Annotated[bool, "Print nothing but errors."] = False,
     **options: Any,
@@ -271,6 +279,7 @@ def partition(
         "tolerance": tolerance,
         "seed": seed,
         "reorder": reorder,
+        "memory": None if memory is None else memory << 20,
         "quiet": quiet,
     }
     described = _tables_of(data, tables, flags, seed)

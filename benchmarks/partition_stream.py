@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions made while edges pass by: what they cost, and their cut beside METIS's.
+
+    python benchmarks/partition_stream.py                       # 20 million edges, three methods
+    python benchmarks/partition_stream.py --question cut --datasets DIR
+    python benchmarks/partition_stream.py --question all --datasets DIR --write
+
+*cost*: a graph of communities is written to a file in shuffled order, both directions of every
+edge, ids at random; each method is a process of its own that partitions it into ``--parts`` with
+one thread, from the file, with original ids and without features. CPU seconds are those of the
+process after its start; memory is its peak above what it had then. METIS reads the graph first.
+
+*cut*: assignments alone, of the graphs of ``--datasets``. The streamed one gets no level of more
+than half of the nodes and of the edges for METIS, so that it clusters at least once, as a graph
+that does not fit must; a graph that fits is given to METIS as it is, and has its cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _common import Side, markdown_table, run_side, write_result
+from peers._peak import peak_mb
+
+HERE = str(Path(__file__).resolve())
+METHODS = ("multilevel", "random", "metis")
+GRAPHS = (*("cnr-2000", "coauthor-physics", "amazon-computers", "nell", "tolokers", "fb15k-237"),)
+#: Of the generated graph: nodes of a community, and communities of a neighbourhood.
+COMMUNITY, NEIGHBOURS = 2000, 16
+
+
+def write_graph(path: Path, num_nodes: int, num_edges: int) -> None:
+    """[2, num_edges] int32: 75 % of edges inside a community, 20 % near it, 5 % anywhere."""
+    generator = np.random.default_rng(0)
+    half = num_edges // 2
+    src, anywhere = generator.integers(0, num_nodes, (2, half))
+    inside = src // COMMUNITY * COMMUNITY + generator.integers(0, COMMUNITY, half)
+    wide = COMMUNITY * NEIGHBOURS
+    near = src // wide * wide + generator.integers(0, wide, half)
+    draw = generator.random(half)
+    dst = np.where(draw < 0.75, inside, np.where(draw < 0.95, near, anywhere))
+    numbers = generator.permutation(num_nodes).astype(np.int32)
+    src, dst = numbers[src], numbers[np.minimum(dst, num_nodes - 1)]
+    order = generator.permutation(2 * half)
+    np.save(path, np.stack([np.concatenate(ends)[order] for ends in ((src, dst), (dst, src))]))
+
+
+def partition(graph: Path, num_nodes: int, num_parts: int, method: str, out: str) -> None:
+    """One partition; prints a line of JSON."""
+    from graphshard.partition import GraphFiles, load_partition_stats, partition_graph
+
+    torch.set_num_threads(1)
+    files = GraphFiles(num_nodes=num_nodes, edges=graph)
+    start, cpu, idle = time.perf_counter(), time.process_time(), peak_mb()
+    memory = None if method == "metis" else 1 << 29
+    partition_graph(files, "g", num_parts, out, part_method=method, memory=memory, quiet=True)
+    stats = load_partition_stats(f"{out}/g.json")
+    result = {
+        "cpu": time.process_time() - cpu,
+        "wall": time.perf_counter() - start,
+        "peak_mb": peak_mb() - idle,
+        "cut": 100 * stats.edge_cut_fraction,
+        "halo": max(part.halo_nodes for part in stats.parts),
+        "num_edges": stats.num_edges,
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def cost(args: argparse.Namespace) -> list[str]:
+    """The table of what methods cost."""
+    num_nodes = int(args.edges / 16)
+    rows = []
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        graph = Path(folder) / "edges.npy"
+        write_graph(graph, num_nodes, int(args.edges))
+        for method in args.methods.split(","):
+            options = [str(graph), str(num_nodes), str(args.parts), method, f"{folder}/{method}"]
+            side = Side(
+                method,
+                [sys.executable, HERE, "--work", *options],
+                {"OMP_NUM_THREADS": "1"},
+                timeout=3600.0,
+            )
+            run = run_side(side)
+            sys.stderr.write(f"{method}: {run}\n")
+            rows.append(
+                [
+                    method,
+                    f"{run['cpu']:.1f}",
+                    f"{run['cpu'] / run['num_edges'] * 1e8:.1f}",
+                    f"{run['peak_mb']:.0f}",
+                    f"{1024 + 20 * num_nodes / 2**20:.0f}",
+                    f"{run['cut']:.2f}",
+                    f"{run['halo']:,}",
+                ]
+            )
+    head = [
+        *("method", "CPU s", "CPU s per 100 M edges", "peak above start, MiB"),
+        *("1 GiB + 20 B a node, MiB", "cut, %", "largest halo (with targets)"),
+    ]
+    title = f"{int(args.edges):,} edges of {num_nodes:,} nodes, shuffled, {args.parts} parts"
+    return [f"## Cost: {title}", "", *markdown_table(head, rows)]
+
+
+def read_edges(folder: Path) -> np.ndarray:
+    """[2, num_edges] int64 of a folder of arrays."""
+    if (folder / "edge_index.npy").exists():
+        return np.load(folder / "edge_index.npy").astype(np.int64)
+    return np.load(folder / "train.npy")[:, [0, 2]].T.astype(np.int64).copy()
+
+
+def measure(src: Any, dst: Any, num_nodes: int, parts: Any, num_parts: int) -> tuple[float, int]:
+    """Share of edges that are cut, in %, and the most distinct remote sources of a part."""
+    is_cut = parts[src] != parts[dst]
+    pairs = np.unique(parts[dst[is_cut]].astype(np.int64) * num_nodes + src[is_cut])
+    return 100 * float(is_cut.mean()), int(np.bincount(pairs // num_nodes, minlength=1).max())
+
+
+def cut(args: argparse.Namespace) -> list[str]:
+    """The table of cuts."""
+    from graphshard.partition import UndirectedGraph
+    from graphshard.partition._edge_files import EdgeSorter, kernels
+    from graphshard.partition._multilevel import Level, multilevel_partition
+    from graphshard.partition.assign import Constraint, metis_assignment
+
+    torch.set_num_threads(1)
+    rows = []
+    for name in args.graphs.split(","):
+        src, dst = read_edges(Path(args.datasets) / name)
+        num_nodes = int(max(src.max(), dst.max())) + 1
+        ends = [(torch.from_numpy(src), torch.from_numpy(dst))]
+        for num_parts in (4, 8):
+            start = time.process_time()
+            undirected = UndirectedGraph.from_edges(ends, num_nodes)
+            nodes = [Constraint("nodes", np.ones(num_nodes, dtype=np.int64))]
+            of_metis = metis_assignment(undirected, num_parts, nodes)
+            middle = time.process_time()
+            with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+                level, inside = Path(folder) / "level", Path(folder) / "levels"
+                level.mkdir()
+                inside.mkdir()
+                memory: dict[str, Any] = {"memory": 1 << 28, "num_threads": 1}
+                sorter = EdgeSorter(level, num_nodes, 2 * len(src), value_dtype=None, **memory)
+                sorter.add(dst, src, drops_loops=True)
+                if kernels().hash_edges(dst, src, 0, 0, 0, 1)[1]:
+                    sorter.add(src, dst, drops_loops=True)
+                edges = sorter.finish()
+                streamed = multilevel_partition(
+                    Level(edges, None),
+                    num_parts,
+                    None,
+                    folder=inside,
+                    coarse_nodes=num_nodes // 2,
+                    coarse_edges=edges.num_edges // 2,
+                    **memory,
+                ).parts
+            end = time.process_time()
+            measures = [
+                measure(src, dst, num_nodes, parts, num_parts) for parts in (of_metis, streamed)
+            ]
+            (cut_metis, halo_metis), (cut_ours, halo_ours) = measures
+            largest = np.bincount(streamed, minlength=num_parts).max() * num_parts / num_nodes
+            rows.append(
+                [
+                    name,
+                    str(num_parts),
+                    f"{cut_metis:.3f}",
+                    f"{cut_ours:.3f}",
+                    f"{cut_ours / cut_metis:.3f}",
+                    f"{halo_metis:,}",
+                    f"{halo_ours:,}",
+                    f"{halo_ours / max(halo_metis, 1):.2f}",
+                    f"{largest:.3f}",
+                    f"{middle - start:.2f}",
+                    f"{end - middle:.2f}",
+                ]
+            )
+            sys.stderr.write(f"{rows[-1]}\n")
+    head = [
+        *("graph", "parts", "cut METIS, %", "streamed, %", "ratio", "largest halo METIS"),
+        *("streamed", "ratio", "nodes, max/mean", "CPU s METIS", "streamed"),
+    ]
+    return [
+        "## Cut: the streamed assignment beside METIS on the whole graph",
+        "",
+        *markdown_table(head, rows),
+    ]
+
+
+def main() -> None:
+    """Answer a question."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--question", choices=("cost", "cut", "all"), default="cost")
+    parser.add_argument("--edges", type=float, default=2e7)
+    parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--datasets", help="folder of data sets, for cut")
+    parser.add_argument("--graphs", default=",".join(GRAPHS))
+    parser.add_argument("--folder", help="where graphs and parts go, 100 bytes an edge")
+    parser.add_argument("--write", action="store_true", help="write a file of results")
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        graph, num_nodes, num_parts, method, out = args.work
+        partition(Path(graph), int(num_nodes), int(num_parts), method, out)
+        return
+    body: list[str] = []
+    if args.question in ("cost", "all"):
+        body += [*cost(args), ""]
+    if args.question in ("cut", "all"):
+        if not args.datasets:
+            parser.error("--question cut needs --datasets")
+        body += [*cut(args), ""]
+    if args.write:
+        write_result("partition_stream", "Partitions made while edges pass by", body)
+    else:
+        sys.stdout.write("\n".join(body) + "\n")
+
+
+if __name__ == "__main__":
+    main()

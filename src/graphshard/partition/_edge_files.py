@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges on disk, sorted by one of their ends, and read back row after row in bounded memory.
+
+An external distribution sort (csrc/partition/edge_buckets.h): batches of edges are distributed to
+buckets of consecutive rows, what a batch has for each bucket is appended to one file, and a bucket
+at a time is read back and sorted by counting. Edges of one row keep the order in which they came,
+so the files depend on the edges alone, not on batches, threads or memory.
+
+::
+
+    degrees.u32    [num_rows] edges of each row
+    cols.u32       [num_edges] the other end of each edge, row after row; .i64 from 2^32 nodes on
+    values.i64     [num_edges] id of each edge, or values.u32 its weight; or no such file
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._base.files import writing
+from .._base.kernels import kernels_for
+
+NodeArray = npt.NDArray[np.unsignedinteger[Any] | np.signedinteger[Any]]
+Degrees = npt.NDArray[np.uint32]
+EdgeCounts = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+BATCH_EDGES = 1 << 21
+"""Edges that are distributed to buckets, or read back, at a time."""
+
+_BUCKET_EDGES = 1 << 19  # sorted by counting next to the core
+_MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are distributed
+_ROWS_AT_ONCE = 1 << 20
+
+
+def kernels() -> ModuleType:
+    """The compiled kernels.
+
+    Raises:
+        RuntimeError: There are none.
+    """
+    module = kernels_for(torch.device("cpu"))
+    if module is None:
+        raise RuntimeError(
+            "part_method='multilevel' needs the compiled kernels (there are none, or they are "
+            "switched off); build them with `pip install .`, or use part_method='metis'"
+        )
+    return module
+
+
+def node_dtype(num_nodes: int) -> np.dtype[Any]:
+    """The dtype of numbers of nodes: 32 bits as long as they suffice."""
+    return np.dtype(np.uint32 if num_nodes <= 2**32 else np.int64)
+
+
+class SpillFile:
+    """Records of several buckets, appended a batch at a time and read back by bucket.
+
+    Args:
+        path: A new file.
+        num_buckets: In a batch records come by bucket.
+        record_bytes: Of one record.
+    """
+
+    def __init__(self, path: Path, num_buckets: int, record_bytes: int) -> None:
+        self.path = path
+        self.record_bytes = record_bytes
+        self._counts: list[EdgeCounts] = []
+        self._num_buckets = num_buckets
+        self._num_records = 0
+        self._starts: EdgeCounts | None = None
+        with writing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+
+    @classmethod
+    def reopen(cls, path: Path, record_bytes: int) -> SpillFile:
+        """A file that `save` has been called of, to be read."""
+        counts = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        file = cls.__new__(cls)
+        file.path, file.record_bytes = path, record_bytes
+        file._counts, file._num_buckets = list(counts), counts.shape[1]
+        file._num_records, file._starts = int(counts.sum()), None
+        file._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return file
+
+    def save(self) -> None:
+        """Close the file, and write beside it what `reopen` needs."""
+        np.save(self.path.with_suffix(".npy"), np.stack([self.totals() * 0, *self._counts]))
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def append(self, records: Bytes, counts: EdgeCounts) -> None:
+        """Append a batch: so many records of each bucket, those of the first first."""
+        total = int(counts.sum())
+        self._counts.append(counts.copy())
+        with writing(self.path):
+            start = self._num_records * self.record_bytes
+            _write_at(self._descriptor, records[: total * self.record_bytes].data, start)
+        self._num_records += total
+
+    def totals(self) -> EdgeCounts:
+        """Records of each bucket so far."""
+        return sum(self._counts, np.zeros(self._num_buckets, dtype=np.int64))
+
+    def count(self, bucket: int) -> int:
+        """Records of one bucket."""
+        return sum(int(counts[bucket]) for counts in self._counts)
+
+    def segments(self, bucket: int, most: int) -> Iterator[Bytes]:
+        """The records of a bucket, at most ``most`` at a time, in the order in which they came."""
+        if self._starts is None:
+            flat = np.concatenate([*self._counts, np.zeros(0, dtype=np.int64)])
+            starts = np.cumsum(flat) - flat
+            self._starts = starts.reshape(-1, self._num_buckets)
+        for starts, counts in zip(self._starts, self._counts, strict=True):
+            first, left = int(starts[bucket]), int(counts[bucket])
+            while left:
+                count = min(left, most)
+                records = np.empty(count * self.record_bytes, dtype=np.uint8)
+                _read_at(self._descriptor, records.data, first * self.record_bytes, self.path)
+                yield records
+                first, left = first + count, left - count
+
+    def read(self, bucket: int) -> Bytes:
+        """All records of a bucket."""
+        count = self.count(bucket)
+        records = np.empty(count * self.record_bytes, dtype=np.uint8)
+        done = 0
+        for segment in self.segments(bucket, BATCH_EDGES):
+            records[done : done + len(segment)] = segment
+            done += len(segment)
+        return records
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        self.close()
+        self.path.unlink()
+
+
+@dataclass(frozen=True)
+class EdgeBlock:
+    """Consecutive rows of sorted edges.
+
+    Args:
+        first_row: The first of them.
+        first_edge: Number of their first edge among all.
+        degrees: uint32 ``[num_rows]``.
+        cols: ``[num_edges]``.
+        values: ``[num_edges]``, or None where edges have none.
+    """
+
+    first_row: int
+    first_edge: int
+    degrees: Degrees
+    cols: NodeArray
+    values: NodeArray | None
+
+
+@dataclass(frozen=True)
+class SortedEdges:
+    """Edges on disk, row after row; see the module.
+
+    Args:
+        folder: Holds the three files.
+        starts: Number of the first edge of every ``2**shift`` rows; and of all edges, at the end.
+    """
+
+    folder: Path
+    num_rows: int
+    col_dtype: np.dtype[Any]
+    value_dtype: np.dtype[Any] | None
+    shift: int
+    starts: tuple[int, ...]
+
+    @property
+    def num_edges(self) -> int:
+        return self.starts[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `from_dict` takes, besides the folder."""
+        return {
+            "num_rows": self.num_rows,
+            "col_dtype": self.col_dtype.name,
+            "value_dtype": None if self.value_dtype is None else self.value_dtype.name,
+            "shift": self.shift,
+            "starts": list(self.starts),
+        }
+
+    @classmethod
+    def from_dict(cls, folder: Path, content: Mapping[str, Any]) -> SortedEdges:
+        """Inverse of `as_dict`."""
+        value_dtype = content["value_dtype"]
+        return cls(
+            folder,
+            content["num_rows"],
+            np.dtype(content["col_dtype"]),
+            None if value_dtype is None else np.dtype(value_dtype),
+            content["shift"],
+            tuple(content["starts"]),
+        )
+
+    def degrees(self, first: int, last: int) -> Degrees:
+        """Edges of each row in ``[first, last)``."""
+        return _read_items(self.folder / "degrees.u32", np.dtype(np.uint32), first, last - first)
+
+    def first_edge(self, row: int) -> int:
+        """Number of the first edge of a row, or of all edges for ``num_rows``."""
+        bucket = min(row >> self.shift, len(self.starts) - 1)
+        return self.starts[bucket] + int(
+            self.degrees(bucket << self.shift, row).sum(dtype=np.int64)
+        )
+
+    def cols(self, first: int, count: int) -> NodeArray:
+        """The other ends of edges, by number."""
+        return _read_items(_cols_path(self.folder, self.col_dtype), self.col_dtype, first, count)
+
+    def values(self, first: int, count: int) -> NodeArray:
+        """The values of edges, by number."""
+        assert self.value_dtype is not None
+        path = _values_path(self.folder, self.value_dtype)
+        return _read_items(path, self.value_dtype, first, count)
+
+    def blocks(
+        self,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        most_edges: int = BATCH_EDGES,
+        batches: Callable[[Degrees], EdgeCounts] | None = None,
+        with_values: bool = True,
+    ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
+        """Rows in ``[first, last)`` in blocks of at most ``most_edges`` edges, or one batch.
+
+        Args:
+            batches: Ends of the batches that some rows are cut into, which a block never cuts; by
+                default every row is one.
+
+        Returns:
+            Blocks, and the ends of batches within each, counted from its first row.
+        """
+        last = self.num_rows if last is None else last
+        edge = self.first_edge(first)
+        for some in range(first, last, _ROWS_AT_ONCE):
+            degrees = self.degrees(some, min(some + _ROWS_AT_ONCE, last))
+            ends = np.arange(1, len(degrees) + 1) if batches is None else batches(degrees)
+            # Edges up to the end of each batch.
+            totals = np.cumsum(degrees, dtype=np.int64)[ends - 1]
+            batch, done = 0, 0
+            while batch < len(ends):
+                stop = int(np.searchsorted(totals, done + most_edges, side="right"))
+                stop = max(stop, batch + 1)
+                row = 0 if batch == 0 else int(ends[batch - 1])
+                count = int(totals[stop - 1]) - done
+                values = None
+                if with_values and self.value_dtype is not None:
+                    values = self.values(edge, count)
+                block = EdgeBlock(
+                    some + row,
+                    edge,
+                    degrees[row : int(ends[stop - 1])],
+                    self.cols(edge, count),
+                    values,
+                )
+                yield block, np.ascontiguousarray(ends[batch:stop] - row)
+                batch, done, edge = stop, int(totals[stop - 1]), edge + count
+
+
+class EdgeSorter:
+    """Takes edges a batch at a time, in any number of batches; then sorts them.
+
+    Args:
+        folder: An empty folder, for the sorted edges and what comes before.
+        num_rows: Rows that edges are sorted by; columns are below it, too.
+        num_edges: About how many will come.
+        value_dtype: uint32 or int64: of what goes with an edge; None for nothing.
+        memory: Bytes that sorting may take, in all threads together.
+        num_threads: That distribute a batch, and that sort buckets.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_rows: int,
+        num_edges: int,
+        *,
+        value_dtype: npt.DTypeLike | None,
+        memory: int,
+        num_threads: int,
+    ) -> None:
+        self.folder = folder
+        self.num_rows = num_rows
+        self.col_dtype = node_dtype(num_rows)
+        self.value_dtype = None if value_dtype is None else np.dtype(value_dtype)
+        self._value_bytes = 0 if self.value_dtype is None else self.value_dtype.itemsize
+        self._record_bytes = 4 + self.col_dtype.itemsize + self._value_bytes
+        self._memory, self._num_threads = memory, num_threads
+        # A bucket is in memory twice, once as records.
+        of_memory = -(-num_edges * 2 * self._record_bytes * num_threads // max(memory, 1))
+        wished = min(max(-(-num_edges // _BUCKET_EDGES), of_memory, 1), _MOST_BUCKETS)
+        rows_of_bucket = max(-(-num_rows // wished), 1)
+        self.shift = min(max((rows_of_bucket - 1).bit_length(), 0), 32)
+        self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
+        self._spill = SpillFile(folder / "records", self.num_buckets, self._record_bytes)
+        self._records = np.empty(0, dtype=np.uint8)
+
+    def add(
+        self,
+        rows: npt.NDArray[Any],
+        cols: npt.NDArray[Any],
+        *,
+        numbers: NodeArray | None = None,
+        first_row: int = 0,
+        num_ids: int | None = None,
+        first_col: int = 0,
+        num_col_ids: int | None = None,
+        values: Degrees | None = None,
+        first_value: int = 0,
+        drops_loops: bool = False,
+    ) -> None:
+        """Distribute some edges.
+
+        Args:
+            rows: The ends to sort by, the row of id ``i`` being ``first_row + i``.
+            cols: The other ends, likewise.
+            numbers: What to call node ``first_row + i``, and ``first_col + i``, instead.
+            num_ids: Ids in ``rows`` are below it; by default all that there are.
+            num_col_ids: Ids in ``cols`` are below it.
+            values: uint32, one for each edge; by default they are numbered from ``first_value`` on.
+            drops_loops: Leave out edges whose two ends are one.
+
+        Raises:
+            IndexError: An id is out of range.
+        """
+        for some in range(0, len(rows), BATCH_EDGES):
+            stop = min(some + BATCH_EDGES, len(rows))
+            if len(self._records) < (stop - some) * self._record_bytes:
+                self._records = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
+            counts = np.empty(self.num_buckets, dtype=np.int64)
+            kernels().bucket_edges(
+                rows[some:stop],
+                cols[some:stop],
+                numbers,
+                self.num_rows,
+                first_row,
+                self.num_rows - first_row if num_ids is None else num_ids,
+                first_col,
+                self.num_rows - first_col if num_col_ids is None else num_col_ids,
+                None if values is None else values[some:stop],
+                first_value + some,
+                self._value_bytes,
+                self.col_dtype.itemsize,
+                drops_loops,
+                self.shift,
+                self._records,
+                counts,
+                self._num_threads,
+            )
+            self._spill.append(self._records, counts)
+
+    def finish(self, *, merges: bool = False) -> SortedEdges:
+        """Sort what has come.
+
+        Args:
+            merges: Make edges with the same two ends one, whose weight is the sum; rows are then
+                ascending. Values must be weights.
+        """
+        self._records = np.empty(0, dtype=np.uint8)
+        totals = self._spill.totals()
+        paths = {"degrees": self.folder / "degrees.u32"}
+        paths["cols"] = _cols_path(self.folder, self.col_dtype)
+        if self.value_dtype is not None:
+            paths["values"] = _values_path(self.folder, self.value_dtype)
+        descriptors: dict[str, int] = {}
+        starts = [0]
+        try:
+            for name, path in paths.items():
+                with writing(path):
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    descriptors[name] = os.open(path, flags)
+            if merges:  # how many there will be is known bucket after bucket
+                for bucket in range(self.num_buckets):
+                    starts.append(
+                        starts[-1] + self._sort(bucket, starts[-1], descriptors, paths, merges)
+                    )
+            else:
+                starts = [0, *np.cumsum(totals).tolist()]
+                with ThreadPoolExecutor(max_workers=self._num_threads) as pool:
+                    list(
+                        pool.map(
+                            lambda bucket: self._sort(
+                                bucket, starts[bucket], descriptors, paths, merges
+                            ),
+                            range(self.num_buckets),
+                        )
+                    )
+        finally:
+            for descriptor in descriptors.values():
+                os.close(descriptor)
+        self._spill.remove()
+        return SortedEdges(
+            self.folder, self.num_rows, self.col_dtype, self.value_dtype, self.shift, tuple(starts)
+        )
+
+    def _sort(
+        self,
+        bucket: int,
+        start: int,
+        descriptors: Mapping[str, int],
+        paths: Mapping[str, Path],
+        merges: bool,
+    ) -> int:
+        """Sort a bucket whose first edge has the number ``start``; how many edges it has then."""
+        first = bucket << self.shift
+        degrees = np.zeros(max(min(1 << self.shift, self.num_rows - first), 0), dtype=np.uint32)
+        count = self._spill.count(bucket)
+        most = max(self._memory // self._num_threads // (2 * self._record_bytes), 1 << 16)
+        is_whole = merges or count <= most
+        whole = [self._spill.read(bucket)] if is_whole else []
+
+        def segments() -> Iterable[Bytes]:
+            return whole if is_whole else self._spill.segments(bucket, most)
+
+        for records in segments():
+            kernels().count_rows(records, self._record_bytes, degrees)
+        ends = np.cumsum(degrees, dtype=np.int64)
+        window = count if is_whole else most
+        for begin in range(0, count, max(window, 1)):
+            size = min(window, count - begin)
+            cols = np.empty(size, dtype=self.col_dtype)
+            values = None if self.value_dtype is None else np.empty(size, dtype=self.value_dtype)
+            places = ends - degrees
+            for records in segments():
+                kernels().place_rows(records, places, begin, cols, values)
+            whole.clear()
+            if merges:
+                assert values is not None
+                count = kernels().merge_repeated(degrees, cols, values)
+                cols, values = cols[:count], values[:count]
+            for name, items in (("cols", cols), ("values", values)):
+                if items is not None:
+                    with writing(paths[name]):
+                        place = (start + begin) * items.itemsize
+                        _write_at(descriptors[name], items.view(np.uint8).data, place)
+            if merges:
+                break
+        with writing(paths["degrees"]):
+            _write_at(descriptors["degrees"], degrees.view(np.uint8).data, 4 * first)
+        return count
+
+
+def batch_ends(degrees: Degrees, most_rows: int, most_edges: int) -> EdgeCounts:
+    """Cut rows into batches of at most so many rows, and edges unless it is a single row.
+
+    The cut depends on the degrees alone; every ``most_rows`` rows a batch ends.
+    """
+    num_rows = len(degrees)
+    ends = np.append(np.arange(most_rows, num_rows, most_rows), num_rows)[: None if num_rows else 0]
+    totals = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)])
+    starts = np.concatenate([[0], ends])[:-1]
+    heavy = np.flatnonzero(totals[ends] - totals[starts] > most_edges)
+    if not len(heavy):
+        return ends.astype(np.int64)
+    more = [ends]
+    for i in heavy.tolist():
+        row, end = int(starts[i]), int(ends[i])
+        while row < end:
+            stop = int(np.searchsorted(totals, totals[row] + most_edges, side="right")) - 1
+            row = min(max(stop, row + 1), end)
+            more.append(np.array([row]))
+    return np.unique(np.concatenate(more)).astype(np.int64)
+
+
+def _cols_path(folder: Path, dtype: np.dtype[Any]) -> Path:
+    return folder / f"cols.{_SUFFIXES[dtype.name]}"
+
+
+def _values_path(folder: Path, dtype: np.dtype[Any]) -> Path:
+    return folder / f"values.{_SUFFIXES[dtype.name]}"
+
+
+_SUFFIXES = {"uint32": "u32", "int64": "i64"}
+
+
+def _read_items(path: Path, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+    """Some numbers of a file of ours."""
+    items = np.empty(count, dtype=dtype)
+    if count:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _read_at(descriptor, items.view(np.uint8).data, first * dtype.itemsize, path)
+        finally:
+            os.close(descriptor)
+    return items
+
+
+def _read_at(descriptor: int, data: memoryview, start: int, path: Path) -> None:
+    done = 0
+    while done < len(data):
+        received = os.preadv(descriptor, [data[done:]], start + done)
+        if received == 0:
+            raise OSError(f"{path} ends at byte {start + done}, before what was written to it")
+        done += received
+
+
+def _write_at(descriptor: int, data: memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], start + done)
+
+
+def concatenated(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Arrays behind each other; an empty one of that dtype for none."""
+    return np.concatenate([np.zeros(0, dtype=dtype), *arrays])

@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multilevel partitioning of a graph whose edges are on disk; O(nodes) in memory.
+
+Y. Akhremtsev, P. Sanders, C. Schulz, "(Semi-)External Algorithms for Graph Partitioning and
+Clustering" (ALENEX 2015), https://arxiv.org/abs/1404.4887: some passes of size-constrained label
+propagation over the edges make clusters; the graph of the clusters is contracted, on disk again;
+and so on until a level fits in memory, where METIS divides it. On the way back each level is
+refined in passes over its edges. All in all the edges of the first level are read some ten times,
+always in their order. Beside the edges, memory holds per node of a level its label or
+cluster (4 bytes), the size of the cluster (4 for each constraint) and its part (2).
+
+Left undone of the paper: an ensemble of clusterings, and iterated V-cycles.
+
+[Note: nodes that find no cluster]
+Label propagation leaves nodes alone whose neighbours' clusters are full, such as leaves around a
+hub, and nodes without neighbours. As they count for little in the cut, those that want the same
+cluster are put together, up to the same size; otherwise a level would hardly shrink (two-hop
+matching: D. LaSalle and others, "Improving graph partitioning for modern graphs and architectures",
+2015).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._edge_files import (
+    Degrees,
+    EdgeCounts,
+    EdgeSorter,
+    NodeArray,
+    SortedEdges,
+    batch_ends,
+    kernels,
+    node_dtype,
+)
+from ._metis import UndirectedGraph
+from ._node_order import clustered_order
+from .assign import BalanceWarning, Constraint, metis_assignment, part_loads
+
+PartNumbers = npt.NDArray[np.uint16]
+NodeWeights = npt.NDArray[np.uint32]
+
+MOST_PARTS = 2**16
+DEFAULT_HALO_TOLERANCE = 1.05
+
+_HALO_PASSES = 4
+_HALO_PRICE = 1  # edges for a node less in a halo
+
+_LABEL_PASSES = 3
+_REFINE_PASSES = 5
+_MOST_REPAIRS = 24
+# Clusters are at most so small a share of a part that METIS can balance them.
+_CLUSTERS_PER_PART = 30
+# A level that METIS gets: it takes about 100 bytes an edge, both ends counted, and 200 a node.
+_COARSE_NODES = 200_000
+_COARSE_EDGES = 4_000_000
+# A level that shrinks less than this is not worth another one.
+_LEAST_SHRINKING = 0.9
+# METIS counts in 32 bits.
+_MOST_WEIGHT = 2**30
+# So many ends of edges, and how often they are divided to take the best: it costs next to nothing.
+_TRIALS = ((200_000, 16), (1_000_000, 4))
+_BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
+_BATCH_EDGES = 1 << 19
+
+
+@dataclass(frozen=True)
+class Level:
+    """A graph on disk.
+
+    Args:
+        edges: Neighbours of every node, each edge from both ends; values are weights, or none.
+        weights: uint32 ``[num_nodes, num_constraints]``; None where every node counts 1.
+    """
+
+    edges: SortedEdges
+    weights: NodeWeights | None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.edges.num_rows
+
+    def batches(self, degrees: Degrees) -> EdgeCounts:
+        """Ends of the batches that nodes move in."""
+        rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
+        rows = 1 << (rows.bit_length() - 1)  # a divisor of the rows that are read at once
+        return batch_ends(degrees, rows, _BATCH_EDGES)
+
+
+@dataclass(frozen=True)
+class Multilevel:
+    """What `multilevel_partition` makes.
+
+    Args:
+        parts: uint16 ``[num_nodes]``.
+        places: ``[num_nodes]``: the place of each node's cluster in an order in which clusters that
+            are near each other are neighbours.
+        num_clusters: Places are below it.
+    """
+
+    parts: PartNumbers
+    places: NodeArray
+    num_clusters: int
+
+
+def multilevel_partition(
+    level: Level,
+    num_parts: int,
+    constraints: Sequence[Constraint] | None,
+    *,
+    folder: Path,
+    memory: int,
+    num_threads: int,
+    tolerance: float = 1.05,
+    halo_tolerance: float | None = DEFAULT_HALO_TOLERANCE,
+    seed: int = 0,
+    coarse_nodes: int = _COARSE_NODES,
+    coarse_edges: int = _COARSE_EDGES,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Multilevel:
+    """Divide a graph.
+
+    Args:
+        level: The graph; no node has an edge to itself.
+        constraints: What to balance, one for each column of ``level.weights``, of which names and
+            totals are used; None where every node counts 1.
+        folder: An empty one for levels.
+        memory: Bytes that sorting the edges of a level may take.
+        tolerance: The heaviest part over the mean, under each constraint.
+        halo_tolerance: The largest halo over the mean; a goal that may cost a few edges of the cut.
+        coarse_nodes: A level of at most so many nodes, and
+        coarse_edges: edges, counted from both ends, is given to METIS.
+
+    Raises:
+        MetisError: METIS is missing or failed.
+    """
+    limits = np.array(_limits(level, num_parts, constraints, tolerance), dtype=np.float64)
+    levels = [level]
+    while True:
+        current = levels[-1]
+        is_coarse = current.num_nodes <= coarse_nodes and current.edges.num_edges <= coarse_edges
+        if is_coarse or current.num_nodes <= num_parts:
+            break
+        depth = len(levels)
+        progress(
+            f"level {depth}: clustering {current.num_nodes:,} nodes, "
+            f"{current.edges.num_edges:,} ends of edges"
+        )
+        clusters, num_clusters = _find_clusters(current, num_parts, num_threads)
+        if num_clusters > _LEAST_SHRINKING * current.num_nodes:
+            break
+        np.save(folder / f"clusters-{depth}.npy", clusters)
+        inside = folder / f"level-{depth}"
+        inside.mkdir()
+        levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
+        del clusters
+    progress(f"dividing {levels[-1].num_nodes:,} clusters")
+    parts, places = _divide(levels[-1], num_parts, limits, tolerance, seed, folder, num_threads)
+    num_clusters = len(places)
+    for depth in range(len(levels) - 1, 0, -1):
+        finer = levels[depth - 1]
+        progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
+        clusters = np.load(folder / f"clusters-{depth}.npy")
+        parts = parts[clusters]
+        places = places[clusters]
+        if depth > 1:  # in an order of their own, which nodes of the level before go by
+            order = np.argsort(places, kind="stable")
+            places = np.empty(len(order), dtype=node_dtype(len(order)))
+            places[order] = np.arange(len(order), dtype=places.dtype)
+            num_clusters = len(order)
+            del order
+        del clusters
+        _refine(finer, parts, num_parts, limits, num_threads)
+    if halo_tolerance is not None:
+        progress("making the largest halo smaller")
+        _limit_halos(level, parts, num_parts, limits, halo_tolerance, num_threads)
+    return Multilevel(parts, places, num_clusters)
+
+
+def _limits(
+    level: Level, num_parts: int, constraints: Sequence[Constraint] | None, tolerance: float
+) -> list[float]:
+    if constraints is None:
+        ones = level.num_nodes / num_parts
+        return [max(tolerance * ones, ones + 1, 1.0)]
+    return [constraint.limit(num_parts, tolerance) for constraint in constraints]
+
+
+def _totals(level: Level) -> EdgeCounts:
+    if level.weights is None:
+        return np.array([level.num_nodes], dtype=np.int64)
+    return np.array(
+        [level.weights[:, j].sum(dtype=np.int64) for j in range(level.weights.shape[1])],
+        dtype=np.int64,
+    )
+
+
+def _find_clusters(level: Level, num_parts: int, num_threads: int) -> tuple[NodeArray, int]:
+    """The cluster of each node, by label propagation; and how many there are."""
+    num_nodes, dtype = level.num_nodes, node_dtype(level.num_nodes)
+    most = np.maximum(_totals(level) // (num_parts * _CLUSTERS_PER_PART), 1)
+    limits = np.minimum(np.maximum(most, 2), 2**32 - 1).astype(np.uint32)
+    labels = np.arange(num_nodes, dtype=dtype)
+    if level.weights is None:
+        sizes = np.ones((num_nodes, 1), dtype=np.uint32)
+    else:
+        sizes = level.weights.copy()
+    favourites = None
+    for number in range(_LABEL_PASSES):
+        if number == _LABEL_PASSES - 1:
+            favourites = np.arange(num_nodes, dtype=dtype)
+        moved = 0
+        for block, ends in level.edges.blocks(batches=level.batches):
+            moved += kernels().propagate_labels(
+                block.degrees,
+                block.cols,
+                block.values,
+                ends,
+                block.first_row,
+                level.weights,
+                labels,
+                sizes,
+                limits,
+                favourites,
+                num_threads,
+            )
+        if favourites is None and moved == 0:
+            favourites = np.arange(num_nodes, dtype=dtype)
+    assert favourites is not None
+    _join_lonely(level, labels, sizes, limits, favourites)
+    del sizes, favourites
+    is_label = np.zeros(num_nodes, dtype=bool)
+    is_label[labels] = True
+    num_clusters = int(np.count_nonzero(is_label))
+    numbers = np.cumsum(is_label, dtype=node_dtype(num_clusters))
+    numbers -= 1
+    return numbers[labels], num_clusters
+
+
+def _join_lonely(
+    level: Level,
+    labels: NodeArray,
+    sizes: NodeWeights,
+    limits: NodeWeights,
+    favourites: NodeArray,
+) -> None:
+    """Put together nodes that are alone, by the cluster that they want; see the note."""
+    ids = np.arange(level.num_nodes, dtype=labels.dtype)
+    own = 1 if level.weights is None else level.weights
+    is_lonely = (labels == ids) & (sizes == own).all(axis=1)
+    # Others may have come to a node that counts for nothing.
+    is_joined = np.zeros(level.num_nodes, dtype=bool)
+    is_joined[labels[labels != ids]] = True
+    is_lonely &= ~is_joined
+    has_edges = np.zeros(level.num_nodes, dtype=bool)
+    for first in range(0, level.num_nodes, 1 << 20):
+        degrees = level.edges.degrees(first, min(first + (1 << 20), level.num_nodes))
+        has_edges[first : first + len(degrees)] = degrees > 0
+    wants = is_lonely & (favourites != ids)
+    isolated = is_lonely & ~has_edges
+    del ids, is_joined, has_edges
+    nodes = np.flatnonzero(wants)
+    nodes = nodes[np.argsort(favourites[nodes], kind="stable")]
+    wish = favourites[nodes]
+    begins = np.flatnonzero(np.append(True, wish[1:] != wish[:-1])) if len(nodes) else nodes
+    alone = np.flatnonzero(isolated)
+    for members, starts in ((nodes, begins), (alone, np.zeros(min(len(alone), 1), np.int64))):
+        if not len(members):
+            continue
+        weights = (
+            np.ones((len(members), 1), dtype=np.int64)
+            if level.weights is None
+            else level.weights[members].astype(np.int64)
+        )
+        # In each group of the same wish, a new cluster begins where the sum passes a multiple.
+        sums = np.cumsum(weights, axis=0) - weights
+        sums -= np.repeat(sums[starts], np.diff(np.append(starts, len(members))), axis=0)
+        chunks = (sums // np.maximum(limits.astype(np.int64) // 2, 1)).max(axis=1)
+        is_first = np.append(True, chunks[1:] != chunks[:-1])
+        is_first[starts] = True
+        heads = members[np.maximum.accumulate(np.where(is_first, np.arange(len(members)), 0))]
+        labels[members] = heads.astype(labels.dtype)
+
+
+def _contracted(
+    level: Level,
+    clusters: NodeArray,
+    num_clusters: int,
+    folder: Path,
+    memory: int,
+    num_threads: int,
+) -> Level:
+    """The graph of the clusters, on disk."""
+    sorter = EdgeSorter(
+        folder,
+        num_clusters,
+        level.edges.num_edges // 4,
+        value_dtype=np.uint32,
+        memory=memory,
+        num_threads=num_threads,
+    )
+    wide = clusters
+    for block, _ in level.edges.blocks():
+        rows, cols = (np.empty(len(block.cols), dtype=wide.dtype) for _ in range(2))
+        weights = np.empty(len(block.cols), dtype=np.uint32)
+        count = kernels().contract(
+            block.degrees,
+            block.cols.astype(wide.dtype, copy=False),
+            block.values,
+            block.first_row,
+            wide,
+            rows,
+            cols,
+            weights,
+            num_threads,
+        )
+        sorter.add(rows[:count], cols[:count], values=weights[:count])
+    edges = sorter.finish(merges=True)
+    columns = []
+    for j in range(1 if level.weights is None else level.weights.shape[1]):
+        column = None if level.weights is None else level.weights[:, j]
+        sums = np.bincount(clusters, weights=column, minlength=num_clusters)
+        columns.append(np.minimum(sums, 2**32 - 1).astype(np.uint32))
+    return Level(edges, np.stack(columns, axis=1))
+
+
+def _divide(
+    level: Level,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    tolerance: float,
+    seed: int,
+    folder: Path,
+    num_threads: int,
+) -> tuple[PartNumbers, NodeArray]:
+    """Parts of the nodes of the last level, by METIS; and an order of them."""
+    edges = level.edges
+    degrees = edges.degrees(0, edges.num_rows)
+    indptr = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)])
+    indices = edges.cols(0, edges.num_edges)
+    counts = None if edges.value_dtype is None else edges.values(0, edges.num_edges)
+    graph = _undirected(indptr, indices, counts, level.num_nodes)
+    weights = level.weights
+    if weights is None:
+        weights = np.ones((level.num_nodes, 1), dtype=np.uint32)
+    table = [
+        Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
+    ]
+    trials = next((count for most, count in _TRIALS if len(indices) <= most), 1)
+    best: tuple[float, PartNumbers] | None = None
+    for trial in range(trials):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
+            parts = metis_assignment(
+                graph,
+                num_parts,
+                table,
+                tolerance=1 + (tolerance - 1) * 0.8,
+                seed=(seed + 7 * trial) % 2**31,
+                weigh_edges=True,
+            ).astype(np.uint16)
+        _refine(level, parts, num_parts, limits, num_threads)
+        cut = _cut(graph, parts)
+        if best is None or cut < best[0]:
+            best = cut, parts
+    assert best is not None
+    order = clustered_order(graph.matrix())
+    places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
+    places[order] = np.arange(level.num_nodes, dtype=places.dtype)
+    return best[1], places
+
+
+def _undirected(
+    indptr: EdgeCounts, indices: NodeArray, counts: NodeArray | None, num_nodes: int
+) -> UndirectedGraph:
+    """The graph as METIS takes it: ascending, no edge twice, weights within its numbers."""
+    import scipy.sparse
+
+    data = np.ones(len(indices), dtype=np.int64) if counts is None else counts.astype(np.int64)
+    matrix = scipy.sparse.csr_array(
+        (data, indices.astype(np.int32), indptr.astype(np.int32)), shape=(num_nodes, num_nodes)
+    )
+    matrix.sum_duplicates()
+    return UndirectedGraph(matrix.indptr, matrix.indices, _scaled(matrix.data), check=False)
+
+
+def _scaled(weights: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Weights whose sum METIS can count; none that was not becomes zero."""
+    total = int(weights.sum())
+    if total <= _MOST_WEIGHT:
+        return weights
+    scaled = np.rint(weights * (_MOST_WEIGHT / total)).astype(np.int64)
+    return np.maximum(scaled, (weights > 0).astype(np.int64))
+
+
+def _cut(graph: UndirectedGraph, parts: PartNumbers) -> float:
+    rows = np.repeat(parts, np.diff(graph.indptr))
+    is_cut = rows != parts[graph.indices]
+    assert graph.counts is not None
+    return float(graph.counts[is_cut].sum())
+
+
+def _refine(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    num_threads: int,
+) -> None:
+    """Move nodes to where more of their neighbours are, within the limits; writes ``parts``."""
+    weights = level.weights
+    table = np.ones((level.num_nodes, 1), dtype=np.uint8) if weights is None else weights
+    loads = part_loads(parts, table, num_parts).astype(np.int64)
+    del table
+    most = np.floor(limits).astype(np.int64)
+
+    def one_pass(allowed_loss: int) -> int:
+        moved = 0
+        for block, ends in level.edges.blocks(batches=level.batches):
+            moved += kernels().refine_parts(
+                block.degrees,
+                block.cols,
+                block.values,
+                ends,
+                block.first_row,
+                weights,
+                parts,
+                loads,
+                most,
+                allowed_loss,
+                num_threads,
+            )
+        return moved
+
+    for _ in range(_REFINE_PASSES):
+        if one_pass(0) <= level.num_nodes // 10_000:
+            break
+    # What is too heavy gives nodes away at any price that it takes, the least first.
+    for repair in range(_MOST_REPAIRS):
+        if not (loads > most).any():
+            break
+        if one_pass(1 << repair) == 0 and repair > 12:
+            break
+
+
+def _limit_halos(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    tolerance: float,
+    num_threads: int,
+) -> None:
+    """Make halos smaller that are too large; writes ``parts`` where the largest one becomes so."""
+    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+    most = np.floor(limits).astype(np.int64)
+    largest: int | None = None
+    before = parts
+    for number in range(_HALO_PASSES + 1):
+        halos = np.zeros(num_parts, dtype=np.int64)
+        for block, _ in level.edges.blocks():
+            kernels().count_halos(
+                block.degrees, block.cols, block.first_row, parts, table, halos, num_threads
+            )
+        if largest is not None and halos.max() >= largest:
+            parts[:] = before
+            break
+        largest, goal = int(halos.max()), int(tolerance * halos.mean())
+        if largest <= goal or number == _HALO_PASSES:
+            break
+        before = parts.copy()
+        loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
+        for block, ends in level.edges.blocks(batches=level.batches):
+            kernels().limit_halos(
+                *(block.degrees, block.cols, block.values, ends, block.first_row),
+                *(level.weights, parts, loads, most, table, halos, goal, _HALO_PRICE),
+                num_threads,
+            )
+
+
+def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:
+    """Weights of nodes by constraint, ``[num_nodes, num_constraints]``; None where all are 1."""
+    if len(constraints) == 1 and bool((constraints[0].weights == 1).all()):
+        return None
+    table = np.empty((len(constraints[0].weights), len(constraints)), dtype=np.uint32)
+    for j, constraint in enumerate(constraints):
+        table[:, j] = constraint.weights
+    return table
+
+
+def loads_of(parts: PartNumbers, weights: NodeWeights | None, num_parts: int) -> npt.NDArray[Any]:
+    """Weight of each part under each constraint."""
+    if weights is None:
+        return np.bincount(parts, minlength=num_parts)[:, None]
+    return part_loads(parts, weights, num_parts)
