@@ -367,7 +367,7 @@ def test_dangling_ends() -> None:
     added = read_tables(tables_in_memory(nodes, edges, dangling="add"))
     assert added.ids["user"].to_pylist() == ["a", "b", "x", "y"]
     assert added.report.nodes["user"].num_from_edges == 2
-    with pytest.raises(ValueError, match="as dangling = error asks") as error:
+    with pytest.raises(ValueError, match="as --dangling error asks") as error:
         read_tables(tables_in_memory(nodes, edges, dangling="error"))
     assert "row 1, column 'dst'" in str(error.value)
     assert "got 'x'" in str(error.value)

@@ -471,7 +471,7 @@ class _Reading:
         rule += f"{report.num_rows:,} rows"
         bad = self.report.first[-1] if self.report.first else None
         if bad is None:
-            return f"{rule}; name other columns, or pass dangling = add"
+            return f"{rule}; name other columns, or pass --dangling add"
         rule += f" (got {bad.value!r} in row {bad.row}, column {bad.column!r}"
         ids = self.ids[etype[0] if bad.column == report.source_column else etype[2]]
         like = next((i for i in _spellings(str(bad.value)) if ids.has_text(i)), None)
@@ -479,8 +479,8 @@ class _Reading:
             return f"{rule}, where the table of nodes has {like!r}); write both alike"
         few = ", ".join(repr(shown_id(i)) for i in ids.arrow()[:3])
         if not few:
-            return f"{rule}, where the table of nodes has no row); fill it, or pass dangling = add"
-        return f"{rule}, where ids of nodes are {few}); name other columns, or pass dangling = add"
+            return f"{rule}, where the table of nodes has no row); fill it, or pass --dangling add"
+        return f"{rule}, where ids of nodes are {few}); name other columns, or pass --dangling add"
 
     def _edges_of(
         self,
@@ -534,7 +534,7 @@ class _Reading:
                     column=names[side],
                     value=shown_id(values[side][index]),
                     problem=f"no node of type {etype[2 * side]} has this id",
-                    cure="add the node, or pass dangling = add",
+                    cure="add the node, or pass --dangling add",
                 )
             )
         if self.tables.dangling == "error" and not is_edge.all():
@@ -543,8 +543,8 @@ class _Reading:
             place = index if places is None else int(places[index])
             raise ValueError(
                 f"{batch.file}, row {batch.row_number(place)}, column {names[side]!r}: the end of "
-                f"an edge must be a node of type {etype[2 * side]}, as dangling = error asks (got "
-                f"{shown_id(values[side][index])!r}); add the node, or pass dangling = drop or add"
+                f"an edge must be a node of type {etype[2 * side]}, as --dangling error asks (got "
+                f"{shown_id(values[side][index])!r}); add the node, or pass --dangling drop or add"
             )
         ends_of_all.keep(is_edge)
         return kept.filter(_arrow(is_edge))
