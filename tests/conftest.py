@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
     torch.set_num_threads(int(os.environ.get("GRAPHSHARD_TEST_THREADS", "1")))
     has_workers = session.config.pluginmanager.hasplugin("dsession")
     if has_workers:  # this process has others collect
