@@ -55,6 +55,11 @@ def lists(rank: int, world_size: int, largest: int) -> None:
         if largest and world_size > 1:
             rounds = -(-2 * world_size**2 // largest)
             assert counted.calls["all_to_all"] == 1 + rounds  # the first tells the sizes
+            # As many rounds as the rank with most elements needs.
+            sent = [torch.ones(largest * (rank == to == 0)) for to in range(world_size)]
+            with trace() as counted:
+                sar.comm.all_to_all([torch.zeros_like(each) for each in sent], sent)
+            assert counted.calls["all_to_all"] == 1 + 2
         # Other shapes for each rank, some of them empty, one of them not contiguous.
         sent = [torch.full((to, 2, rank), float(10 * rank + to)) for to in range(world_size)]
         received = [torch.zeros(2, rank, sender).transpose(1, 2) for sender in range(world_size)]
@@ -82,6 +87,10 @@ def mistakes(rank: int, world_size: int) -> None:
     cases = [
         (
             lambda: sar.comm.all_to_all(fine[: world_size - (rank == 0)], fine),
+            "for each of 2 ranks",
+        ),
+        (
+            lambda: sar.comm.all_to_all(fine, fine[: world_size - (rank == 0)]),
             "for each of 2 ranks",
         ),
         (lambda: sar.comm.all_to_all(fine, [f.double() if rank else f for f in fine]), "one dtype"),
