@@ -147,7 +147,8 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
     if sys.platform == "linux":
         # A thread of gloo that wakes up takes the processor from the one that is sending, and spins
         # until that one lets go of their lock: a sixth of all time where ranks share processors.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):  # not permitted
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with forked_programs.forked_workers() if has_workers else contextlib.nullcontext():
         return (yield)
 
