@@ -207,6 +207,7 @@ WRONG_INPUTS = {
     "partition --data cora --parts 2 --out OUT --method spectral": "Invalid value for '--method'",
     "partition --data cora --parts 2 --out OUT --tolerance 0.5": "tolerance must be at least 1",
     "partition --data cora --parts 2 --out OUT --memory 64": "memory cannot be bounded with",
+    "partition --data cora --parts 2 --out OUT --method random --memory 8": "at least 16 MiB",
     "partition --data cora --parts 2 --out OUT --hops -1": "num_hops",
     "partition --data cora --parts 2 --out OUT --inverse": "have none; use to_bidirected|has none",
     "partition --data cora --parts 2 --out OUT --balance-ntypes color": "must name a node feature",
