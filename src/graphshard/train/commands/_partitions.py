@@ -270,7 +270,9 @@ def partition(
             f"objective is for the method metis (got objective={objective}, {method}); leave it out"
         )
     if memory is not None and memory < 16:
-        raise ValueError(f"memory must be at least 16 MiB (got {memory}); give more, or leave it out")
+        raise ValueError(
+            f"memory must be at least 16 MiB (got {memory}); give more, or leave it out"
+        )
     common: dict[str, Any] = {
         "balance_field": balance_ntypes,
         "num_hops": hops,
