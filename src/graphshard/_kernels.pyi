@@ -348,6 +348,9 @@ class IntegerTable:
 
     def __init__(self) -> None: ...
     def size(self) -> int: ...
+    def reserve(self, num_keys: int) -> None:
+        """Make room for this many keys, at most 16 times those that there are."""
+
     def look_up(
         self,
         keys: Any,  # [n] int64
@@ -363,6 +366,9 @@ class BytesTable:
     def __init__(self) -> None: ...
     def size(self) -> int: ...
     def num_bytes(self) -> int: ...
+    def reserve(self, num_keys: int) -> None:
+        """Make room for this many keys, at most 16 times those that there are."""
+
     def look_up(
         self,
         offsets: Any,  # [n + 1] int32 or int64, ascending: ends of texts
