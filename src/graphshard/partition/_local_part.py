@@ -385,6 +385,18 @@ def cut_part(
     )
 
 
+def grouped_edges(adjacency: Adjacency, formats: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of a part's edges in those of some formats that are "csc" or "csr"."""
+    tensors: dict[str, Tensor] = {}
+    for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
+        if name in formats:
+            indptr, indices, eids = grouped()
+            tensors |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
+            if eids is not None:
+                tensors[f"{name}/eids"] = eids
+    return tensors
+
+
 def _join(pieces: list[IdArray]) -> IdArray:
     return np.concatenate([_NO_IDS, *pieces])
 

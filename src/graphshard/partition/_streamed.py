@@ -51,7 +51,7 @@ from ._edge_files import (
     node_dtype,
 )
 from ._journal import Journal
-from ._local_part import IdArray
+from ._local_part import IdArray, grouped_edges
 from ._metis import UndirectedGraph
 from ._multilevel import (
     DEFAULT_HALO_TOLERANCE,
@@ -776,12 +776,7 @@ class _PartStructure:
         if set(formats) - {"coo"}:  # grouped in memory
             ends = [torch.cat([torch.zeros(0, dtype=idtype), *c.slices()]) for c in (src, dst)]
             adjacency = Adjacency(ends[0], ends[1], num_nodes, num_nodes, check=False)
-            for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
-                if name in formats:
-                    indptr, indices, eids = grouped()
-                    columns |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
-                    if eids is not None:
-                        columns[f"{name}/eids"] = eids
+            columns |= grouped_edges(adjacency, formats)
         return columns
 
     def _halo(self) -> Iterator[Tensor]:

@@ -38,6 +38,7 @@ from ._local_part import (
     Relabeling,
     cut_part,
     find_cut_edges,
+    grouped_edges,
     relabel,
 )
 from ._metis import Objective, UndirectedGraph
@@ -543,13 +544,7 @@ def graph_tensors(
     adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
     if "coo" in formats:
         tensors |= {"coo/src": src, "coo/dst": dst}
-    for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
-        if name in formats:
-            indptr, indices, eids = grouped()
-            tensors |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
-            if eids is not None:
-                tensors[f"{name}/eids"] = eids
-    return tensors
+    return tensors | grouped_edges(adjacency, formats)
 
 
 def _first(count: int, total: int) -> Tensor:
