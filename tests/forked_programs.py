@@ -176,7 +176,9 @@ def forked_interpreters(*modules: str, only: str = "") -> Iterator[None]:
         }
         return template.start(request, own)
 
-    with mock.patch.object(owner, name, start):
+    # From Python 3.13 on most programs are started in another way, unless this forbids it.
+    spawning = mock.patch.object(subprocess, "_USE_POSIX_SPAWN", False)
+    with mock.patch.object(owner, name, start), spawning:
         yield
 
 
@@ -202,7 +204,7 @@ def forked_workers() -> Iterator[None]:
 
 def begin_worker() -> None:
     """In a worker that was forked, have but the process that ranks are forked from be forked."""
-    if os.environ.pop(NESTED, None) is None:
+    if os.environ.pop(NESTED, None) is None or not _patches:  # an interpreter of its own
         return
     _patches.pop().__exit__(None, None, None)
     _templates[" ".join(OF_WORKERS)] = _templates.pop(" ".join(WARM))
