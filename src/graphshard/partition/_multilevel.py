@@ -306,16 +306,15 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    wide = clusters
     for block, _ in level.edges.blocks():
-        rows, cols = (np.empty(len(block.cols), dtype=wide.dtype) for _ in range(2))
+        rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
         weights = np.empty(len(block.cols), dtype=np.uint32)
         count = kernels().contract(
             block.degrees,
-            block.cols.astype(wide.dtype, copy=False),
+            block.cols.astype(clusters.dtype, copy=False),
             block.values,
             block.first_row,
-            wide,
+            clusters,
             rows,
             cols,
             weights,
@@ -416,9 +415,7 @@ def _refine(
 ) -> None:
     """Move nodes to where more of their neighbours are, within the limits; writes ``parts``."""
     weights = level.weights
-    table = np.ones((level.num_nodes, 1), dtype=np.uint8) if weights is None else weights
-    loads = part_loads(parts, table, num_parts).astype(np.int64)
-    del table
+    loads = loads_of(parts, weights, num_parts).astype(np.int64)
     most = np.floor(limits).astype(np.int64)
 
     def one_pass(allowed_loss: int) -> int:
