@@ -382,6 +382,7 @@ def test_a_survivors_process_ends(tmp_path):
             process.kill()
             process.communicate()
     assert survivor.returncode == 1
-    last = errors.strip().splitlines()[-1]
+    # Last of what it says itself: libraries may have words of their own when a process ends.
+    last = [line for line in errors.splitlines() if "graphshard.errors." in line][-1]
     assert "graphshard.errors.RankError: rank 0: all_reduce with rank 1 failed after " in last
     assert "rank 1 is gone" in last
