@@ -373,7 +373,8 @@ class Tables:
         only one whose table has ids that stand in the column.
 
         Args:
-            label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            label: A column of nodes or, if no nodes have it, of edges, of any number of relations;
+                ``TYPE=COLUMN`` for that of one of several tables that have it.
             label_task: What labels are, where their type does not tell: "classification",
                 "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
@@ -475,24 +476,13 @@ class Tables:
         if label is None and split is None and not links:
             return replace(self, nodes=nodes, edges=edges)
         targets: list[Any] = []
-        every = [*columns.values(), *of_edges.values()]
         if links and label is not None:
             raise ValueError(
                 f"links are edges that are told from none, and have no label (got label {label!r} "
                 f"and links {', '.join(links)}); leave one out"
             )
         if label is not None:
-            targets = [t for t, names in columns.items() if label in names]
-            is_clear = len(targets) == 1
-            if not targets:
-                targets = [e for e, names in of_edges.items() if label in names]
-                is_clear = bool(targets)
-            if not is_clear:
-                raise ValueError(
-                    f"label must be a column of one table of nodes, or of tables of edges (got "
-                    f"{label!r}, in {len(targets)}; there are "
-                    f"{'; '.join(', '.join(names) for names in every)})"
-                )
+            label, targets = _labelled(label, columns, of_edges)
         elif links:
             for name in links:
                 fitting = [e for e in edges if name in (e[1], ":".join(e))]
@@ -515,6 +505,38 @@ class Tables:
         for target in targets:
             tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
+
+
+def _labelled(
+    label: str,
+    columns: Mapping[str, Sequence[str]],
+    of_edges: Mapping[CanonicalEType, Sequence[str]],
+) -> tuple[str, list[Any]]:
+    """The column of a label, and the types it is of: one of nodes, or those of edges that have it.
+
+    Args:
+        label: The column, or ``TYPE=COLUMN``, where several tables have it.
+    """
+    every: dict[Any, Sequence[str]] = {**columns, **of_edges}
+    owner, equals, column = label.partition("=")
+    if equals and not any(label in names for names in every.values()):
+        is_of = {t: owner in ((t,) if isinstance(t, str) else (t[1], ":".join(t))) for t in every}
+        targets = [t for t, names in every.items() if is_of[t] and column in names]
+    else:
+        column = label
+        targets = [t for t, names in columns.items() if label in names]
+    is_clear = len(targets) == 1
+    if not targets and column == label:
+        targets = [e for e, names in of_edges.items() if label in names]
+        is_clear = bool(targets)
+    if not is_clear:
+        names = [t if isinstance(t, str) else ":".join(t) for t in targets] or ["none"]
+        there = "; ".join(", ".join(each) for each in every.values())
+        raise ValueError(
+            f"label must be a column of one table of nodes, or of tables of edges (got {label!r}, "
+            f"of {' and '.join(names)}; there are {there}); say of which it is: TYPE=COLUMN"
+        )
+    return column, targets
 
 
 def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:

@@ -953,9 +953,10 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
         elif added:
             names = ", ".join(name for _, name, _ in list(added)[:_MOST_NAMED])
             names += ", ..." if len(added) > _MOST_NAMED else ""
+            go = "1 relation goes" if len(added) == 1 else f"{len(added)} relations go"
             notes.append(
-                f"{len(added)} relations go one way ({names}): added the reverse of each, rev_... "
-                "(--no-both-directions leaves them as they are)"
+                f"{go} one way ({names}): added the reverse of each, rev_... (--no-both-directions "
+                "leaves them as they are)"
             )
     if loops:
         data, count = with_self_loops(data)

@@ -63,7 +63,11 @@ class TableFlags:
         "Column of edges with the id of the node where an edge ends.",
         Unset("target, dst or the like, or the second"),
     ] = None
-    label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    label: Annotated[
+        str | None,
+        "Column of nodes, or of edges, to learn; TYPE=COLUMN where several have it.",
+        Unset("none"),
+    ] = None
     label_task: Annotated[
         str | None,
         "What labels are: classification, 'multi-label classification' or regression.",
