@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from graphshard.data import NodeDataset, load_dataset
-from graphshard.data.prepare import read_dataset
+from graphshard.data.prepare import read_dataset, with_links
 from graphshard.graph import (
     Graph,
     from_csv,
@@ -516,11 +517,126 @@ def test_dblp(split: int | None, train: int) -> None:
         assert "feat" not in g.nodes["conf"].data
 
 
-def test_link_prediction_folders_and_huge_features_are_refused() -> None:
-    with pytest.raises(ValueError, match="is no node data set"):
-        load_dataset(real("fb15k-237"))
+def test_huge_features_are_refused() -> None:
     with pytest.raises(ValueError, match=r"would take 16.1 GB .* pass features=False"):
         load_dataset(real("nell"))
+
+
+# ----------------------------------------------------------------------------------------- links
+
+
+def test_fb15k_237_has_its_published_counts() -> None:
+    data = read_dataset(os.fspath(real("fb15k-237")))
+    g = data.graph
+    assert (g.num_nodes(), g.num_edges(), data.num_relations) == (14541, 620232, 474)
+    counts = [int(g.edata[f"{split}_mask"].sum()) for split in ("train", "val", "test")]
+    assert counts == [272115, 17535, 20466]
+    assert (data.links, data.reverse_of) == ((("_N", "_E", "_N"),),) * 2
+
+
+FACTS = {
+    "train": [[0, 1, 2], [2, 0, 1], [4, 1, 0], [3, 2, 3]],
+    "valid": [[2, 1, 0]],
+    "test": [[1, 0, 2], [0, 2, 3]],
+}
+
+
+def folder_of_facts(folder: Path, **changed: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, facts in (FACTS | changed).items():
+        np.save(folder / f"{name}.npy", np.array(facts, np.int32).reshape(-1, 3))
+    (folder / "README.md").write_text("facts")
+    return folder
+
+
+def test_facts_are_edges_with_splits(tmp_path: Path) -> None:
+    folder = folder_of_facts(tmp_path / "facts")
+    facts = np.array([fact for of_split in FACTS.values() for fact in of_split])
+    plain = load_dataset(folder)
+    assert [end.tolist() for end in plain.graph.edges()] == facts[:, [0, 2]].T.tolist()
+    assert plain.graph.edata["etype"].tolist() == facts[:, 1].tolist()
+    assert plain.graph.edata["test_mask"].tolist() == [False] * 5 + [True] * 2
+    assert plain.reverse_of == (None,)
+    both = load_dataset(folder, add_inverse=True)
+    src, dst = both.graph.edges()
+    assert torch.equal(src[7:], dst[:7])
+    assert torch.equal(both.graph.edata["etype"][7:], both.graph.edata["etype"][:7] + 3)
+    assert both.graph.edata["val_mask"].nonzero().tolist() == [[4]]
+    typed = load_dataset(folder, as_typed=True, add_inverse=True)
+    names = [f"relation_{r}" for r in range(3)]
+    assert [etype[1] for etype in typed.links] == names
+    assert [etype[1] for etype in typed.reverse_of if etype] == [f"rev_{name}" for name in names]
+    for number, etype in enumerate(typed.links):
+        rows = facts[facts[:, 1] == number]
+        assert [end.tolist() for end in typed.graph.edges(etype=etype)] == rows[
+            :, [0, 2]
+        ].T.tolist()
+        mask = (facts[:, 1] == number).nonzero()[0] < 4
+        assert typed.graph.edges[etype].data["train_mask"].tolist() == mask.tolist()
+    (folder / "entities.txt").write_text("\n".join("abcdefg"))
+    assert load_dataset(folder).graph.num_nodes() == 7
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"train": [[0, -1, 2]]}, r"train.npy must be \[num_facts, 3\].*-1"),
+        ({"test": [[0, 99999, 2]]}, "relation ids below"),
+        ({"valid": [[2**30, 0, 1]]}, "calls for"),
+    ],
+)
+def test_wrong_facts_are_one_line(changed: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=text) as error:
+        load_dataset(folder_of_facts(tmp_path, **changed))
+    assert "\n" not in str(error.value)
+
+
+def test_another_file_among_facts_is_named(tmp_path: Path) -> None:
+    (folder_of_facts(tmp_path) / "dev.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"dev.npy is no file of a folder of facts"):
+        load_dataset(tmp_path)
+
+
+def test_edges_of_any_data_set_can_be_links() -> None:
+    cora = with_links(load_dataset("cora", add_self_loop=True))
+    src, dst = (end.numpy() for end in cora.graph.edges())
+    frame = pd.DataFrame({"lo": np.minimum(src, dst), "hi": np.maximum(src, dst)})
+    for split in ("train", "val", "test"):
+        frame[split] = cora.graph.edata[f"{split}_mask"].numpy()
+    loops = frame["lo"] == frame["hi"]
+    assert not frame.loc[loops, ["train", "val", "test"]].any(axis=None)
+    of_pair = frame[~loops].groupby(["lo", "hi"])[["train", "val", "test"]]
+    assert (of_pair.min() == of_pair.max()).all(axis=None)
+    assert (of_pair.max().sum(axis=1) == 1).all()
+    assert of_pair.max().sum().tolist() == [4486, 264, 528]  # of 5278: 85, 5 and 10 %
+    assert cora.links == cora.reverse_of == (("_N", "_E", "_N"),)
+    assert with_links(cora) is cora
+    assert not torch.equal(
+        with_links(load_dataset("cora"), seed=1).graph.edata["val_mask"],
+        with_links(load_dataset("cora")).graph.edata["val_mask"],
+    )
+
+
+def test_links_of_graphs_with_relations(tmp_path: Path) -> None:
+    etypes = [("a", "to", "b"), ("a", "with", "a"), ("b", "rev_to", "a")]
+    src, dst = torch.arange(40) % 10, torch.arange(40) // 4
+    ends = {etypes[0]: (src, dst), etypes[1]: (src, (src + dst) % 10), etypes[2]: (dst, src)}
+    data = with_links(NodeDataset.from_graph(heterograph(ends), target="a"))
+    assert dict(zip(data.links, data.reverse_of, strict=True)) == {
+        etypes[0]: etypes[2],
+        etypes[1]: None,
+    }
+    assert not any(name.endswith("mask") for name in data.graph.edges[etypes[2]].data)
+    folder = folder_of_facts(tmp_path / "facts")
+    np.save(folder / "edge_index.npy", np.stack([src.numpy(), dst.numpy()]))
+    np.save(folder / "edge_type.npy", np.arange(40) % 2)
+    for name in FACTS:
+        (folder / f"{name}.npy").unlink()
+    graph = with_links(read_dataset(os.fspath(folder))).graph
+    chosen = sum(graph.edata[f"{split}_mask"].int() for split in ("train", "val", "test"))
+    assert torch.equal(
+        chosen > 0, (graph.edata["etype"] < 2) & (graph.edges()[0] != graph.edges()[1])
+    )
 
 
 # ----------------------------------------------------------------------------------- NodeDataset

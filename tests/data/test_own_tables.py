@@ -886,3 +886,19 @@ def test_a_file_of_ids_loses_no_row(tmp_path: Path) -> None:
     Path(files["train"]).write_text("id\na\nx,y\n")
     with pytest.raises(ValueError, match=r"got 2 of 1 in row \d: 'x,y'"):
         read_id_table(Path(files["train"]), ["id"])
+
+
+def test_a_label_that_several_tables_have_is_of_one(tmp_path: Path) -> None:
+    (tmp_path / "users.dat").write_text("1::M::35\n2::F::18\n")
+    (tmp_path / "ratings.dat").write_text("1::7::5\n2::7::3\n1::8::4\n")
+    files = [f"user={tmp_path}/users.dat"], [f"user:rated:movie={tmp_path}/ratings.dat"]
+    rated = ("user", "rated", "movie")
+    for owner in ("rated", "user:rated:movie"):
+        tables = Tables.from_files(*files, label=f"{owner}=column_2", label_task="regression")
+        assert tables.edges[rated].label == {"column": "column_2", "task": "regression"}
+        assert tables.nodes["user"].label is None
+    assert Tables.from_files(*files, label="user=column_1").nodes["user"].label == "column_1"
+    both = [*files[1], f"user:sent:user={tmp_path}/ratings.dat"]
+    for label, of in (("movie=column_2", "none"), ("user=column_9", "none"), ("none", "none")):
+        with pytest.raises(ValueError, match=f"of {of}; there are .*: TYPE=COLUMN"):
+            Tables.from_files(files[0], both, label=label)

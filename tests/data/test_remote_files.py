@@ -16,9 +16,12 @@ import pyarrow.fs
 import pytest
 
 from graphshard.data._read_tables import read_tables
-from graphshard.data._remote_files import open_uri, shown
 from graphshard.data._table_files import TableSource, find_files
+from graphshard.data.remote_files import open_uri, shown
 from graphshard.data.tables import EdgeTable, NodeTable, Tables
+from graphshard.train._predict import PredictRequest
+from graphshard.train._prediction_files import read_columns, read_ids
+from graphshard.train.commands import run
 
 pytestmark = pytest.mark.skipif(
     not hasattr(pyarrow.fs, "S3FileSystem"), reason="pyarrow was built without S3"
@@ -37,6 +40,20 @@ def _objects() -> dict[str, bytes]:
         made[f"days/day={day}/part-0.parquet"] = rows.to_parquet(index=False)
         made[f"parts/part-{day}.parquet"] = rows.to_parquet(index=False)
     made["days/_SUCCESS"] = b""
+    made["said/graph.toml"] = b"""
+[nodes.user]
+files = "users.csv"
+id = "user"
+[edges.follows]
+files = "gz/*"
+source = "from"
+target = "to"
+"""
+    made["said/users.csv"] = made["users.csv"]
+    made["said/gz/follows.csv.gz"] = made["gz/follows.csv.gz"]
+    made["said/run.toml"] = b"epochs = 3"
+    made["said/ids.txt"] = b"a\nb\na\n"
+    made["said/pairs.csv"] = b"source,target\na,b\n"
     return made
 
 
@@ -192,6 +209,32 @@ def test_a_silent_google_is_not_waited_for_longer_than_asked() -> None:
     assert path == "shop/a/*.csv"
     said, _ = open_uri("gcs://anonymous@shop/a?retry_limit_seconds=7")
     assert not said.equals(bounded)
+
+
+def test_other_files_that_commands_read_may_be_elsewhere(
+    options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = "s3://shop/said/{}" + options
+    read = read_tables(Tables.from_toml(place.format("graph.toml")))
+    assert read.graph.num_edges() == len(FOLLOWS)
+    assert read_ids(place.format("ids.txt"), pyarrow.string())[0].to_pylist() == ["a", "b"]
+    names, types = ["source", "target"], [pyarrow.string()] * 2
+    table, _ = read_columns(place.format("pairs.csv"), names, types)
+    assert table.to_pylist() == [{"source": "a", "target": "b"}]
+    PredictRequest(data="x", run="x", pairs=place.format("pairs.csv"))
+    for field in ("pairs", "nodes"):
+        with pytest.raises(ValueError, match=rf"{field} must be .*s3://shop/said/none.csv"):
+            PredictRequest(data="x", run="x", **{field: place.format("none.csv")})
+    for command in ("train", "partition --parts 1 --out out --tables"):
+        words = [*command.split(), place.format("none.toml")]
+        words[1:1] = ["--data", "cora", "--config"] if command == "train" else []
+        assert run(words) == 2
+        assert "there is no file" in capsys.readouterr().err
+    assert run(["train", "--config", place.format("run.toml"), "--data", str(tmp_path)]) == 2
+    assert "is no node data set" in capsys.readouterr().err
+    assert run(["train", "--config", place.format("ids.txt"), "--data", "cora"]) == 2
+    assert "ids.txt" in (error := capsys.readouterr().err)
+    assert "is not TOML" in error
 
 
 def test_keys_are_not_shown() -> None:

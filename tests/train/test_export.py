@@ -132,6 +132,46 @@ def test_dgl_layers_take_the_weights_as_they_are(
     np.testing.assert_allclose(scores.softmax(1).numpy(), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("model", "hidden"), [("gcn", 64), ("gcn", 6), ("sage", 6)])
+def test_sparse_features_in_pyg_and_dgl(
+    model: str, hidden: int, graph: graphshard.Graph, tmp_path: Path
+) -> None:
+    dense = torch.rand(graph.num_nodes(), 9, dtype=torch.float64) * (torch.arange(9) % 3 == 0)
+    dense[:, -1] = torch.arange(graph.num_nodes()) % 2
+    sparse = graph.local_var()
+    del sparse.ndata["feat"]
+    sparse.ndata["feat_columns"] = torch.where(dense != 0, torch.arange(1, 10), 0).int()
+    sparse.ndata["feat_values"] = dense
+    expected = trained(tmp_path, sparse, model, hidden=hidden, encoder=False)
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    state = load_file(tmp_path / "run" / "model.safetensors")
+    matrix = state["category_tables.matrices.0.weight"][1:]
+    is_own = "weight=False" in card["layers"]["layers.0"]
+    assert is_own == (hidden == 64)
+    count = card["sparse_counts"]["_N"] - 1
+    assert matrix.shape == (count, 64)
+    rows = dense[:, :count] if is_own else dense[:, :count] @ matrix
+    if is_own:
+        state["layers.0.weight"] = matrix
+    shapes = [[rows.shape[1], hidden], [hidden, 3]]
+    make = {"gcn": gcn_of, "sage": sage_of}[model]
+    layers = [make(state, f"layers.{i}", shape) for i, shape in enumerate(shapes)]
+    edge_index = torch.stack([end.long() for end in graph.edges()])
+    with torch.no_grad():
+        scores = layers[1](F.relu(layers[0](rows, edge_index)), edge_index)
+    np.testing.assert_allclose(scores.softmax(1).numpy(), expected, rtol=0, atol=1e-12)
+    dgl_nn = pytest.importorskip("dgl.nn")
+    theirs = {"gcn": dgl_nn.GraphConv, "sage": dgl_nn.SAGEConv}[model]
+    more = ("mean",) if model == "sage" else ()
+    in_dgl = torch.nn.ModuleList(theirs(*shape, *more) for shape in shapes).double()
+    of_layers = {k: v for k, v in state.items() if k.startswith("layers.")}
+    torch.nn.ModuleDict({"layers": in_dgl}).load_state_dict(of_layers)
+    whole = graphshard.to_dgl(graph)
+    with torch.no_grad():
+        scores = in_dgl[1](whole, F.relu(in_dgl[0](whole, rows)))
+    np.testing.assert_allclose(scores.softmax(1).numpy(), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from graphshard._base.ranges import RangeMap
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun, SampledRun, TaskInfo, write_task
 from graphshard.train._links import Facts, Negatives, link_loss, ranks_of
+from graphshard.train.commands import run
 
 LINKS = {"task": "link prediction", "dropout": 0.0, "epochs": 3, "negatives": 7}
 WRITES, REVERSE = ("author", "writes", "paper"), ("paper", "rev_writes", "author")
@@ -55,6 +57,39 @@ def write(folder: Path, kind: str, num_parts: int, how: str = "random") -> str:
     if task is not None:
         write_task(data, task)
     return data
+
+
+def card_of(folder: Path, *words: str) -> dict[str, Any]:
+    """What a run by command, with data, epochs and seldom else, has left."""
+    place = str(folder / "run")
+    line = ["train", *words, "--epochs", "2", "--run", place, "--device", "cpu", "--quiet"]
+    assert run(line) == 0
+    card: dict[str, Any] = json.loads((folder / "run" / "model.json").read_text("utf-8"))
+    return card
+
+
+@pytest.mark.usefixtures("forked_interpreters")
+def test_links_are_learnt_from_the_name_of_the_data_alone(tmp_path: Path) -> None:
+    facts = tmp_path / "facts"
+    facts.mkdir()
+    random = np.random.default_rng(5)
+    for name, count in (("train", 90), ("valid", 20), ("test", 10)):
+        rows = random.integers(0, [30, 6, 30], (count, 3))
+        np.save(facts / f"{name}.npy", rows)
+    card = card_of(tmp_path / "a", "--data", str(facts))
+    settings = {name: card["config"][name] for name in ("model", "layers", "num_bases", "fanouts")}
+    assert settings == {"model": "rgcn", "layers": 1, "num_bases": 4, "fanouts": [10]}
+    assert (card["mode"], card["task"]["kind"]) == ("sample", "link prediction")
+    assert card["embeddings"] == {"_N": 128}
+    assert set(card["best"]["metrics"]["mrr"]) == {"val", "test"}
+    edges = tmp_path / "edges.csv"
+    rows = "\n".join(f"{a},{b}" for a, b in random.integers(0, 20, (80, 2)))
+    edges.write_text(f"src,dst\n{rows}\n")
+    card = card_of(tmp_path / "b", "--data", str(edges), "--task", "link prediction")
+    assert (card["mode"], card["config"]["layers"]) == ("sample", 2)
+    words = "--data", str(facts), "--mode", "full", "--model", "gcn", "--no-both-directions"
+    card = card_of(tmp_path / "c", *words)
+    assert (card["mode"], card["config"]["model"]) == ("full", "gcn")
 
 
 def triples(kind: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:

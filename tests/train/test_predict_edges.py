@@ -141,7 +141,7 @@ def test_pairs_and_the_best_links_of_nodes(kind: str, parts: int, how: str, tmp_
         }
     ).rename(columns={"to": "target"})
     pairs.to_csv(tmp_path / "pairs.csv", index=False)
-    found = predicted(tmp_path, kind, parts, how, pairs=str(tmp_path / "pairs.csv"))
+    found = predicted(tmp_path, kind, parts, how, pairs=(tmp_path / "pairs.csv").as_uri())
     assert list(found) == ["source", "target", "score"]
     pd.testing.assert_frame_equal(found[["source", "target"]], pairs[["source", "target"]])
     expected = scores[pairs["source"], pairs["target"]]

@@ -98,14 +98,14 @@ def _trained(
     parts = [_partitioned(folder, relation, kind, is_typed, count) for count in workers]
     place, out = folder / f"run{workers[0]}", folder / f"predictions{workers[0]}.parquet"
     words = [f"train --data {parts[0]} --workers {workers[0]} --run {place} --quiet"]
-    words += ["--model rgcn" if is_typed else "--model sage --dropout 0"]
+    words += [f"--mode {mode} --dropout 0 --model {'rgcn' if is_typed else 'sage'}"]
     if kind == "link" and is_typed:
         # Where sources and targets have layers of their own, softmax does not depend on a bias of
         # the targets, and Adam makes steps of what rounding leaves of its gradient.
         words += ["--loss bce"]
     words += ["--dtype float64 --epochs 3 --hidden 4 --device cpu --timeout 60"]
     if mode == "sample":  # of all neighbours, and in one step: as many steps for any workers
-        words += ["--mode sample --fanouts -1,-1 --batch-size 0"]
+        words += ["--fanouts -1,-1 --batch-size 0"]
         if kind == "link":  # a worker leaves out the edges of its own share of a step
             words += ["--no-exclude-targets"]
     if kind in ("class", "tags"):

@@ -11,7 +11,7 @@ import torch
 from train_cases import config_of, plain_graph, write_parts
 
 from graphshard.partition import partition_graph
-from graphshard.train import MODELS, FullBatchConfig, FullBatchRun
+from graphshard.train import MODELS, FullBatchConfig, FullBatchRun, SampledConfig
 from graphshard.train._defaults import MANY, MODEL_DEFAULTS, GraphFacts, defaults_of
 
 FEW = GraphFacts(num_train=140, width=1433, mean_degree=4.9, is_typed=False)
@@ -45,6 +45,22 @@ def test_other_data_get_other_settings_and_what_is_given_stays() -> None:
     assert (gcn.encoder, gcn.residual, gcn.norm) == (True, True, True)
     typed = GraphFacts(num_train=200, width=7, mean_degree=21.0, is_typed=True)
     assert FullBatchConfig(data="x", model="sage").resolved(typed).weight_decay == 5e-4
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_links_have_defaults_of_their_own(model: str) -> None:
+    plain = GraphFacts(num_train=9, width=5, mean_degree=4, is_typed=False, is_of_links=True)
+    of_facts = dataclasses.replace(plain, num_relations=474)
+    for facts in (plain, of_facts):
+        values, why = defaults_of(model, facts)
+        assert set(values) == set(MODEL_DEFAULTS[model])
+        assert why.startswith("links")
+        assert (values["weight_decay"], values["layers"]) == (0.0, 1 if facts is of_facts else 2)
+    bases = SampledConfig(data="x", model="rgcn").resolved(of_facts).num_bases
+    few = SampledConfig(data="x", model="rgcn").resolved(
+        dataclasses.replace(of_facts, num_relations=4)
+    )
+    assert (bases, few.num_bases, few.fanouts) == (4, 0, (10,))
 
 
 def notes_of_a_run(path: str, **values: object) -> list[str]:

@@ -27,10 +27,22 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     with open(path, "rb") as file:
-        try:
-            return tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{os.fspath(path)} is not TOML ({error})") from None
+        return toml_values(file.read(), os.fspath(path))
+
+
+def toml_values(content: bytes, name: str) -> dict[str, Any]:
+    """The values of TOML.
+
+    Args:
+        name: Of the file, for errors.
+
+    Raises:
+        ValueError: It is not TOML; says where.
+    """
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} is not TOML ({error})") from None
 
 
 def toml_text(values: Mapping[str, Any]) -> str:

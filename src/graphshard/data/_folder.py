@@ -17,10 +17,15 @@ Several node types: ``edge_index__SRC__NAME__DST.npy`` per relation, ``feat__TYP
 one ``label__TYPE.npy``, whose type is the target, ``train_idx.npy`` and its variants
 ``train_idx_20.npy``, and ``node_types.txt`` with lines of a type and its number of nodes.
 
-Everything but the edges may be absent. A file that does not fit this layout, or another file, is a
-ValueError that names it. Not looked at are folders, notes (README, LICENSE, ``*.md`` and the like,
-names that begin with ``.`` or ``_``), and what else published folders hold of which a graph makes
-nothing: `_OF_PUBLISHERS`.
+A knowledge graph whose facts are to be predicted::
+
+    train.npy valid.npy test.npy [num_facts, 3] integers: head, relation, tail
+    entities.txt relations.txt   line e names entity e, line r names relation r
+
+Everything but the edges may be absent, and of facts all but those for training. A file that does
+not fit this layout, or another file, is a ValueError that names it. Not looked at are folders,
+notes (README, LICENSE, ``*.md`` and the like, names that begin with ``.`` or ``_``), and what else
+published folders hold of which a graph makes nothing: `_OF_PUBLISHERS`.
 """
 
 from __future__ import annotations
@@ -88,6 +93,7 @@ class FolderArrays:
         masks: [num_nodes of the target] bool for ``train``, ``val`` and ``test``.
         edge_type: [num_edges] int64, or None.
         relation_names: Name of each value of ``edge_type``.
+        edge_masks: [num_edges] bool for each split, where edges are to be predicted.
     """
 
     num_nodes: dict[str, int]
@@ -99,6 +105,7 @@ class FolderArrays:
     edge_type: np.ndarray | None
     relation_names: tuple[str, ...]
     class_names: tuple[str, ...]
+    edge_masks: dict[str, np.ndarray] | None = None
 
 
 def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays:
@@ -109,6 +116,8 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
+    if is_of_facts(folder):
+        return _read_facts(folder)
     edge_files = _edge_files(folder)
     _check_file_names(folder, list(edge_files))
     edges = {etype: _read_edges(path) for etype, path in edge_files.items()}
@@ -151,6 +160,60 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
         relation_names=tuple(names),
         class_names=tuple(classes),
     )
+
+
+def is_of_facts(folder: Path) -> bool:
+    """Whether a folder holds the facts of a knowledge graph."""
+    return is_there(folder / "train.npy") and not any(folder.glob("edge_index*.npy"))
+
+
+def _read_facts(folder: Path) -> FolderArrays:
+    names = [f"{name}.npy" for name in FILE_NAMES.values()]
+    _check_known({path.name for path in folder.iterdir() if not path.is_dir()}, folder)
+    of_split: dict[str, np.ndarray] = {}
+    for split, name in zip(FILE_NAMES, names, strict=True):
+        path = folder / name
+        facts = read_array(path, 2, "i") if is_there(path) else np.zeros((0, 3), np.int64)
+        if facts.shape[1] != 3 or (facts.size and facts.min() < 0):
+            raise ValueError(
+                f"{path} must be [num_facts, 3], head, relation and tail, numbered from 0 (got "
+                f"{list(facts.shape)}"
+                + (f" and {facts.min()})" if facts.shape[1] == 3 else "); write three columns")
+            )
+        of_split[split] = facts
+    heads, relation, tails = np.concatenate(list(of_split.values())).T
+    edges = np.stack([heads, tails])
+    _check_relations(folder / names[0], relation, len(relation))
+    entities, relations = _lines(folder / "entities.txt"), _lines(folder / "relations.txt")
+    num_nodes = max(int(edges.max(initial=-1)) + 1, len(entities))
+    check_node_count(folder, DEFAULT_NTYPE, num_nodes, edges.size + len(entities))
+    num_relations = int(relation.max(initial=-1)) + 1
+    if len(relations) < num_relations:
+        relations = [f"relation_{r}" for r in range(num_relations)]
+    sizes = [len(facts) for facts in of_split.values()]
+    split_of = np.repeat(np.arange(len(sizes)), sizes)
+    return FolderArrays(
+        num_nodes={DEFAULT_NTYPE: num_nodes},
+        edges={DEFAULT_CANONICAL_ETYPE: edges},
+        features={},
+        target=DEFAULT_NTYPE,
+        label=np.full(num_nodes, -1, dtype=np.int64),
+        masks={split: np.zeros(num_nodes, bool) for split in of_split},
+        edge_type=relation,
+        relation_names=tuple(relations),
+        class_names=(),
+        edge_masks={split: split_of == number for number, split in enumerate(of_split)},
+    )
+
+
+def _check_known(present: set[str], folder: Path) -> None:
+    known = [f"{name}.npy" for name in FILE_NAMES.values()] + ["entities.txt", "relations.txt"]
+    for name in sorted(present - set(known)):
+        if not _NOTES.fullmatch(name):
+            raise ValueError(
+                f"{folder / name} is no file of a folder of facts, and would not be read; the "
+                f"layout is {', '.join(known)}; rename the file, or move it out"
+            )
 
 
 def _edge_files(folder: Path) -> dict[CanonicalEType, Path]:
@@ -384,12 +447,7 @@ def _read_edge_type(folder: Path, num_edges: int) -> np.ndarray | None:
     edge_type = read_array(path, 1, "i")
     if len(edge_type) != num_edges or (edge_type.size and edge_type.min() < 0):
         raise ValueError(f"{path} must hold a relation id from 0 for each of the {num_edges} edges")
-    most = max(num_edges, _FREE_RELATIONS)
-    if edge_type.size and edge_type.max() >= most:
-        raise ValueError(
-            f"{path} must hold relation ids below {most} (got {edge_type.max()}); number the "
-            "relations without gaps"
-        )
+    _check_relations(path, edge_type, num_edges)
     pointer_path = folder / "relation_ptr.npy"
     if is_there(pointer_path):
         pointer = read_array(pointer_path, 1, "i")
@@ -401,6 +459,15 @@ def _read_edge_type(folder: Path, num_edges: int) -> np.ndarray | None:
                 f"{pointer_path} does not fit {path}: edges must be sorted by relation"
             )
     return edge_type
+
+
+def _check_relations(path: Path, edge_type: np.ndarray, num_edges: int) -> None:
+    most = max(num_edges, _FREE_RELATIONS)
+    if edge_type.size and edge_type.max() >= most:
+        raise ValueError(
+            f"{path} must hold relation ids below {most} (got {edge_type.max()}); number the "
+            "relations without gaps"
+        )
 
 
 def _read_masks(folder: Path, num_nodes: int, split: int | None) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from .._base.files import check_text
 from ._kept_columns import KeptColumns
-from ._remote_files import is_uri, open_uri, remote_errors, shown
+from .remote_files import in_folder, is_uri, open_uri, remote_errors, shown
 
 TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
 
@@ -158,7 +158,7 @@ class TableSource:
     Args:
         source: A path, URI, glob or folder, a list of those, or a table in memory: of pyarrow,
             pandas, Polars or whatever has ``__arrow_c_stream__``.
-        base: Folder that relative paths are seen from; None: the current one.
+        base: Folder, a path or URI, that relative paths are seen from; None: the current one.
         named: Names of columns that will be asked for; they tell which line is the header, and by
             what cells are separated.
 
@@ -172,7 +172,7 @@ class TableSource:
         source: Any,
         options: FileOptions = AS_IT_LOOKS,
         *,
-        base: Path | None = None,
+        base: str | Path | None = None,
         named: Sequence[str] = (),
     ) -> None:
         self.options = options
@@ -663,7 +663,7 @@ def _type_without_views(kind: Any, is_small: bool) -> Any:
     return kind
 
 
-def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], str]:
+def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[str], str]:
     """The files that a path, list, glob or folder means, sorted within each.
 
     Returns:
@@ -698,13 +698,13 @@ def find_files(source: Any, base: Path | None = None) -> tuple[Any, list[str], s
     return filesystem, found, root
 
 
-def _filesystem_of(text: str, base: Path | None) -> tuple[Any, str]:
+def _filesystem_of(text: str, base: str | Path | None) -> tuple[Any, str]:
     from pyarrow import fs
 
-    if is_uri(text):
-        return open_uri(text)
-    path = os.path.expanduser(text)
-    return fs.LocalFileSystem(), os.path.join(base or "", path)
+    path = text if is_uri(text) else os.path.expanduser(text)
+    if base is not None:
+        path = in_folder(base, path)
+    return open_uri(path) if is_uri(path) else (fs.LocalFileSystem(), path)
 
 
 def _expanded(filesystem: Any, path: str, text: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NodeDataset: a graph with a node classification task on it. load_dataset: one from a folder."""
+"""NodeDataset: a graph with a task on its nodes, or on links. load_dataset: one from a folder."""
 
 from __future__ import annotations
 
@@ -39,11 +39,17 @@ class NodeDataset:
     [num_nodes, num_classes] for a task with several labels per node), ``train_mask``, ``val_mask``
     and ``test_mask`` ([num_nodes] bool); usually every type has ``feat``.
 
+    With ``links`` edges are to be predicted instead: those of these relations have the three masks
+    ([num_edges] bool), and nodes need no labels.
+
     Args:
         num_classes: Number of classes; 0 where nothing is labelled.
         target: Node type that is classified.
         relation_names: Name of each value of ``edata['etype']``, where a homogeneous graph keeps
             its relations there; otherwise empty.
+        links: Relations whose edges are to be predicted.
+        reverse_of: For each of them the one with the reverses of its edges, or None; the same one,
+            where it has both directions.
 
     Raises:
         ValueError: The target type does not exist or lacks a field, or a field has another shape.
@@ -56,6 +62,8 @@ class NodeDataset:
     target: str
     class_names: tuple[str, ...] = ()
     relation_names: tuple[str, ...] = ()
+    links: tuple[CanonicalEType, ...] = ()
+    reverse_of: tuple[CanonicalEType | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.target not in self.graph.ntypes:
@@ -67,6 +75,8 @@ class NodeDataset:
             check_text(name, "the name of a class or relation")
         if self.num_classes < 0:
             raise ValueError(f"num_classes must not be negative (got {self.num_classes})")
+        if self.links:
+            return
         fields = self.graph.nodes[self.target].data
         names = ["label", *MASKS]
         if missing := [name for name in names if name not in fields]:
@@ -252,10 +262,14 @@ def load_dataset(
             of_type["feat_columns"], of_type["feat_values"] = columns, values
         else:
             of_type["feat"] = dense_features(matrix, dtypes[ntype], is_normalized)
-    fields = g.nodes[target].data
-    fields["label"] = torch.from_numpy(arrays.label)
-    for name in SPLITS:
-        fields[f"{name}_mask"] = torch.from_numpy(arrays.masks[name])
+    links: dict[CanonicalEType, CanonicalEType | None] = {}
+    if arrays.edge_masks is not None:
+        links = _with_masks_of_facts(g, arrays, as_typed, add_inverse)
+    else:
+        fields = g.nodes[target].data
+        fields["label"] = torch.from_numpy(arrays.label)
+        for name in SPLITS:
+            fields[f"{name}_mask"] = torch.from_numpy(arrays.masks[name])
     return NodeDataset(
         name=folder.name,
         graph=g,
@@ -263,7 +277,32 @@ def load_dataset(
         target=target,
         class_names=arrays.class_names,
         relation_names=tuple(relation_names),
+        links=tuple(links),
+        reverse_of=tuple(links.values()),
     )
+
+
+def _with_masks_of_facts(
+    g: Graph, arrays: FolderArrays, as_typed: bool, has_inverse: bool
+) -> dict[CanonicalEType, CanonicalEType | None]:
+    """Set the masks of facts; the relations to predict, each with that of its inverses.
+
+    Inverses are in no split where they are edges of the same relation.
+    """
+    assert arrays.edge_type is not None and arrays.edge_masks is not None
+    chosen = {DEFAULT_CANONICAL_ETYPE: np.ones(len(arrays.edge_type), bool)}
+    if as_typed:
+        names = enumerate(_short_names(arrays.relation_names))
+        chosen = {(ENTITY, name, ENTITY): arrays.edge_type == number for number, name in names}
+    links: dict[CanonicalEType, CanonicalEType | None] = {}
+    for etype, is_of_relation in chosen.items():
+        for name, mask in arrays.edge_masks.items():
+            rows = torch.zeros(g.num_edges(etype), dtype=torch.bool)
+            rows[: is_of_relation.sum()] = torch.from_numpy(mask[is_of_relation])
+            g.edges[etype].data[f"{name}_mask"] = rows
+        inverse = (ENTITY, f"rev_{etype[1]}", ENTITY) if as_typed else etype
+        links[etype] = inverse if has_inverse else None
+    return links
 
 
 def _folder_of(name_or_path: str | os.PathLike[str]) -> Path:

@@ -104,7 +104,7 @@ def user_ids(partition_json: str | os.PathLike[str], part: int) -> dict[str, Any
     return found
 
 
-def read_id_table(path: Path, columns: Sequence[str]) -> Any:
+def read_id_table(path: str | Path, columns: Sequence[str]) -> Any:
     """A table of ids that a user wrote, of any format that tables of nodes may have.
 
     Args:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 
+from .._base.typing import CanonicalEType
 from ..graph import (
     Graph,
     add_self_loop,
@@ -22,8 +24,9 @@ from ..graph import (
     to_csv,
     to_parquet,
 )
-from ._folder import check_node_count
+from ._folder import check_node_count, is_of_facts
 from .dataset import MASKS, NodeDataset, load_dataset
+from .splits import split_by_fractions
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 
@@ -38,6 +41,9 @@ NORMALIZED_WITH_LOOPS = (
 )
 #: Of typed ones, the node types whose features count words.
 NORMALIZED_TYPES = {"dblp-heco": ("author", "paper")}
+LINK_FRACTIONS = (0.85, 0.05, 0.1)
+"""Of the edges of a data set that has no split of its own, as the papers on Cora have it."""
+
 _TABLES = (".csv", ".parquet")
 _DGL_GRAPHS = (".bin", ".dgl")
 
@@ -104,7 +110,60 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
 def has_relations(name: str) -> bool:
     """Whether a data set has relations: of edges, or by several node types."""
     path = Path(_folder(name))
-    return (path / "edge_type.npy").exists() or any(path.glob("edge_index__*.npy"))
+    is_typed = (path / "edge_type.npy").exists() or any(path.glob("edge_index__*.npy"))
+    return is_typed or is_of_facts(path)
+
+
+def has_relation_numbers(name: str) -> bool:
+    """Whether edges of a data set carry relation numbers, as those of a knowledge graph."""
+    path = Path(_folder(name))
+    return (path / "edge_type.npy").exists() or is_of_facts(path)
+
+
+def has_facts(name: str) -> bool:
+    """Whether a data set is a knowledge graph whose facts are to be predicted."""
+    return is_of_facts(Path(_folder(name)))
+
+
+def with_links(dataset: NodeDataset, seed: int = 0) -> NodeDataset:
+    """A data set whose edges are to be predicted: those of it, or drawn by `LINK_FRACTIONS`.
+
+    Edges between the same two nodes, in one relation, are in one split, whichever way they go; self
+    loops are in none, nor are inverses that were added.
+
+    Args:
+        seed: Of the split.
+    """
+    if dataset.links:
+        return dataset
+    graph = dataset.graph.local_var()
+    links: dict[CanonicalEType, CanonicalEType | None] = {}
+    numbered = len(dataset.relation_names)
+    for etype in graph.canonical_etypes:
+        of_inverse = etype[2], etype[1].removeprefix("rev_"), etype[0]
+        if of_inverse != etype and of_inverse in links:
+            continue
+        src, dst = (end.numpy().astype(np.int64) for end in graph.edges(etype=etype))
+        takes_part = np.ones(len(src), bool)
+        if etype[0] == etype[2]:
+            takes_part = src != dst
+            src, dst = np.minimum(src, dst), np.maximum(src, dst)
+        number = np.zeros_like(src)
+        if numbered:
+            number = graph.edges[etype].data["etype"].numpy().astype(np.int64)
+            has_inverse = dataset.relation_names[-1].startswith("rev_")
+            takes_part &= number < (numbered // 2 if has_inverse else numbered)
+        codes = (src * graph.num_nodes(etype[2]) + dst) * max(1, numbered) + number
+        pairs, pair_of = np.unique(codes[takes_part], return_inverse=True)
+        masks = split_by_fractions(len(pairs), LINK_FRACTIONS, seed=seed)
+        for split, mask in masks.items():
+            rows = np.zeros(len(src), bool)
+            rows[takes_part] = mask[pair_of]
+            graph.edges[etype].data[f"{split}_mask"] = torch.from_numpy(rows)
+        back = etype[2], f"rev_{etype[1]}", etype[0]
+        is_plain = len(graph.canonical_etypes) == 1
+        links[etype] = etype if is_plain else (back if back in graph.canonical_etypes else None)
+    return replace(dataset, graph=graph, links=tuple(links), reverse_of=tuple(links.values()))
 
 
 def _folder(name: str) -> str:

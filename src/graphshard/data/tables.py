@@ -51,6 +51,7 @@ from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from ._table_files import TableFormat as TableFormat  # where users look for it
 from .id_files import user_ids as user_ids  # where users look for it
+from .remote_files import folder_of, read_file, shown
 from .splits import checked_fractions
 
 ROW_NUMBER = "#"
@@ -184,7 +185,7 @@ class Tables:
             "drop" leaves the edge out and counts it; "add" makes a node without features; "error".
         parallel: Whether edges with the same two ends are kept, or the first of them alone.
         seed: Of splits by fractions.
-        base: Folder that relative paths are seen from; None: the current one.
+        base: Folder, a path or URI, that relative paths are seen from; None: the current one.
 
     Raises:
         ValueError: A name or option cannot be.
@@ -208,7 +209,7 @@ class Tables:
     dangling: Dangling = "drop"
     parallel: Parallel = "keep"
     seed: int = 0
-    base: Path | None = None
+    base: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name, value, kind in (
@@ -258,6 +259,9 @@ class Tables:
     def from_toml(cls, path: str | os.PathLike[str]) -> Tables:
         """Read a description in TOML.
 
+        Args:
+            path: Of the file, on this machine or a URI; files in it are seen from its folder.
+
         Raises:
             FileNotFoundError: There is no such file.
             ValueError: It is not TOML, or says something that cannot be.
@@ -267,18 +271,19 @@ class Tables:
         else:
             import tomli as tomllib
 
-        file = Path(path)
+        file = shown(os.fspath(path))
+        read = read_file(path)
         try:
-            content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+            content = tomllib.loads(read.decode("utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{file} is not TOML: {error}") from None
         try:
-            return cls._of_content(content, file.parent)
+            return cls._of_content(content, folder_of(path))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{file}: {error}") from None
 
     @classmethod
-    def _of_content(cls, content: Mapping[str, Any], base: Path) -> Tables:
+    def _of_content(cls, content: Mapping[str, Any], base: str) -> Tables:
         content = dict(content)
         nodes_content = _mapping(content.pop("nodes", {}), "nodes")
         edges_content = _mapping(content.pop("edges", {}), "edges")
@@ -353,7 +358,7 @@ class Tables:
         relation_column: str | None = None,
         ignore: Sequence[str] = (),
         options: FileOptions = AS_IT_LOOKS,
-        base: Path | None = None,
+        base: str | Path | None = None,
         **settings: Any,
     ) -> Tables:
         """The description that files suggest by their names and columns.
@@ -368,7 +373,8 @@ class Tables:
         only one whose table has ids that stand in the column.
 
         Args:
-            label: A column of nodes or, if no nodes have it, of edges, of any number of relations.
+            label: A column of nodes or, if no nodes have it, of edges, of any number of relations;
+                ``TYPE=COLUMN`` for that of one of several tables that have it.
             label_task: What labels are, where their type does not tell: "classification",
                 "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
@@ -470,24 +476,13 @@ class Tables:
         if label is None and split is None and not links:
             return replace(self, nodes=nodes, edges=edges)
         targets: list[Any] = []
-        every = [*columns.values(), *of_edges.values()]
         if links and label is not None:
             raise ValueError(
                 f"links are edges that are told from none, and have no label (got label {label!r} "
                 f"and links {', '.join(links)}); leave one out"
             )
         if label is not None:
-            targets = [t for t, names in columns.items() if label in names]
-            is_clear = len(targets) == 1
-            if not targets:
-                targets = [e for e, names in of_edges.items() if label in names]
-                is_clear = bool(targets)
-            if not is_clear:
-                raise ValueError(
-                    f"label must be a column of one table of nodes, or of tables of edges (got "
-                    f"{label!r}, in {len(targets)}; there are "
-                    f"{'; '.join(', '.join(names) for names in every)})"
-                )
+            label, targets = _labelled(label, columns, of_edges)
         elif links:
             for name in links:
                 fitting = [e for e in edges if name in (e[1], ":".join(e))]
@@ -510,6 +505,38 @@ class Tables:
         for target in targets:
             tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
+
+
+def _labelled(
+    label: str,
+    columns: Mapping[str, Sequence[str]],
+    of_edges: Mapping[CanonicalEType, Sequence[str]],
+) -> tuple[str, list[Any]]:
+    """The column of a label, and the types it is of: one of nodes, or those of edges that have it.
+
+    Args:
+        label: The column, or ``TYPE=COLUMN``, where several tables have it.
+    """
+    every: dict[Any, Sequence[str]] = {**columns, **of_edges}
+    owner, equals, column = label.partition("=")
+    if equals and not any(label in names for names in every.values()):
+        is_of = {t: owner in ((t,) if isinstance(t, str) else (t[1], ":".join(t))) for t in every}
+        targets = [t for t, names in every.items() if is_of[t] and column in names]
+    else:
+        column = label
+        targets = [t for t, names in columns.items() if label in names]
+    is_clear = len(targets) == 1
+    if not targets and column == label:
+        targets = [e for e, names in of_edges.items() if label in names]
+        is_clear = bool(targets)
+    if not is_clear:
+        names = [t if isinstance(t, str) else ":".join(t) for t in targets] or ["none"]
+        there = "; ".join(", ".join(each) for each in every.values())
+        raise ValueError(
+            f"label must be a column of one table of nodes, or of tables of edges (got {label!r}, "
+            f"of {' and '.join(names)}; there are {there}); say of which it is: TYPE=COLUMN"
+        )
+    return column, targets
 
 
 def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
@@ -730,7 +757,7 @@ def _group_of(column: str, ntype: str) -> str:
 
 
 def _type_by_ids(
-    column: str, reader: TableSource, nodes: Mapping[str, NodeTable], base: Path | None
+    column: str, reader: TableSource, nodes: Mapping[str, NodeTable], base: str | Path | None
 ) -> str:
     """The one type of nodes whose first million ids the first rows of a column name; else ""."""
     batch = next(reader.batches([column]), None)
@@ -758,7 +785,10 @@ def _type_by_ids(
 
 
 def _types_of_ends(
-    columns: Sequence[str], nodes: Mapping[str, NodeTable], reader: TableSource, base: Path | None
+    columns: Sequence[str],
+    nodes: Mapping[str, NodeTable],
+    reader: TableSource,
+    base: str | Path | None,
 ) -> list[str]:
     """The node types that the two columns of ends speak of, by their names or else their ids.
 

@@ -131,6 +131,16 @@ class TaskInfo:
     @classmethod
     def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
         """What there is to know about a data set."""
+        if dataset.links:
+            return cls(
+                name=dataset.name,
+                kind="link prediction",
+                target=dataset.links,
+                num_relations=len(dataset.relation_names) or None,
+                options=options,
+                reverse_of=dataset.reverse_of,
+                relation_names=dataset.relation_names,
+            )
         return cls(
             name=dataset.name,
             target=dataset.target,
@@ -179,6 +189,8 @@ def task_warnings(
 
 def warn_of_task(dataset: NodeDataset) -> None:
     """Warn of what training on a data set would warn of."""
+    if dataset.links:
+        return
     fields = dataset.graph.nodes[dataset.target].data
     label = fields["label"]
     if label.ndim != 1:

@@ -141,4 +141,5 @@ class GraphConv(ZeroInDegreeCheck):
         return result
 
     def extra_repr(self) -> str:
-        return f"in={self._in_feats}, out={self._out_feats}, normalization={self._norm}"
+        text = f"in={self._in_feats}, out={self._out_feats}, normalization={self._norm}"
+        return text if self.weight is not None else f"{text}, weight=False"

@@ -110,6 +110,7 @@ class RunConfig:
         str,
         "Which network: gcn, sage, gat, gatv2, rgcn or hgt; or a class of your own, "
         "my_package.my_module:Net.",
+        Unset("gcn; by command rgcn where edges carry relation numbers"),
     ] = "gcn"
     model_args: Annotated[
         Mapping[str, Any] | None,
@@ -217,7 +218,7 @@ class RunConfig:
         int | None,
         "Links: nodes drawn in a step as wrong ends, for all its edges.",
         Lowest(1),
-        Unset("256"),
+        Unset("256; 1024 where edges carry relation numbers"),
     ] = None
     metrics: Annotated[
         str | None,

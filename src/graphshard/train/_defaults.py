@@ -25,7 +25,16 @@
     it. That is the frame of Platonov et al., `A critical look at the evaluation of GNNs under
     heterophily <https://arxiv.org/abs/2302.11640>`_, in fewer and narrower layers.
 
-    The numbers behind this are in benchmarks/results/defaults_2026-11-26.md.
+    Links of a knowledge graph, whose edges carry relation numbers: one layer of R-GCN on
+    learnt rows (more were not tried); four bases, as with a matrix for each of hundreds of
+    relations there is little to learn each from. Many negatives, as
+    a rank among all nodes is what counts. Links of other graphs: two layers as wide; without norms
+    what GCN gives to nodes is too much alike for long. Neither has weight decay. A step is of a
+    thousand edges, and an epoch as long as the graph is large, so there are fewer of them the more
+    edges there are (`LINKS_OF_A_RUN`), and less patience.
+
+    The numbers behind this are in benchmarks/results/defaults_2026-11-26.md, and those of links of
+    plain graphs in link_defaults_2026-11-26.md.
 """
 
 from __future__ import annotations
@@ -37,6 +46,8 @@ from typing import Any
 MANY = 1000
 DENSE = 10.0
 MANY_CLASSES = 20
+LINKS_OF_A_RUN = 5_000_000
+"""Edges that a run on links goes through, the same ones again in each epoch; 10 epochs at least."""
 
 PAPER: dict[str, Any] = {
     "hidden": 16,
@@ -71,6 +82,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 """What stands for a field that is open, with few labels on a sparse graph."""
 
 _ATTENTION = ("gat", "gatv2")
+_BASES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +97,8 @@ class GraphFacts:
             None where there are no classes, one for each row.
         largest_share: The share of the most frequent one.
         has_val: Whether any validation row has a label.
+        is_of_links: Whether the task is to predict links.
+        num_relations: Of relation numbers that edges carry; 0: they carry none.
     """
 
     num_train: int
@@ -94,6 +108,27 @@ class GraphFacts:
     entropy: float | None = None
     largest_share: float | None = None
     has_val: bool = True
+    is_of_links: bool = False
+    num_relations: int = 0
+
+
+def num_negatives(has_relation_numbers: bool) -> int:
+    """Nodes that are drawn in a step as wrong ends of links, where that is left open."""
+    return 1024 if has_relation_numbers else 256
+
+
+def _of_links(model: str, facts: GraphFacts) -> tuple[dict[str, Any], str]:
+    epochs = min(100, max(10, math.ceil(LINKS_OF_A_RUN / max(1, facts.num_train))))
+    values = {**MODEL_DEFAULTS[model], "weight_decay": 0.0, "dropout": 0.2, "lr": 0.01}
+    values |= {"epochs": epochs, "patience": max(3, epochs // 10)}
+    values["hidden"] = 16 if model in _ATTENTION else 128
+    if facts.num_relations:
+        values |= {"layers": 1, "lr": 0.005}
+        if model == "rgcn" and facts.num_relations > _BASES:
+            values["num_bases"] = _BASES
+        return values, "links of a knowledge graph: one wide layer"
+    values["norm"] = model == "gcn"
+    return values, "links: a wide network"
 
 
 def defaults_of(model: str, facts: GraphFacts | None) -> tuple[dict[str, Any], str]:
@@ -103,6 +138,8 @@ def defaults_of(model: str, facts: GraphFacts | None) -> tuple[dict[str, Any], s
         model: The name of a model; one of the user's own is taken for SAGE.
     """
     model = "sage" if ":" in model else model
+    if facts is not None and facts.is_of_links:
+        return _of_links(model, facts)
     values = dict(MODEL_DEFAULTS[model])
     if facts is None or facts.num_train < MANY:
         if facts is not None and (facts.entropy or 0.0) > math.log(MANY_CLASSES):

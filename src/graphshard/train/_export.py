@@ -71,7 +71,8 @@ class ModelCard:
         category_counts: Node type to the number of values of each of its columns of categories,
             which have tables of learnt rows.
         edge_category_counts: Likewise of edges, by relation.
-        sparse_counts: Node type to the number of columns of its sparse features, plus 1.
+        sparse_counts: Node type to the number of columns of its sparse features, plus 1. What they
+            are times ``category_tables.matrices.N.weight``, N of these types, goes into the layers.
         num_nodes: Node type to the number of nodes that the model was trained on.
         embeddings: Name of each table of embeddings to its width; empty where there are none.
         embeddings_folder: Of the checkpoint with their rows, inside the run's folder.

@@ -21,6 +21,7 @@ from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
+from ._defaults import num_negatives
 from ._edges import EdgeNetwork, EndRows, PairPredictor, TargetEdges
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._links import LinkPredictor, LinkScorer
@@ -47,8 +48,6 @@ ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
 
 GPU_RANDOM = "random on the GPU"
 """Name, in a rank's state, of the generator of its GPU."""
-
-NUM_NEGATIVES = 256
 
 
 class Learner:
@@ -534,8 +533,14 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return network
     in_feats = widths.get(shard.target)
     if name == "rgcn":
-        relations = shard.num_relations
-        return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
+        if shard.links is not None and in_feats is None:
+            in_feats = hidden  # of rows that are learnt, the same for all relations
+        rgcn = RGCN(
+            in_feats, hidden, classes, shard.num_relations, layers, config.num_bases, dropout
+        )
+        if shard.links is not None:
+            rgcn.start_with_own_rows()
+        return rgcn
     width = in_width = hidden if in_feats is None else in_feats
     if config.encoder:
         width = hidden * heads if name in ("gat", "gatv2") else hidden
@@ -588,8 +593,8 @@ def edge_network(network: nn.Module, shard: TrainingShard, config: ResolvedConfi
             config.predictor is None
             and (shard.relation is not None or len(shard.edges.relations) > 1)
         )
-        factors = LinkPredictor(width, shard.task.num_relations if has_factors else None)
-        return EdgeNetwork(network, factors, ntypes)
+        num_factors = shard.task.num_relations if has_factors else None
+        return EdgeNetwork(network, LinkPredictor(width, num_factors, config.dropout), ntypes)
     edge_width = sum(shard.edge_feature_widths.get(etype, 0) for etype in shard.edges.relations)
     predictor = PairPredictor(width, edge_width, shard.task.width, config.dropout)
     return EdgeNetwork(network, predictor, ntypes)
@@ -620,7 +625,7 @@ def link_scorer(shard: TrainingShard, model: nn.Module, config: ResolvedConfig) 
         shard.links,
         shard.data,
         shard.original_ids,
-        config.negatives or NUM_NEGATIVES,
+        config.negatives or num_negatives(shard.relation is not None),
         config.seed,
     )
 

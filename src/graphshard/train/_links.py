@@ -97,12 +97,14 @@ class LinkFacts:
 class LinkPredictor(nn.Module):
     """Scores pairs by their rows: a dot product, or with a factor for each column and relation.
 
-    With factors it is DistMult, of Yang et al., `Embedding Entities and Relations for Learning and
-    Inference in Knowledge Bases <https://arxiv.org/abs/1412.6575>`_.
+    Dropout falls on the rows of the ends that are given. With factors it is DistMult, of Yang et
+    al., `Embedding Entities and Relations for Learning and Inference in Knowledge Bases
+    <https://arxiv.org/abs/1412.6575>`_.
     """
 
-    def __init__(self, width: int, num_relations: int | None) -> None:
+    def __init__(self, width: int, num_relations: int | None, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         if num_relations is not None:
             self.relations = nn.Parameter(torch.empty(num_relations, width))
             nn.init.normal_(self.relations, 1.0, 0.1)
@@ -110,6 +112,7 @@ class LinkPredictor(nn.Module):
 
     def queries(self, rows: Tensor, relation: Tensor) -> Tensor:
         """``[n, width]``, whose products with the rows of other ends are the scores."""
+        rows = self.dropout(rows)
         return rows * self.relations.index_select(0, relation) if self.has_relations else rows
 
 

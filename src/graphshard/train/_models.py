@@ -362,6 +362,15 @@ class RGCN(NodeClassifier):
     def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
         return layer(graph, h, graph.edata["etype"], graph.edata.get("norm"))
 
+    def start_with_own_rows(self) -> None:
+        """Let a node's own row go through each layer as it is, where both are as wide, at first.
+
+        What links are told by is then there from the first step, whatever messages bring.
+        """
+        for layer in self.layers:
+            if isinstance(layer, RelGraphConv) and len({*layer.loop_weight.shape}) == 1:
+                nn.init.eye_(layer.loop_weight)
+
     @property
     def one_hot(self) -> OneHotRelGraphConv | None:
         """The first layer, if nodes have no features."""

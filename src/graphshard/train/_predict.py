@@ -37,6 +37,7 @@ from ..comm import (
 from ..comm.collectives import reduce_ints, shared_errors
 from ..data.dataset import SPLITS
 from ..data.labels import Labels
+from ..data.remote_files import is_file, shown
 from ..data.task import TaskInfo, read_task
 from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import agree_on_build
@@ -101,12 +102,12 @@ class PredictRequest:
             raise ValueError(f"top must be at least 1 (got {self.top})")
         if self.out is not None:
             writer_of(Path(self.out))
-        if self.pairs is not None and not Path(self.pairs).is_file():
-            raise ValueError(f"pairs must be a file (got {self.pairs!r}, and there is none)")
-        if self.nodes not in CHOICES and not Path(self.nodes).is_file():
+        if self.pairs is not None and not is_file(self.pairs):
+            raise ValueError(f"pairs must be a file (got {shown(self.pairs)!r}, and there is none)")
+        if self.nodes not in CHOICES and not is_file(self.nodes):
             raise ValueError(
-                f"nodes must be one of {', '.join(CHOICES)}, or a file of ids (got {self.nodes!r}, "
-                "and there is no such file)"
+                f"nodes must be one of {', '.join(CHOICES)}, or a file of ids (got "
+                f"{shown(self.nodes)!r}, and there is no such file)"
             )
 
     def to_json(self) -> str:
@@ -480,13 +481,13 @@ def _links(request: PredictRequest, learner: Learner) -> PredictedRows:
     assert isinstance(predictor, LinkPredictor) and shard.links is not None
     scores = LinkScores(_ends(request, learner._host), learner.node_rows(), predictor, shard)
     if request.pairs is not None:
-        found = scores.of_pairs(Path(request.pairs))
+        found = scores.of_pairs(request.pairs)
     else:
         chosen = {}
         for ntype in dict.fromkeys(etype[0] for etype in scores.ends.relations):
             chosen[ntype] = torch.argsort(shard.original_ids[ntype].cpu())
         if request.nodes != ALL:
-            is_in = _in_file(Path(request.nodes), {t: scores.ends.ids[t] for t in chosen})
+            is_in = _in_file(request.nodes, {t: scores.ends.ids[t] for t in chosen})
             chosen = {ntype: rows[is_in[ntype][rows]] for ntype, rows in chosen.items()}
         found = scores.best(request.top or DEFAULT_TOP_LINKS, chosen, request.relations)
 
@@ -556,7 +557,7 @@ def _shard_of(
     Args:
         task: What the partition says, of which classes and schema are held against the card.
     """
-    relation = _relation(data, config)
+    relation = _relation(data, config, card.task["kind"] == LINK_PREDICTION)
     if relation is not None and relation[0].numel():
         top = int(relation[0].max()) + 1
         if top > card.num_relations:
@@ -741,12 +742,12 @@ def _chosen(nodes: str, shard: TrainingShard, ids: pa.Array) -> Tensor:
                 )
             chosen = mask.bool()
     elif nodes != ALL:
-        chosen = _in_file(Path(nodes), {target: ids})[target]
+        chosen = _in_file(nodes, {target: ids})[target]
     rows = chosen.nonzero().view(-1)
     return rows[torch.argsort(original[rows])]
 
 
-def _in_file(path: Path, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
+def _in_file(path: str, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
     """Node type to which of this rank's nodes a file names; collective.
 
     An id may be that of nodes of several types.
@@ -769,7 +770,8 @@ def _in_file(path: Path, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
     if missing:
         few = ", ".join(str(value) for value in asked.take(pa.array(missing[:10])).to_pylist())
         raise ValueError(
-            f"{path} names {len(missing)} of {len(asked)} ids that are not in the graph ({few}"
+            f"{shown(path)} names {len(missing)} of {len(asked)} ids that are not in the graph "
+            f"({few}"
             f"{', ...' if len(missing) > 10 else ''}); leave them out, or partition a graph with "
             "them"
         )

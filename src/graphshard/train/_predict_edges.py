@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce, is_initialized, ragged_all_to_all, rank, world_size
 from ..comm.collectives import gather_int, reduce_ints, shared_errors
+from ..data.remote_files import shown
 from ..partition.format import etype_key
 from ._edges import NodeRows, TargetEdges, in_order
 from ._links import Facts, LinkPredictor, rows_of_all
@@ -220,7 +220,7 @@ class LinkScores:
                 )
         return [numbers[name][0] for name in names]
 
-    def of_pairs(self, path: Path) -> ScoredPairs:
+    def of_pairs(self, path: str) -> ScoredPairs:
         """Scores of the pairs of ids in a file; each rank computes a share of them.
 
         Args:
@@ -239,12 +239,15 @@ class LinkScores:
             table, may_be_names = read_columns(path, names, [*types, pa.string()][: len(names)])
             if may_be_names and self._is_of_several:
                 raise ValueError(
-                    f"{path} must have the columns {', '.join(names)}; name them in its first line"
+                    f"{shown(path)} must have the columns {', '.join(names)}; name them in its "
+                    "first line"
                 )
             number = torch.zeros(table.num_rows, dtype=torch.int64)
             if self._is_of_several:
                 coded = table.column(2).combine_chunks().dictionary_encode()
-                found = self._numbers_of(coded.dictionary.to_pylist(), f"relations in {path}")
+                found = self._numbers_of(
+                    coded.dictionary.to_pylist(), f"relations in {shown(path)}"
+                )
                 places = torch.from_numpy(coded.indices.to_numpy(zero_copy_only=False).copy())
                 number = torch.tensor(found, dtype=torch.int64)[places.long()]
         if may_be_names:
@@ -416,7 +419,7 @@ def _joined(parts: Sequence[ScoredPairs]) -> ScoredPairs:
     return ScoredPairs(numbers, columns)
 
 
-def _check_pairs(path: Path, piece: pa.Table, pairs: TargetEdges, start: int) -> None:
+def _check_pairs(path: str, piece: pa.Table, pairs: TargetEdges, start: int) -> None:
     for side in (0, 1):
         for ntype, places in pairs.by_type(side):
             rows = torch.arange(len(pairs))[places]
@@ -425,7 +428,8 @@ def _check_pairs(path: Path, piece: pa.Table, pairs: TargetEdges, start: int) ->
                 column = piece.column(side)
                 few = ", ".join(f"{column[n].as_py()} in row {start + n + 1}" for n in missing[:10])
                 raise ValueError(
-                    f"{path} names nodes that are not in the graph as {('source', 'target')[side]} "
+                    f"{shown(path)} names nodes that are not in the graph as "
+                    f"{('source', 'target')[side]} "
                     f"of type '{ntype}' ({len(missing)} of {len(rows)}: {few}"
                     f"{', ...' if len(missing) > 10 else ''}); leave these pairs out"
                 )

@@ -19,6 +19,7 @@ from .._base.files import TemporaryFolder, check_path, sync_folder, writing
 from ..comm import rank, world_size
 from ..comm.collectives import shared_errors, text_of_rank_0
 from ..data.id_files import read_id_table
+from ..data.remote_files import read_file, shown, without_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +34,7 @@ _LINES = ("", ".txt", ".ids", ".list")
 _WITH_NAMES = {".parquet", ".arrow", ".feather", ".json", ".jsonl", ".ndjson"}
 
 
-def read_ids(path: Path, id_type: pa.DataType) -> tuple[pa.Array, bool]:
+def read_ids(path: str, id_type: pa.DataType) -> tuple[pa.Array, bool]:
     """The distinct ids in a file, in the type that the graph's ids have.
 
     Returns:
@@ -44,12 +45,12 @@ def read_ids(path: Path, id_type: pa.DataType) -> tuple[pa.Array, bool]:
     """
     import pyarrow as pa
 
-    if path.suffix.lower() not in _LINES:
+    if without_options(path).suffix.lower() not in _LINES:
         table = read_id_table(path, ["id"])
         name = "id" if "id" in table.column_names else table.column_names[0]
         if name != "id" and len(table.column_names) > 1:
             raise ValueError(
-                f"{path} must have a column 'id', or one column (got "
+                f"{shown(path)} must have a column 'id', or one column (got "
                 f"{', '.join(table.column_names[:5])}); rename the column with the ids"
             )
         column = table.column(name)
@@ -59,19 +60,19 @@ def read_ids(path: Path, id_type: pa.DataType) -> tuple[pa.Array, bool]:
                 ids = _as_ids(path, column, id_type)
                 return pa.chunked_array([*first.chunks, *ids.chunks]).unique(), True
     else:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_file(path).decode("utf-8-sig").splitlines()
         texts = pa.array([line for line in lines if line.strip()], pa.string())
         column = pa.chunked_array([texts])
     return _as_ids(path, column, id_type).unique(), False
 
 
-def _may_lack_names(path: Path) -> bool:
+def _may_lack_names(path: str) -> bool:
     """Whether a table may have rows alone, and no line with the names of columns."""
-    return not {s.lower() for s in path.suffixes} & _WITH_NAMES
+    return not {s.lower() for s in without_options(path).suffixes} & _WITH_NAMES
 
 
 def read_columns(
-    path: Path, names: Sequence[str], types: Sequence[pa.DataType]
+    path: str, names: Sequence[str], types: Sequence[pa.DataType]
 ) -> tuple[pa.Table, bool]:
     """Some columns of a table, by name, or if it has not these names the first ones.
 
@@ -87,7 +88,7 @@ def read_columns(
     if not set(names) <= set(table.column_names):
         if len(table.column_names) < len(names):
             raise ValueError(
-                f"{path} must have the columns {', '.join(names)} (got "
+                f"{shown(path)} must have the columns {', '.join(names)} (got "
                 f"{', '.join(table.column_names[:5])})"
             )
         table = table.select(range(len(names)))
@@ -108,7 +109,7 @@ def read_columns(
     return pa.table(columns, names=list(names)), may_be_names
 
 
-def _as_ids(path: Path, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.ChunkedArray:
+def _as_ids(path: str, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.ChunkedArray:
     import pyarrow as pa
 
     try:
@@ -117,7 +118,8 @@ def _as_ids(path: Path, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.Chu
         return column.cast(id_type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(
-            f"{path} must have ids of type {id_type}, as the graph has (got {column.type}: {error})"
+            f"{shown(path)} must have ids of type {id_type}, as the graph has (got {column.type}: "
+            f"{error})"
         ) from None
 
 

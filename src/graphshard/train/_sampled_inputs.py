@@ -100,7 +100,12 @@ class SampledInputs:
             for block in graphs:
                 # Of the edges that were drawn, so that a sum is a mean over them.
                 dst = block.adjacency().coo()[1].long()
-                norm = relation_norm(dst, block.edata["etype"], self._shard.num_relations)
+                norm = relation_norm(
+                    dst,
+                    block.edata["etype"],
+                    self._shard.num_relations,
+                    self._shard.links is not None,
+                )
                 block.edata["norm"] = norm.to(self._shard.relation[1].dtype)
         if self._reads_degrees:
             self._set_weights(graphs)

@@ -338,7 +338,7 @@ def assemble(
     edges, label, rows = None, owned[0].label, dict(owned[0].rows)
     edge_features = _edge_features(data, config.torch_dtype)
     edge_categories = _edge_categories(data)
-    relation = _relation(data, config)
+    relation = _relation(data, config, task_info.kind == LINK_PREDICTION)
     if task_info.is_on_edges:
         numbers = None if relation is None else relation[0]
         edges, label, rows = _target_edges(data, edge_features, edge_categories, numbers, owned)
@@ -673,8 +673,10 @@ def _check_numbers(
         )
 
 
-def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tensor] | None:
-    """Relation numbers of a homogeneous graph's edges, and 1 over the in-degree per relation."""
+def _relation(
+    data: PartitionData, config: ResolvedConfig, is_of_links: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Relation numbers of a homogeneous graph's edges, and their `relation_norm`."""
     if len(data.canonical_etypes) != 1:
         return None
     name = f"{etype_key(data.canonical_etypes[0])}/etype"
@@ -693,7 +695,8 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     _check_numbers(etype, num_edges, name, "edges", config)
     dst = data.edges[data.canonical_etypes[0]].dst
     num_relations = int(etype.max()) + 1 if etype.numel() else 1
-    return etype, relation_norm(dst, etype, num_relations).to(config.torch_dtype)
+    norm = relation_norm(dst, etype, num_relations, is_of_links)
+    return etype, norm.to(config.torch_dtype)
 
 
 def names_of_relations(names: Sequence[str], count: int) -> tuple[str, ...]:
@@ -703,8 +706,13 @@ def names_of_relations(names: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
-    """1 over the number of edges of the same relation into the same node: float64, a column."""
+def relation_norm(dst: Tensor, etype: Tensor, num_relations: int, is_of_links: bool) -> Tensor:
+    """1 over the number of edges of the same relation into the same node: float64, a column.
+
+    Of links, over the number of all edges into it: both as the paper on R-GCN has it.
+    """
+    if is_of_links:
+        return torch.bincount(dst).to(torch.float64).reciprocal()[dst].unsqueeze(1)
     code = dst * num_relations + etype
     _, group, count = torch.unique(code, return_inverse=True, return_counts=True)
     return count.to(torch.float64).reciprocal()[group].unsqueeze(1)
@@ -753,7 +761,7 @@ def _without_held_out(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
     if etype is not None:
         left = etype[kept[edges.relations[0]]]
         dst = data.edges[edges.relations[0]].dst
-        norm = relation_norm(dst, left, num_relations).to(config.torch_dtype)
+        norm = relation_norm(dst, left, num_relations, True).to(config.torch_dtype)
         changed["relation"] = left, norm
     train = shard.rows["train"]
     train = train[is_left[train]]
@@ -833,7 +841,11 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
         num_classes = shard.num_classes or num_classes
     counted_shard = replace(
         shard,
-        facts=_facts(shard, num_rows, num_classes if is_classes and not is_multilabel else 0),
+        facts=replace(
+            _facts(shard, num_rows, num_classes if is_classes and not is_multilabel else 0),
+            is_of_links=shard.links is not None,
+            num_relations=shard.num_relations or num_relations if shard.relation is not None else 0,
+        ),
         num_nodes=num_rows,
         num_classes=num_classes if is_classes else 0,
         num_relations=shard.num_relations or num_relations,
@@ -941,9 +953,10 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
         elif added:
             names = ", ".join(name for _, name, _ in list(added)[:_MOST_NAMED])
             names += ", ..." if len(added) > _MOST_NAMED else ""
+            go = "1 relation goes" if len(added) == 1 else f"{len(added)} relations go"
             notes.append(
-                f"{len(added)} relations go one way ({names}): added the reverse of each, rev_... "
-                "(--no-both-directions leaves them as they are)"
+                f"{go} one way ({names}): added the reverse of each, rev_... (--no-both-directions "
+                "leaves them as they are)"
             )
     if loops:
         data, count = with_self_loops(data)

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.utils import get_params_from_function
 
-from graphshard._base.typing import OnlyWith, notes_of
+from graphshard._base.typing import OnlyWith, Unset, notes_of
 from graphshard.train import FullBatchConfig, RunConfig, SampledConfig
 from graphshard.train.commands import app, run
 
@@ -103,6 +103,7 @@ def test_options_are_what_the_fields_say(capsys: pytest.CaptureFixture[str]) -> 
             of_type, text, *_ = get_args(hints[field.name])
             assert text in option.help
             has_default = field.name in inherited and not notes_of(hints[field.name], OnlyWith)
+            has_default = has_default and not notes_of(hints[field.name], Unset)
             assert option.default == (field.default if has_default else None)
             for choice in (of_type, *get_args(of_type)):
                 if get_origin(choice) is Literal:

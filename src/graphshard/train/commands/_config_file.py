@@ -14,20 +14,22 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..._base.toml import read_toml
+from ..._base.toml import toml_values
 
-_HELP = "A TOML file of options: keys by their names, in a table of the command or above all."
+_HELP = (
+    "A TOML file of options, or a URI of one: keys by their names, in a table of the command or "
+    "above all."
+)
 
 
 def config_option(command: str) -> inspect.Parameter:
     """The parameter ``--config`` of a command; what the file says becomes defaults."""
 
-    def read(context: typer.Context, value: Path | None) -> None:
+    def read(context: typer.Context, value: str | None) -> None:
         if value is not None and not context.resilient_parsing:
             context.default_map = options_of_file(value, command, context)
 
@@ -43,20 +45,23 @@ def config_option(command: str) -> inspect.Parameter:
         "config",
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[Path | None, option],
+        annotation=Annotated[str | None, option],
     )
 
 
-def options_of_file(path: Path, command: str, context: typer.Context) -> dict[str, Any]:
+def options_of_file(path: str, command: str, context: typer.Context) -> dict[str, Any]:
     """What a file says for a command: values by the name of the parameter.
 
     Raises:
         ValueError: The file is no TOML, or has a key that is no option; names the nearest one.
         OSError: The file cannot be read.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file of options {path}")
-    content = read_toml(path)
+    from ...data.remote_files import is_file, read_file, shown  # no other command needs it
+
+    name_of_file = shown(path)
+    if not is_file(path):
+        raise FileNotFoundError(f"there is no file of options {name_of_file}")
+    content = toml_values(read_file(path), name_of_file)
     root = context.find_root().command
     commands: Mapping[str, Any] = getattr(root, "commands", {})
     values: dict[str, Any] = {}
@@ -72,9 +77,9 @@ def options_of_file(path: Path, command: str, context: typer.Context) -> dict[st
             of_command = where or command
             if name not in names[of_command]:
                 is_table = not where and isinstance(value, Mapping)
-                raise ValueError(_unknown(path, key, where, command, names, is_table))
+                raise ValueError(_unknown(name_of_file, key, where, command, names, is_table))
             if of_command == command:
-                values[name] = _value(names[command][name], value, f"{key} in {path}")
+                values[name] = _value(names[command][name], value, f"{key} in {name_of_file}")
     return values
 
 
@@ -84,7 +89,7 @@ def _parameters(command: Any) -> dict[str, Any]:
 
 
 def _unknown(
-    path: Path,
+    path: str,
     key: str,
     where: str,
     command: str,

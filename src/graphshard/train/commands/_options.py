@@ -100,10 +100,11 @@ def _parameter(
     """The option for a field, given as (annotation, default) by the mode that has it.
 
     It has no default, only a text that says it, where it must be known whether it was given: a
-    field that has an effect with some values of others alone, or in some of the modes.
+    field that has an effect with some values of others alone, or in some of the modes, or whose
+    default a command chooses.
     """
     hint, default = next(iter(variants.values()))
-    is_common = is_common and not notes_of(hint, OnlyWith)
+    is_common = is_common and not notes_of(hint, OnlyWith) and not notes_of(hint, Unset)
     kind = get_args(hint)[0]
     flags = []
     if kind is bool or bool in get_args(kind):

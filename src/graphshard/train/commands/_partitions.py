@@ -15,6 +15,7 @@ from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
 from ...data.id_files import check_id_file, copy_id_files, id_files
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
+from ...data.remote_files import shown, without_options
 from ...data.splits import SPLITS
 from ...data.tables import Dangling, Parallel, TableFormat
 from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
@@ -62,7 +63,11 @@ class TableFlags:
         "Column of edges with the id of the node where an edge ends.",
         Unset("target, dst or the like, or the second"),
     ] = None
-    label: Annotated[str | None, "Column of nodes, or of edges, to learn.", Unset("none")] = None
+    label: Annotated[
+        str | None,
+        "Column of nodes, or of edges, to learn; TYPE=COLUMN where several have it.",
+        Unset("none"),
+    ] = None
     label_task: Annotated[
         str | None,
         "What labels are: classification, 'multi-label classification' or regression.",
@@ -209,8 +214,9 @@ def partition(
         Unset("none: tables are given"),
     ] = None,
     tables: Annotated[
-        Path | None,
-        "TOML file that describes tables of nodes and edges; graphshard tables writes a first one.",
+        str | None,
+        "TOML file, or a URI of one, that describes tables of nodes and edges; graphshard tables "
+        "writes a first one.",
         Unset("none"),
     ] = None,
     encodings_from: Annotated[
@@ -292,7 +298,7 @@ def partition(
             described,
             parts,
             out,
-            name=name if name is not None or tables is None else tables.stem,
+            name=name if name is not None or tables is None else without_options(tables).stem,
             preparation=Preparation(**preparation),
             encodings_from=None if encodings_from is None else partition_json(encodings_from),
             options=preparation,
@@ -312,7 +318,7 @@ def partition(
 
 
 def _tables_of(
-    data: str | None, described: Path | None, flags: TableFlags, seed: int
+    data: str | None, described: str | None, flags: TableFlags, seed: int
 ) -> Tables | None:
     """The tables that options name; None where they name a data set."""
     are_given = flags != TableFlags()
@@ -333,7 +339,9 @@ def _tables_of(
     changes = {n: getattr(flags, n) for n in ("dangling", "parallel") if getattr(flags, n)}
     others = dataclasses.replace(flags, dangling=None, parallel=None)
     if others != TableFlags():
-        raise ValueError(f"columns and files are said in {described}; leave their options out")
+        raise ValueError(
+            f"columns and files are said in {shown(described)}; leave their options out"
+        )
     return dataclasses.replace(said, **changes)
 
 

@@ -23,8 +23,8 @@ def predict(
     out: Annotated[Path, "File to write: .parquet, .csv or .csv.gz."],
     nodes: Annotated[
         str,
-        "Which nodes: all, unlabelled, train, val or test; or a file of ids, one a line, or a "
-        "table with a column id.",
+        "Which nodes: all, unlabelled, train, val or test; or a file or URI of ids, one a line, or "
+        "a table with a column id.",
     ] = "all",
     embeddings: Annotated[bool, "Add a column with the input of the last layer."] = False,
     top: Annotated[
@@ -33,9 +33,9 @@ def predict(
         Unset("all classes, or 5 of more than 100; 10 links"),
     ] = None,
     pairs: Annotated[
-        Path | None,
-        "Links: score these pairs of ids, a table with the columns source and target, and "
-        "of several relations relation.",
+        str | None,
+        "Links: score these pairs of ids, a file or URI of a table with the columns source and "
+        "target, and of several relations relation.",
         Unset("the best new links of each node"),
     ] = None,
     relations: Annotated[
@@ -63,7 +63,7 @@ def predict(
         nodes=nodes,
         embeddings=embeddings,
         top=top,
-        pairs=None if pairs is None else str(pairs),
+        pairs=pairs,
         relations=relations,
         device=device,
         timeout=timeout,

@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,13 +24,20 @@ from rich.table import Table
 from ..._base.device import choose_device
 from ..._base.files import TemporaryFolder
 from ..._base.typing import Unset
-from ...data.prepare import Preparation, has_relations, read_dataset
-from ...data.task import partition_dataset
+from ...data.prepare import (
+    Preparation,
+    has_facts,
+    has_relation_numbers,
+    has_relations,
+    read_dataset,
+    with_links,
+)
+from ...data.task import partition_dataset, read_task
 from ...partition.format import read_config
 from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
 from .._result import EpochReport, SamplingReport, TrainResult
 from .._run_folder import check_run_folder
-from .._tasks import ACCURACY
+from .._tasks import ACCURACY, LINK_PREDICTION
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
 
@@ -56,13 +63,15 @@ def train(
         Unset("one for each part, and one for a data set; under torchrun all"),
     ] = None,
     mode: Annotated[
-        Literal["full", "sample"], "full: the whole graph in every step. sample: sampled blocks."
-    ] = "full",
+        Literal["full", "sample"] | None,
+        "full: the whole graph in every step. sample: sampled blocks.",
+        Unset("sample for link prediction, else full"),
+    ] = None,
     quiet: Annotated[bool, "Print the final table alone, and errors and warnings."] = False,
     **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
-    config = _configured(mode, data=data, **settings)
+    config = _configured(data, mode, settings)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -91,9 +100,15 @@ def train(
             _show(results[0], config)
 
 
-def _configured(mode: str, **settings: Any) -> AnyConfig:
-    """The configuration of a mode, from what was given; None where it was not."""
+def _configured(data: str, mode: str | None, settings: Mapping[str, Any]) -> AnyConfig:
+    """The configuration of a run, from what was given; values are None where it was not."""
     settings = {name: value for name, value in settings.items() if value is not None}
+    settings["data"] = data
+    if mode is None or "model" not in settings:
+        is_of_links, has_numbers = _known_of(data, settings.get("task"))
+        mode = mode or (SampledConfig.mode if is_of_links else FullBatchConfig.mode)
+        if has_numbers:
+            settings.setdefault("model", "rgcn")
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])
     for name in ("class_weights", "model_args"):
@@ -108,6 +123,16 @@ def _configured(mode: str, **settings: Any) -> AnyConfig:
     config = kind(**settings)
     config.check_given(settings)  # also of those that were given their defaults
     return config
+
+
+def _known_of(data: str, task: str | None) -> tuple[bool, bool]:
+    """Whether links are to be predicted, and whether edges carry relation numbers."""
+    path = Path(data)
+    if is_partition(path):
+        info = read_task(partition_json(path))
+        return (task or info.kind) == LINK_PREDICTION, bool(info.num_relations)
+    is_of_links = has_facts(data) if task is None else task == LINK_PREDICTION
+    return is_of_links, has_relation_numbers(data)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -188,6 +213,8 @@ def _partitioned(
         return
     wants_loops = config.model in NEED_IN_EDGES and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
+    if config.task == LINK_PREDICTION:
+        dataset = with_links(dataset)
     num_workers = workers or 1
     with TemporaryFolder() if config.run is None else contextlib.nullcontext(config.run) as folder:
         json_path = Path(folder) / "parts" / f"{dataset.name}.json"

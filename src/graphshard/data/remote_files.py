@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -33,6 +35,7 @@ _IS_REFUSED = re.compile(
     re.IGNORECASE,
 )
 _IS_SILENT = re.compile("network_?connection|curl|resolv|unavailable|deadline", re.IGNORECASE)
+_OPTIONS = re.compile(r"\?(?=\w+=)")  # where those of a URI begin
 _MOST_LETTERS = 300
 _LEFT_AS_THEY_ARE = "/%@:+=,!$&'()*;"
 _JAVA = (
@@ -57,7 +60,7 @@ def open_uri(text: str) -> tuple[Any, str]:
     scheme, _, rest = text.partition("://")
     scheme = _ALIASES.get(scheme, scheme)
     # A question mark in a name is a glob; options begin with NAME=.
-    place, *with_mark = re.split(r"\?(?=\w+=)", rest, maxsplit=1)
+    place, *with_mark = _OPTIONS.split(rest, maxsplit=1)
     options = "".join(with_mark)
     parts = place.split("/")
     plain = next((i for i, part in enumerate(parts) if i and set(part) & set("*?[")), len(parts))
@@ -69,6 +72,66 @@ def open_uri(text: str) -> tuple[Any, str]:
     with remote_errors(text):
         system, path = fs.FileSystem.from_uri(f"{scheme}://{folder}{query}")
     return system, "/".join([path, *globs])
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a file, on this machine or where a URI says.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: A URI is none, or its file system cannot be read.
+    """
+    text = os.fspath(path)
+    if not is_uri(text):
+        return Path(text).read_bytes()
+    system, place = open_uri(text)
+    with remote_errors(text):
+        try:
+            with system.open_input_stream(place) as stream:
+                content: bytes = stream.read()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no file {shown(text)}") from None
+    return content
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file, on this machine or where a URI says.
+
+    Raises:
+        ValueError: A URI is none, or its file system cannot be read.
+    """
+    text = os.fspath(path)
+    if not is_uri(text):
+        return Path(text).is_file()
+    from pyarrow import fs
+
+    system, place = open_uri(text)
+    with remote_errors(text):
+        found: bool = system.get_file_info(place).type == fs.FileType.File
+    return found
+
+
+def without_options(path: str) -> PurePosixPath:
+    """A path, or a URI without its options: what has the ending of the file."""
+    return PurePosixPath(_OPTIONS.split(path, maxsplit=1)[0] if is_uri(path) else path)
+
+
+def folder_of(file: str | os.PathLike[str]) -> str:
+    """The folder of a file, which may be a URI; its options stay."""
+    text = os.fspath(file)
+    if not is_uri(text):
+        return os.path.dirname(text)
+    place, *options = _OPTIONS.split(text, maxsplit=1)
+    return "?".join([place.rpartition("/")[0], *options])
+
+
+def in_folder(folder: str | os.PathLike[str], path: str) -> str:
+    """A path as it is seen from a folder; either may be a URI."""
+    text = os.fspath(folder)
+    if is_uri(path) or not is_uri(text):
+        return path if is_uri(path) else os.path.join(text, path)
+    place, *options = _OPTIONS.split(text, maxsplit=1)
+    return "?".join([f"{place.rstrip('/')}/{path}", *options])
 
 
 def shown(text: str) -> str:
