@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""keep_freed_memory, by the page faults of a process of its own."""
+"""keep_freed_memory, by the page faults of a process of its own; when large pages are asked for."""
 
 from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 
 import pytest
 
 from forked_programs import run_program
+from graphshard._base import memory
 
 PROGRAM = """
 import resource, torch
@@ -46,3 +48,31 @@ def test_blocks_are_used_again() -> None:
 def test_the_environment_decides(told: dict[str, str]) -> None:
     kept, _ = run(**told)
     assert not kept
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "asked"),
+    [
+        ("always [madvise] never\n", None, "1"),
+        ("always [madvise] never\n", "0", "0"),
+        ("always madvise [never]\n", None, None),
+        ("[always] madvise never\n", None, None),
+        (None, None, None),  # a system without
+    ],
+)
+def test_large_pages_are_asked_for_where_that_changes_something(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    setting: str | None,
+    own: str | None,
+    asked: str | None,
+) -> None:
+    file = tmp_path / "enabled"
+    if setting is not None:
+        file.write_text(setting)
+    monkeypatch.setattr(memory, "_LARGE_PAGES", file)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "" if own is None else own)
+    if own is None:
+        monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    memory.ask_for_large_pages()
+    assert os.environ.get("THP_MEM_ALLOC_ENABLE") == asked

@@ -418,6 +418,33 @@ def test_exports_exist(name: str) -> None:
     assert len(set(module.__all__)) == len(module.__all__), f"{name}.__all__ repeats a name"
 
 
+@pytest.mark.parametrize("name", ["graphshard", "graphshard.data", "graphshard.train"])
+def test_lazy_names_are_what_type_checkers_see(name: str) -> None:
+    """The modules of a package are searched in turn for a name, and the first has it."""
+    module = importlib.import_module(name)
+    file = Path(str(module.__file__))
+    unseen = lines_under_type_checking(file)
+    for found in imports_of(file):
+        owner, _, public = found.target.rpartition(".")
+        if found.line not in unseen:
+            continue
+        assert public in dir(module)
+        assert public in module.__all__
+        if owner == "graphshard":
+            assert getattr(module, public) is sys.modules[found.target]
+        else:
+            there = getattr(importlib.import_module(owner), public)
+            assert getattr(module, public) is there
+
+
+def test_a_function_hides_the_folder_of_its_name() -> None:
+    import graphshard
+
+    importlib.import_module("graphshard.graph.frame")
+    assert graphshard.graph is sys.modules["graphshard.graph"].graph
+    assert not hasattr(graphshard, "no_such_name")
+
+
 # Notes each variable whose name holds "graphshard" that is looked up while the import runs.
 IMPORT_AND_REPORT = """
 import json, os, sys, threading
@@ -428,7 +455,7 @@ def noting_get(self, key):
         looked_up.append(key)
     return plain_get(self, key)
 os._Environ.__getitem__ = noting_get
-import graphshard
+from graphshard import *
 import torch.distributed
 tasks = "/proc/self/task"
 print(json.dumps({

@@ -26,6 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+NOTICE = "graphshard: "
+"""How a line begins that says for whom a wait has lasted half of its time."""
+
 
 class GraphShardError(Exception):
     """Base of the exceptions that graphshard defines."""

@@ -15,6 +15,8 @@ from graphshard.comm import (
     return_halo,
     trace,
 )
+from graphshard.comm.collectives import LONG_BYTES, start_all_to_all
+from graphshard.comm.group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
@@ -417,6 +419,31 @@ def check_ragged(rank, world_size):
 @pytest.mark.parametrize("world_size", SIZES)
 def test_ragged_all_to_all(world_size):
     run_ranks(check_ragged, world_size)
+
+
+def check_long_slices(rank, world_size):
+    # What rank s sends to rank r: short, just long enough to be a message of its own, longer, none;
+    # with two exchanges in flight at once, waited for in turn.
+    lengths = [LONG_BYTES // 4 - 1, LONG_BYTES // 4, 50_000, 0, 3]
+
+    def of(source, target):
+        length = lengths[(source * world_size + 2 * target + source * target) % len(lengths)]
+        return torch.full((length,), 100 * source + target, dtype=torch.int32)
+
+    state, started = group_state(), []
+    for sign in (1, -1):
+        sends = [sign * of(rank, target) for target in range(world_size)]
+        recvs = [sign * of(source, rank) for source in range(world_size)]
+        splits = [list(map(len, parts)) for parts in (sends, recvs)]
+        started.append((start_all_to_all(state, torch.cat(sends), *splits), torch.cat(recvs)))
+    for pending, expected in started:
+        (out,) = pending.wait()
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_long_slices_are_messages_of_their_own(world_size):
+    run_ranks(check_long_slices, world_size)
 
 
 def ragged_badly(rank, world_size):

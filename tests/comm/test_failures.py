@@ -23,10 +23,12 @@ from graphshard.comm import (
     all_reduce,
     fetch_halo,
     guard,
+    ragged_all_to_all,
     report_failure,
     shutdown_comms,
     start_fetch,
 )
+from graphshard.comm.collectives import LONG_BYTES
 from graphshard.comm.group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
@@ -43,13 +45,18 @@ class Operations:
         self.world_size = world_size
         self.plan = ExchangePlan.build(rows, 2)
         self.x = torch.ones(2, 3, requires_grad=True)
-        for name in ("all_to_all", "message", "all_reduce", "backward"):
+        for name in ("all_to_all", "long_slices", "message", "all_reduce", "backward"):
             getattr(self, name)()
         _wait_for_all(world_size)  # else one that fails now fails another's first operations
         group_state().timeout = timedelta(seconds=TIMEOUT)
 
     def all_to_all(self):
         return fetch_halo([(self.plan, self.x.detach())])
+
+    def long_slices(self):
+        """In which there are messages besides the collective."""
+        splits = [LONG_BYTES] * self.world_size
+        ragged_all_to_all(torch.ones(sum(splits), dtype=torch.uint8), splits, splits)
 
     def message(self):
         for step in range(1, self.world_size):
@@ -118,6 +125,7 @@ def outcomes(victim, action, operation, pause=0.3):
         ("message", 1),
         ("all_reduce", 0),
         ("backward", 1),
+        ("long_slices", 2),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (("all_to_all", 1), ("message", 0), ("all_reduce", 1), ("backward", 0))
@@ -151,17 +159,20 @@ def test_a_rank_that_hangs(operation, victim):
         assert text.startswith(f"rank {rank}: ")
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_a_rank_that_is_stopped(victim):
-    for seconds, ranks, text in outcomes(victim, "stop", "all_to_all").values():
+@pytest.mark.parametrize(
+    ("operation", "victim"),
+    [("long_slices", 0), pytest.param("all_to_all", 2, marks=pytest.mark.exhaustive)],
+)
+def test_a_rank_that_is_stopped(operation, victim):
+    for seconds, ranks, text in outcomes(victim, "stop", operation).values():
         assert ranks == (victim,)
         assert seconds < TIMEOUT + 4
         assert f"rank {victim} does not answer (it is stopped, it holds the interpreter" in text
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_raises(victim):
-    for seconds, ranks, text in outcomes(victim, "raise", "all_to_all").values():
+@pytest.mark.parametrize(("operation", "victim"), [("all_to_all", 0), ("long_slices", 1)])
+def test_a_rank_that_raises(operation, victim):
+    for seconds, ranks, text in outcomes(victim, "raise", operation).values():
         assert ranks == (victim,)
         assert seconds < TIMEOUT + 2
         assert f"rank {victim} raised KeyError: 'the cause'" in text

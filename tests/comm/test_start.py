@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -319,12 +320,19 @@ def test_torchrun(tmp_path):
     script.write_text(
         textwrap.dedent(
             """
+            from pathlib import Path
+
             import torch
             from graphshard import comm
 
             comm.initialize_comms()
             total = comm.all_reduce(torch.tensor([comm.rank() + 1]))
-            print(f"rank {comm.rank()} of {comm.world_size()}: {total.item()}", flush=True)
+            large = torch.ones(32 << 20, dtype=torch.uint8)
+            maps = Path("/proc/self/smaps")
+            lines = maps.read_text().splitlines() if maps.exists() else []
+            kilobytes = sum(int(x.split()[1]) for x in lines if x.startswith("AnonHugePages"))
+            said = f"rank {comm.rank()} of {comm.world_size()}: {total.item()}"
+            print(f"{said} {'large' if kilobytes > 28 << 10 else 'small'} pages", flush=True)
             comm.shutdown_comms()
             """
         )
@@ -342,5 +350,7 @@ def test_torchrun(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     # The two ranks share one pipe: their lines may run into each other.
-    reports = re.findall(r"rank \d of \d: \d", done.stdout)
-    assert sorted(reports) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+    reports = re.findall(r"rank \d of \d: \d \w+ pages", done.stdout)
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    pages = "small" if not setting.exists() or "[never]" in setting.read_text() else "large"
+    assert sorted(reports) == [f"rank 0 of 2: 3 {pages} pages", f"rank 1 of 2: 3 {pages} pages"]

@@ -13,7 +13,7 @@ import torch
 from train_cases import as_values, config_of, plain_graph, sampled_config_of, write_parts
 
 import graphshard
-from graphshard._base.typing import OnlyWith, notes_of
+from graphshard._base.settings import OnlyWith, notes_of
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import EpochReport, FullBatchConfig, FullBatchRun, SampledConfig, SampledRun

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aliases, and notes in the annotations of settings, shared by all of graphshard."""
+"""Aliases shared by all of graphshard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -40,29 +39,3 @@ DEFAULT_ETYPE = "_E"
 DEFAULT_CANONICAL_ETYPE: CanonicalEType = (DEFAULT_NTYPE, DEFAULT_ETYPE, DEFAULT_NTYPE)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
-LONGEST_TIMEOUT = 1_000_000_000
-"""Seconds, some 30 years: what the clocks of all systems hold."""
-
-
-@dataclass(frozen=True)
-class Unset:
-    """What a field or option that is left out stands for; in its annotation, for the reader."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class OnlyWith:
-    """The values of another field with which a field has an effect; in its annotation."""
-
-    field: str
-    values: tuple[str, ...]
-
-
-_Note = TypeVar("_Note")
-
-
-def notes_of(hint: Any, kind: type[_Note]) -> list[_Note]:
-    """The notes of one kind in a field's annotation."""
-    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return [note for note in notes if isinstance(note, kind)]

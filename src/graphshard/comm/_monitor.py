@@ -45,10 +45,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..errors import NOTICE
 from ._monitor_server import Lines, MonitorServer, line
 from .address import is_loopback, listen_for_others, network_name, notice_dead_host, own_address
 from .group import (
-    NOTICE,
     THREAD_GROUP,
     GroupState,
     OperationLog,

@@ -39,6 +39,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from .._base.kernels import release_memory
+from .._base.memory import ask_for_large_pages
 from ..errors import RankError
 from ._monitor import FailureMonitor, start_monitor
 from .address import (
@@ -98,6 +99,9 @@ def initialize_comms(
     A default group that the program has made itself, by ``torch.distributed``, is used as it is,
     if it has this rank and this many.
 
+    Tensors of the CPU lie in large pages, where Linux gives these on request, if none was made
+    before: torch's THP_MEM_ALLOC_ENABLE is set, unless the environment has it.
+
     Args:
         rank: This process's number; None takes ``RANK`` from the environment.
         world_size: Number of processes; None takes ``WORLD_SIZE``.
@@ -124,6 +128,7 @@ def initialize_comms(
             torch, the port is in use, or this process came to another job.
         RankError: Some ranks did not arrive in time, or came twice; names them.
     """
+    ask_for_large_pages()
     rank = either_name("rank", rank, _rank)
     world_size = either_name("world_size", world_size, _world_size)
     comm_device = either_name("comm_device", comm_device, _comm_device)

@@ -20,6 +20,16 @@ rank none of them communicates or counts.
     stream and read on another is marked (``record_stream``), so that its memory is not used again
     too early.
 
+[Note: both directions of a link]
+    Over TCP gloo sends what a peer has said it is ready to receive, and says so on the connection
+    on which the data go the other way. A rank that is late in an ``all_to_all_single`` finds the
+    others ready, and queues its data before it says that it is ready itself: so one direction waits
+    for the other, and both take twice the time of the link. Here a long slice is a message of its
+    own, and a rank says that it is ready for all of them before it sends any. Both ends know the
+    size of a slice, so no rank has to be told. Short slices travel in the collective, which starts
+    after them: where it is complete their data have passed, so faults are noticed as ever, and no
+    wait for a message blocks.
+
 [Note: checks]
     `agree` and `share_error` are checks whose verdict every rank learns, so that none is left
     waiting. Both cost one all_gather of a few bytes per rank while all is well. Only when something
@@ -232,6 +242,13 @@ _SHORT_SLICE = timedelta(seconds=0.2)
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
+LONG_BYTES = 1 << 16
+"""A slice of an ``all_to_all`` of this much, and more, is a message of its own with gloo."""
+
+NUM_TAGS = 1 << 20
+"""Tags of messages, which are numbers of operations, modulo this."""
+
+
 class Cancelled(BaseException):
     """A wait was ended from within this process, by `GroupState.cancelled`."""
 
@@ -346,26 +363,65 @@ def start_all_to_all(
     here = payload.device
     device = state.payload_device(here)
     (outgoing,) = to_backend([payload.contiguous()], device)
+    send_splits, recv_splits = list(send_splits), list(recv_splits)
     incoming = room_for((sum(recv_splits),), payload.dtype, device, here)
-    number, work = start_collective(
-        state,
-        name,
-        lambda: dist.all_to_all_single(
-            incoming,
-            outgoing,
-            list(recv_splits),
-            list(send_splits),
-            group=state.group,
+    sends, receives = list(outgoing.split(send_splits)), list(incoming.split(recv_splits))
+    long_sends, long_receives = _take_long(state, sends, 1), _take_long(state, receives, -1)
+    short_sent, short_received = outgoing, incoming
+    if long_sends or long_receives:
+        receives[state.rank].copy_(sends[state.rank])
+        sends[state.rank] = receives[state.rank] = outgoing[:0]
+        short_sent = torch.cat(sends)
+        short_received = incoming.new_empty(sum(x.numel() for x in receives))
+    messages: list[dist.Work] = []
+    tag = state.num_operations % NUM_TAGS
+
+    def start() -> dist.Work | None:
+        group = state.group
+        assert group is not None
+        # See [Note: both directions of a link] for the order.
+        messages.extend(group.recv([x], r, tag) for r, x in long_receives)
+        messages.extend(group.send([x], r, tag) for r, x in long_sends)
+        return dist.all_to_all_single(
+            short_received,
+            short_sent,
+            [x.numel() for x in receives],
+            [x.numel() for x in sends],
+            group=group,
             async_op=True,
-        ),
-    )
+        )
+
+    number, work = start_collective(state, name, start)
     del payload
 
     def finish() -> list[Tensor]:
-        finish_collective(state, name, number, work)
+        with operation(state, name, number):
+            wait_collective(state, work)
+            for message in messages:
+                wait(state, message)
+        messages.clear()
+        if short_received is not incoming:
+            parts = short_received.split([x.numel() for x in receives])
+            for x, part in zip(receives, parts, strict=True):
+                x.copy_(part)
         return from_backend([incoming], [here])
 
     return Pending(finish)
+
+
+def _take_long(state: GroupState, slices: list[Tensor], way: int) -> list[tuple[int, Tensor]]:
+    """Slices that are messages of their own, and their ranks.
+
+    The nearest rank above this one is first (``way`` 1), or that below (-1). In the list an empty
+    slice takes the place of each.
+    """
+    taken = []
+    for step in range(1, state.world_size if state.backend == "gloo" else 1):
+        r = (state.rank + way * step) % state.world_size
+        if slices[r].nbytes >= LONG_BYTES:
+            taken.append((r, slices[r]))
+            slices[r] = slices[r][:0]
+    return taken
 
 
 def all_gather(

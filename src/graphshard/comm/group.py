@@ -60,9 +60,6 @@ if TYPE_CHECKING:
 MARGIN_SECONDS = 10.0
 """What may pass beyond the timeout until a failed job has ended; see the note."""
 
-NOTICE = "graphshard: "
-"""How a line begins that says for whom a wait has lasted half of its time."""
-
 
 def rank_names(ranks: Sequence[int]) -> str:
     """Ranks, for a message."""

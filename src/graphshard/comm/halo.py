@@ -55,6 +55,7 @@ from .._base.device import device_of
 from .._base.kernels import empty
 from ._shared_memory import SharedBlocks
 from .collectives import (
+    NUM_TAGS,
     Pending,
     as_bytes,
     from_backend,
@@ -757,8 +758,6 @@ def _extreme_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:
 
 # -- one remote rank at a time ---------------------------------------------------------------------
 
-_NUM_TAGS = 1 << 20
-
 
 def start_fetch(
     plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: torch.dtype | None = None
@@ -849,17 +848,18 @@ def _start_messages(
     to, frm = state.members[target], state.members[source]
     messages: list[dist.P2POp] = []
     peers: list[int] = []
-    num_bytes = 0
-    for i, (sent, received) in enumerate(zip(outgoing, incoming, strict=True)):
-        tag = (number + i) % _NUM_TAGS
+    tags = [(number + i) % NUM_TAGS for i in range(len(outgoing))]
+    # Receives first, so that gloo moves both directions at once.
+    for received, tag in zip(incoming, tags, strict=True):
         if received.numel():
             buffer = as_bytes(received)
             messages.append(dist.P2POp(dist.irecv, buffer, frm, state.group, tag))
             peers.append(source)
+    for sent, tag in zip(outgoing, tags, strict=True):
         if sent.numel():
-            num_bytes += sent.numel()
             messages.append(dist.P2POp(dist.isend, sent, to, state.group, tag))
             peers.append(target)
+    num_bytes = sum(sent.numel() for sent in outgoing)
     if num_bytes:
         count("send", num_bytes, {to: num_bytes})
     works: list[tuple[int, dist.Work]] = []

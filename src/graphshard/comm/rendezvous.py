@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from .._base.files import writing
-from ..errors import RankError
+from ..errors import NOTICE, RankError
 from ._monitor_server import send_event
 from .address import (
     JOB_VARIABLE,
@@ -46,7 +46,7 @@ from .address import (
     network_name,
     own_address,
 )
-from .group import DEFAULT_TIMEOUT, NOTICE, first_line, rank_names
+from .group import DEFAULT_TIMEOUT, first_line, rank_names
 
 _RETRY_SECONDS = 0.05
 _POLL_SECONDS = 0.1

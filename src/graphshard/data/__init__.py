@@ -8,16 +8,26 @@ your own: nodes and edges with ids, features and labels in files; `partition_tab
 partition of them, and `user_ids` gives your ids back.
 """
 
-from ..graph import from_dgl, to_dgl
-from ..graph.dgl_files import load_graphs, save_graphs
-from ._ogb import from_ogb
-from ._partition_tables import partition_tables
-from ._pyg import from_pyg, to_pyg
-from ._synthetic import community_graph, random_graph, random_typed_graph
-from ._table_files import FileOptions
-from .dataset import NodeDataset, load_dataset
-from .id_files import user_ids
-from .tables import EdgeTable, JoinedTable, NodeTable, Tables
+from typing import TYPE_CHECKING, Any
+
+from .._base.lazy import lazy_name
+
+if TYPE_CHECKING:
+    from ..graph import from_dgl, to_dgl
+    from ..graph.dgl_files import load_graphs, save_graphs
+    from ._ogb import from_ogb
+    from ._partition_tables import partition_tables
+    from ._pyg import from_pyg, to_pyg
+    from ._synthetic import community_graph, random_graph, random_typed_graph
+    from ._table_files import FileOptions
+    from .dataset import NodeDataset, load_dataset
+    from .id_files import user_ids
+    from .tables import EdgeTable, JoinedTable, NodeTable, Tables
+
+_MODULES = (
+    *(".graph", "_table_files", "dataset", "tables", "id_files", "_synthetic", "_pyg", "_ogb"),
+    "_partition_tables",
+)
 
 __all__ = [
     "EdgeTable",
@@ -40,3 +50,11 @@ __all__ = [
     "to_pyg",
     "user_ids",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return lazy_name(__name__, _MODULES, __all__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -32,8 +32,7 @@ import numpy as np
 from .._base.files import check_text
 from ._kept_columns import KeptColumns
 from .remote_files import in_folder, is_uri, open_uri, remote_errors, shown
-
-TableFormat: TypeAlias = Literal["csv", "parquet", "arrow", "json"]
+from .settings import TableFormat
 
 NULL_VALUES = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),

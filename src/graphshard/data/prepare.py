@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from ..graph import (
 )
 from ._folder import check_node_count, is_of_facts
 from .dataset import MASKS, NodeDataset, load_dataset
+from .settings import Preparation as Preparation  # where users look for it
 from .splits import split_by_fractions
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
@@ -44,29 +44,12 @@ NORMALIZED_TYPES = {"dblp-heco": ("author", "paper")}
 LINK_FRACTIONS = (0.85, 0.05, 0.1)
 """Of the edges of a data set that has no split of its own, as the papers on Cora have it."""
 
+_AS_PUBLISHED = Preparation()
 _TABLES = (".csv", ".parquet")
 _DGL_GRAPHS = (".bin", ".dgl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """What is done to a graph before it is partitioned. None: what its published results did."""
-
-    row_normalize: Annotated[
-        bool | None, "Divide each feature row by its sum; default: yes for citation data sets."
-    ] = None
-    self_loops: Annotated[
-        bool | None,
-        "Give every node exactly one self loop, as GCN and GAT need; default: yes for citation "
-        "data sets.",
-    ] = None
-    bidirected: Annotated[bool, "Add the reverse of every edge."] = False
-    inverse: Annotated[
-        bool | None, "Add the inverse of every relation; default: yes where there are relations."
-    ] = None
-
-
-def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDataset:
+def read_dataset(name: str, preparation: Preparation = _AS_PUBLISHED) -> NodeDataset:
     """Read a data set by name, folder or edge list, and prepare it.
 
     Args:

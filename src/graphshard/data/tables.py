@@ -44,21 +44,20 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
-from ._table_files import TableFormat as TableFormat  # where users look for it
 from .id_files import user_ids as user_ids  # where users look for it
 from .remote_files import folder_of, read_file, shown
+from .settings import Dangling, Parallel
+from .settings import TableFormat as TableFormat  # where users look for it
 from .splits import checked_fractions
 
 ROW_NUMBER = "#"
 """In place of the name of an id column: nodes are named by the number of their row, from 0."""
 
-Dangling: TypeAlias = Literal["drop", "add", "error"]
-Parallel: TypeAlias = Literal["keep", "drop"]
 Split: TypeAlias = str | Sequence[float] | Mapping[str, Any] | None
 """A column of names, three fractions, or a mapping: see `graphshard.data.labels`."""
 FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None

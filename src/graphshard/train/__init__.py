@@ -6,17 +6,18 @@ Most names are loaded when one of them is first used: commands that train nothin
 
 from typing import TYPE_CHECKING, Any
 
-from ..data.task import TaskInfo, read_task, write_task
-from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
-from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
+from .._base.lazy import lazy_name
 
 if TYPE_CHECKING:
+    from ..data.task import TaskInfo, read_task, write_task
     from ._checkpoint import load_model_state
+    from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
     from ._embeddings import NodeEmbeddings
     from ._export import ModelCard, read_card
     from ._models import GAT, GCN, HGT, RGCN, SAGE, GATv2, TypedNetwork, TypedRGCN
     from ._own_model import ModelSchema
     from ._predict import predict
+    from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
     from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
     from ._training_shard import TrainingShard, load_shard
     from .launch import (
@@ -28,6 +29,20 @@ if TYPE_CHECKING:
         send_event,
         start_run,
     )
+
+_MODULES = (
+    *(
+        "_config",
+        "_result",
+        "launch",
+        ".data.task",
+        "_checkpoint",
+        "_embeddings",
+        "_export",
+        "_models",
+    ),
+    *("_own_model", "_predict", "_run", "_training_shard"),
+)
 
 __all__ = [
     "GAT",
@@ -74,24 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from . import (
-            _checkpoint,
-            _embeddings,
-            _export,
-            _models,
-            _own_model,
-            _predict,
-            _run,
-            _training_shard,
-            launch,
-        )
-
-        modules = _checkpoint, _embeddings, _export, _models, _own_model, _predict, _run
-        for module in (*modules, _training_shard, launch):
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazy_name(__name__, _MODULES, __all__, name)
 
 
 def __dir__() -> list[str]:

@@ -16,14 +16,23 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-import torch
-
-from .._base.device import check_device_name, choose_device
-from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
+from .._base.settings import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 from ._defaults import MODEL_DEFAULTS, PAPER, GraphFacts, defaults_of
 from ._reports import check_extras
+
+if TYPE_CHECKING:
+    import torch  # a help text is made without it
 
 MODELS = ("gcn", "sage", "gat", "gatv2", "rgcn", "hgt")
 """Names of the networks that come with the package."""
@@ -264,6 +273,8 @@ class RunConfig:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_field(name, getattr(self, name, None), hint)
+        from .._base.device import check_device_name
+
         check_device_name(self.device)
         self._check_model()
         self._check_optimizer()
@@ -554,7 +565,10 @@ def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
 
 def torch_dtype(name: str) -> torch.dtype:
     """``torch.float32`` for ``"float32"``."""
-    return getattr(torch, name)
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _check_field(name: str, value: Any, hint: Any) -> None:
@@ -577,6 +591,8 @@ def _check_least(name: str, value: int, lowest: int) -> None:
 def generators_of(name: str) -> list[torch.device]:
     """GPUs whose random numbers a run in this process may draw; for `torch.random.fork_rng`."""
     with contextlib.suppress(ValueError):  # the run itself says so, on every rank
+        from .._base.device import choose_device
+
         device = choose_device(name)
         if device.type == "cuda":
             return [device]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .._base.files import writing
+from .._base.settings import OnlyWith, notes_of
 from .._base.toml import read_toml, toml_text
-from .._base.typing import OnlyWith, notes_of
 from ..comm import rank
 from ..comm.collectives import shared_errors
 from ._config import FullBatchConfig, ResolvedConfig, RunConfig, SampledConfig

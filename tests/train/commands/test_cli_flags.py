@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
 from typer.utils import get_params_from_function
 
-from graphshard._base.typing import OnlyWith, Unset, notes_of
+from graphshard._base.settings import OnlyWith, Unset, notes_of
 from graphshard.train import FullBatchConfig, RunConfig, SampledConfig
 from graphshard.train.commands import app, run
 
@@ -83,6 +85,29 @@ def test_these_are_the_commands_and_their_flags() -> None:
         name: flags_of(command)
         for name, command in group.commands.items()  # type: ignore[attr-defined]
     } == {name: sorted(flags.split()) for name, flags in FLAGS.items()}
+
+
+# Shows the help text of every command, and says which of the packages that take long were imported.
+SHOW_ALL_HELP = """
+import sys
+from graphshard.train.commands import run
+for command in sys.argv[1:]:
+    assert run([*command.split(), "--help"]) == 0
+print("imported:", *{"numpy", "torch", "pyarrow", "graphshard.graph"} & set(sys.modules))
+"""
+
+
+def test_no_help_text_needs_torch() -> None:
+    """What a help text is made of can be imported within a moment."""
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW_ALL_HELP, "", *FLAGS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert shown.stdout.count("Usage: graphshard") == len(FLAGS) + 1
+    assert shown.stdout.splitlines()[-1].split() == ["imported:"]
 
 
 def test_every_setting_of_a_run_has_a_flag() -> None:

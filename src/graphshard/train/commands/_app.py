@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The application: its commands, and how their errors are shown.
 
+What a command needs for its work it imports when it is run: to show a help text must be quick, and
+torch alone takes seconds to import.
+
 Wrong input is one line on standard error and exit code 2, without a traceback. Set the environment
 variable GRAPHSHARD_TRACEBACK to see one.
 """
@@ -15,7 +18,6 @@ from typing import Annotated
 
 import typer
 
-from ..._base.version import VERSION
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._cluster_commands import copy, launch, serve
@@ -41,6 +43,8 @@ for command in _COMMANDS:
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from ..._base.version import VERSION
+
         print(VERSION)
         raise typer.Exit
 

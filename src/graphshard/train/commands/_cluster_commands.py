@@ -16,28 +16,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
 from ..._base.files import remove_abandoned
-from ..._base.typing import Unset
-from ...partition.format import read_config
-from ...servers import GraphServer, parts_of_host, read_ip_config
-from ...servers.rpc import read_token
-from ..launch import (
-    ExitCode,
-    HostCopy,
-    JobHosts,
-    LaunchConfig,
-    RemoteShell,
-    copy_partition,
-    of_slurm_job,
-    on_this_machine,
-    over_ssh,
-)
-from ..launch import launch as launch_job
+from ..._base.settings import Unset
+from ..launch import ExitCode
 from ._options import PartitionPath, options_of, partition_json
+
+if TYPE_CHECKING:
+    from ..launch import HostCopy, JobHosts
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _IGNORED = "Accepted for DGL's command lines."
@@ -73,6 +62,9 @@ def copy(
 
     Files that are there with the same SHA-256 digest are not sent again.
     """
+    from ...servers import read_ip_config
+    from ..launch import RemoteShell, copy_partition
+
     copies = copy_partition(
         partition_json(part_config),
         read_ip_config(ip_config),
@@ -125,6 +117,9 @@ def serve(
 
     The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
     """
+    from ...servers import GraphServer, read_ip_config
+    from ...servers.rpc import read_token
+
     with ExitStack() as stack:
         stack.enter_context(_logging(log_level))
         # An agent of graphshard launch that was killed has left its folder, with the token.
@@ -235,6 +230,11 @@ def launch(
 
     The token is made here, new for each job, and reaches hosts by the standard input of ssh.
     """
+    from ...partition.format import read_config
+    from ...servers import parts_of_host, read_ip_config
+    from ..launch import LaunchConfig, RemoteShell, of_slurm_job, on_this_machine, over_ssh
+    from ..launch import launch as launch_job
+
     if ip_config is None:
         for name, given in (
             ("--ssh-port", ssh_port is not None),

@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from ..._base.typing import OnlyWith, Unset, notes_of
+from ..._base.settings import OnlyWith, Unset, notes_of
 from ._config_file import config_option
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

@@ -5,31 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..._base.typing import Unset
-from ...data import FileOptions, Tables, partition_tables
-from ...data.id_files import check_id_file, copy_id_files, id_files
-from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
+from ..._base.settings import Unset
 from ...data.remote_files import shown, without_options
-from ...data.splits import SPLITS
-from ...data.tables import Dangling, Parallel, TableFormat
-from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
+from ...data.settings import Dangling, Parallel, Preparation, TableFormat
 from ...errors import PartitionFormatError
-from ...partition import (
-    PartitionStats,
-    convert_partition,
-    load_partition_stats,
-    verify_partition,
-)
-from ...partition.assign import Objective
-from ...partition.format import PartitionConfig, etype_key, read_config, read_content
 from ._options import PartitionPath, is_partition, options_of, partition_json
-from ._partition_picture import plot_partition
+
+if TYPE_CHECKING:
+    from ...data import Tables
+    from ...data.task import TaskInfo
+    from ...partition import PartitionStats
+    from ...partition.format import PartitionConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,6 +122,8 @@ class TableFlags:
 
     def read(self, seed: int, base: Path | None = None) -> Tables:
         """The tables, as far as files and flags tell."""
+        from ...data import FileOptions, Tables
+
         settings: dict[str, Any] = {"seed": seed, "base": base}
         for name in ("dangling", "parallel"):
             if getattr(self, name) is not None:
@@ -163,6 +157,8 @@ class TableFlags:
 
     def _split(self) -> Any:
         """How rows are split: fractions, the name of a column, or files of ids."""
+        from ...data.splits import SPLITS
+
         if self.split_files is None:
             return _split_of(self.split)
         if self.split is not None:
@@ -234,7 +230,7 @@ def partition(
         "How to assign nodes; multilevel keeps edges on disk.",
     ] = "metis",
     objective: Annotated[
-        Objective | None,
+        Literal["cut", "vol"] | None,
         "What METIS minimises: edges between parts, or the halo.",
         Unset("cut"),
     ] = None,
@@ -266,6 +262,10 @@ def partition(
     The graph is a data set (--data), or tables of nodes and edges (--nodes and --edges, or
     --tables).
     """
+    from ...data import partition_tables
+    from ...data.prepare import read_dataset
+    from ...data.task import partition_dataset, warn_of_task
+
     names = {field.name for field in dataclasses.fields(Preparation)}
     preparation = {name: value for name, value in options.items() if name in names}
     flags = TableFlags(**{n: value for n, value in options.items() if n not in names})
@@ -321,6 +321,8 @@ def _tables_of(
     data: str | None, described: str | None, flags: TableFlags, seed: int
 ) -> Tables | None:
     """The tables that options name; None where they name a data set."""
+    from ...data import Tables
+
     are_given = flags != TableFlags()
     ways = [data is not None, described is not None, bool(flags.nodes or flags.edges)]
     if sum(ways) != 1:
@@ -355,6 +357,11 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what is in a partition and how good it is."""
+    from ...data.task import read_task
+    from ...partition import load_partition_stats
+    from ...partition.format import read_config
+    from ._partition_picture import plot_partition
+
     path = partition_json(partition)
     config, task = read_config(path), read_task(path)
     config.check_format()
@@ -377,6 +384,8 @@ def inspect(
 
 def _spoken_task(task: TaskInfo) -> str:
     """The task as a sentence has it."""
+    from ...partition.format import etype_key
+
     if isinstance(task.target, str):
         what = f"nodes of type {task.target}"
     else:
@@ -391,6 +400,8 @@ def _spoken_task(task: TaskInfo) -> str:
 
 def _types_table(config: PartitionConfig) -> Table:
     """Node types and relations, and how many of each every part owns."""
+    from ...partition.format import etype_key
+
     table = Table(title="types", title_justify="left")
     table.add_column("type")
     table.add_column("total", justify="right")
@@ -427,6 +438,11 @@ def verify(
     checksums: Annotated[bool, "Compute checksums, which reads every byte."] = True,
 ) -> None:
     """Check a partition from end to end; exit code 1 if anything is wrong with it."""
+    from ...data.id_files import check_id_file, id_files
+    from ...data.task import read_task
+    from ...partition import verify_partition
+    from ...partition.format import read_content
+
     path = partition_json(partition)
     read_content(path)  # a wrong path is wrong input, not a damaged partition
     problems = verify_partition(path, checksums=checksums)
@@ -467,6 +483,11 @@ def convert(
     ] = None,
 ) -> None:
     """Write a partition, or a graph, in the files of DGL, or in ours again; needs no DGL or PyG."""
+    from ...data.id_files import copy_id_files
+    from ...data.prepare import read_graph, write_graph
+    from ...data.task import read_task, write_task
+    from ...partition import convert_partition
+
     if not is_partition(source):
         if to is not None:
             raise ValueError(f"--to is for partitions, and {source} is none; end --out as wanted")

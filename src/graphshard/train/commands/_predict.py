@@ -9,8 +9,7 @@ from typing import Annotated
 
 from rich.console import Console
 
-from ..._base.typing import Unset
-from ...partition.format import read_config
+from ..._base.settings import Unset
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
 
@@ -50,6 +49,7 @@ def predict(
     quiet: Annotated[bool, "Print nothing but errors."] = False,
 ) -> None:
     """Predict by local workers, one for each part, or torchrun's, and write a file of the rows."""
+    from ...partition.format import read_config
     from .._predict import PredictRequest, launch_prediction, prediction_work
 
     if not is_partition(data):

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..._base.typing import Unset
-from ...partition.format import read_config
+from ..._base.settings import Unset
 from ..launch import run_as_worker
 from ._options import options_of
 
@@ -38,6 +37,7 @@ def trace(
     plot: Annotated[bool, "Draw the picture."] = True,
 ) -> None:
     """Make a step of a run again, and show on all ranks what it computes, waits for and sends."""
+    from ...partition.format import read_config
     from .._step_trace import PICTURE, TRACE, TraceRequest, launch_trace, trace_work
 
     folder = run if out is None else out

@@ -15,31 +15,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..._base.device import choose_device
 from ..._base.files import TemporaryFolder
-from ..._base.typing import Unset
-from ...data.prepare import (
-    Preparation,
-    has_facts,
-    has_relation_numbers,
-    has_relations,
-    read_dataset,
-    with_links,
-)
-from ...data.task import partition_dataset, read_task
-from ...partition.format import read_config
+from ..._base.settings import Unset
+from ...data.settings import Preparation
 from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
-from .._result import EpochReport, SamplingReport, TrainResult
-from .._run_folder import check_run_folder
-from .._tasks import ACCURACY, LINK_PREDICTION
 from ..launch import run_as_worker
 from ._options import is_partition, options_of, partition_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from .._result import EpochReport, SamplingReport, TrainResult
 
 AnyConfig = FullBatchConfig | SampledConfig
 
@@ -77,7 +68,9 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _run_rank(config, workers, quiet)
         return
-    from ..launch import launch_training  # other commands need no code of runs
+    from ..._base.device import choose_device
+    from .._run_folder import check_run_folder
+    from ..launch import launch_training
 
     check_run_folder(config)
     choose_device(config.device)  # before a data set is partitioned for it
@@ -127,6 +120,10 @@ def _configured(data: str, mode: str | None, settings: Mapping[str, Any]) -> Any
 
 def _known_of(data: str, task: str | None) -> tuple[bool, bool]:
     """Whether links are to be predicted, and whether edges carry relation numbers."""
+    from ...data.prepare import has_facts, has_relation_numbers
+    from ...data.task import read_task
+    from .._tasks import LINK_PREDICTION
+
     path = Path(data)
     if is_partition(path):
         info = read_task(partition_json(path))
@@ -206,6 +203,11 @@ def _partitioned(
     config: AnyConfig, workers: int | None, quiet: bool
 ) -> Iterator[tuple[AnyConfig, int]]:
     """The run on a partition, and its number of workers; a data set is partitioned for it."""
+    from ...data.prepare import has_relations, read_dataset, with_links
+    from ...data.task import partition_dataset
+    from ...partition.format import read_config
+    from .._tasks import LINK_PREDICTION
+
     path = Path(config.data)
     if is_partition(path):
         json_path = partition_json(path)
@@ -256,6 +258,8 @@ class ProgressDisplay:
 
     def __enter__(self) -> ProgressDisplay:
         if self._console.is_terminal and not self._quiet:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             self._bar = Progress(
                 TextColumn("training"),
                 BarColumn(),
@@ -319,6 +323,8 @@ class ProgressDisplay:
 
 
 def _summary(report: EpochReport) -> str:
+    from .._tasks import ACCURACY
+
     words = [] if report.loss is None else [f"loss {report.loss:.4f}"]
     if report.step is not None:
         words.append(f"step {report.step}/{report.steps}")
@@ -334,6 +340,8 @@ def _summary(report: EpochReport) -> str:
 
 def _number(metric: str, value: float, digits: int) -> str:
     """Accuracy in percent, other metrics as they are."""
+    from .._tasks import ACCURACY
+
     return f"{100 * value:.{digits}f}" if metric == ACCURACY else f"{value:.4f}"
 
 
@@ -343,6 +351,8 @@ def result_table(result: TrainResult, model: str, draws: bool = False) -> Table:
     Args:
         draws: Whether to show how the loss fell, in block elements.
     """
+    from .._tasks import ACCURACY
+
     best, last = result.best, result.last
     how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
     table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")

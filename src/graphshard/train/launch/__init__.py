@@ -6,10 +6,7 @@ And what a cluster needs before: parts copied to its hosts.
 
 from typing import TYPE_CHECKING, Any
 
-from ._copy import FileToCopy, HostCopy, copy_partition, files_of_host
-from ._hosts import JobHosts, RemoteShell, of_slurm_job, on_this_machine, over_ssh
-from ._job_on_hosts import JobFailure, JobOutcome, LaunchConfig, launch
-from ._local_workers import LaunchOutcome, WorkerExit, launch_workers
+from ..._base.lazy import lazy_name
 from ._watch import stop_on_signals
 from ._worker import (
     WRONG_INPUT_ERRORS,
@@ -22,7 +19,13 @@ from ._worker import (
 )
 
 if TYPE_CHECKING:
+    from ._copy import FileToCopy, HostCopy, copy_partition, files_of_host
+    from ._hosts import JobHosts, RemoteShell, of_slurm_job, on_this_machine, over_ssh
+    from ._job_on_hosts import JobFailure, JobOutcome, LaunchConfig, launch
+    from ._local_workers import LaunchOutcome, WorkerExit, launch_workers
     from ._training import launch_training, rank_work, report_from_dict, start_run
+
+_MODULES = "_local_workers", "_hosts", "_job_on_hosts", "_copy", "_training"
 
 __all__ = [
     "WRONG_INPUT_ERRORS",
@@ -57,12 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need the code of runs, loaded when one is first used."""
-    if name in __all__:
-        from . import _training
-
-        return getattr(_training, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazy_name(__name__, _MODULES, __all__, name)
 
 
 def __dir__() -> list[str]:

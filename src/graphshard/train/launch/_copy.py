@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..._base.files import TemporaryFolder, check_regular
-from ..._base.typing import LONGEST_TIMEOUT
+from ..._base.settings import LONGEST_TIMEOUT
 from ...data.id_files import check_id_file, id_files
 from ...data.task import task_path
 from ...partition.format import read_config

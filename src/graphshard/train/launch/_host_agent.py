@@ -188,6 +188,7 @@ class _Agent:
         variables = {
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(threads),
+            "THP_MEM_ALLOC_ENABLE": "1",  # large pages for torch's tensors; see _base/memory.py
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
             **os.environ,
             "GRAPHSHARD_HOST": str(self.job["host"]),

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..._base.typing import LONGEST_TIMEOUT
+from ..._base.settings import LONGEST_TIMEOUT
 from ._children import Child, LineStream, how_ended
 from ._host_agent import BEAT_SECONDS, END_SECONDS, ENGINE, MARK, SERVER
 from ._hosts import JobHosts

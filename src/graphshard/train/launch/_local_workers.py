@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...comm.address import JOB_VARIABLE, local_environment
-from ...comm.group import NOTICE
-from ...errors import RankError
+from ...errors import NOTICE, RankError
 from ._children import Child, LineStream, how_ended, num_cores
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode

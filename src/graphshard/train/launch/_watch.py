@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
-from ...comm.group import NOTICE
+from ...errors import NOTICE
 from ._children import Child, LineStream, end_children, read_streams
 
 TAIL_LINES = 60
