@@ -62,7 +62,7 @@ def train(
     **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
-    config = _configured(mode, data=data, **settings)
+    config = configured(mode, data=data, **settings)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -91,7 +91,7 @@ def train(
             _show(results[0], config)
 
 
-def _configured(mode: str, **settings: Any) -> AnyConfig:
+def configured(mode: str, **settings: Any) -> AnyConfig:
     """The configuration of a mode, from what was given; None where it was not."""
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
