@@ -39,6 +39,8 @@ _GLOO_BOTH_WAYS = 0.85
 _FILE_BYTES_PER_EDGE = 37.0
 _FILE_BYTES_PER_CUT_EDGE = 29.0
 
+_VALIDATED_RANKS, _VALIDATED_ON_LINKS = 16, 2
+
 _MEMORY_SPREAD, _MEMORY_SPREAD_ESTIMATED = 0.10, 0.15
 
 
@@ -101,6 +103,7 @@ class EpochPlan:
         by_layer: Layer and direction to the bytes that the rank that sends most sends.
         is_counted: Whether the parts are there and were counted.
         steps: Of an epoch.
+        not_validated: Which of the figures nothing was held against, on so many ranks.
     """
 
     ranks: int
@@ -117,6 +120,7 @@ class EpochPlan:
     bound_by: str
     by_layer: Mapping[str, float]
     is_counted: bool
+    not_validated: tuple[str, ...]
     steps: int = 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -379,7 +383,22 @@ def plan_full_batch(
         bound_by=_bound(fits, largest.memory, compute, exchange, most.tape, rates),
         by_layer=by_layer,
         is_counted=is_counted,
+        not_validated=_not_validated(machines, num_ranks, is_counted),
     )
+
+
+def _not_validated(machines: Machines, num_ranks: int, is_counted: bool) -> tuple[str, ...]:
+    """What no measurement stands behind; the rest is in benchmarks/results/plan_*.md."""
+    words = []
+    if not is_counted and num_ranks > 1:
+        words.append("halo")
+    if num_ranks > _VALIDATED_RANKS:
+        words.append("memory")
+    if num_ranks > machines.rates.num_ranks:
+        words.append("time")
+    if machines.link is not None and num_ranks > _VALIDATED_ON_LINKS:
+        words.append("link")
+    return tuple(words)
 
 
 def model_numbers(tape: Tape) -> float:
@@ -552,6 +571,7 @@ def plan_sampled(
         bound_by=bound,
         by_layer={},
         is_counted=is_counted,
+        not_validated=_not_validated(machines, num_ranks, is_counted),
         steps=steps,
     )
 

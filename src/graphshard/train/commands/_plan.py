@@ -216,6 +216,9 @@ def plan_table(made: RunPlan, network: str) -> Table:
     line("GiB, largest rank", [_with_spread(row.memory, 2.0**30) for row in made.rows])
     for name in dict.fromkeys(name for row in made.rows for name in row.items):
         line(f"  {name}", [_short(row.items.get(name, 0) / 2**30) for row in made.rows])
+    if any(row.not_validated for row in made.rows):
+        table.add_section()
+        line("not validated", [", ".join(row.not_validated) for row in made.rows])
     return table
 
 
