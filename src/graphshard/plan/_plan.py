@@ -39,7 +39,7 @@ _GLOO_BOTH_WAYS = 0.85
 _FILE_BYTES_PER_EDGE = 37.0
 _FILE_BYTES_PER_CUT_EDGE = 29.0
 
-_VALIDATED_RANKS, _VALIDATED_ON_LINKS = 16, 2
+_VALIDATED_RANKS, _VALIDATED_ON_LINKS, _VALIDATED_BYTES = 16, 2, 2 << 30
 
 _MEMORY_SPREAD, _MEMORY_SPREAD_ESTIMATED = 0.10, 0.15
 
@@ -383,18 +383,20 @@ def plan_full_batch(
         bound_by=_bound(fits, largest.memory, compute, exchange, most.tape, rates),
         by_layer=by_layer,
         is_counted=is_counted,
-        not_validated=_not_validated(machines, num_ranks, is_counted),
+        not_validated=_not_validated(machines, num_ranks, is_counted, peaks[0]),
     )
 
 
-def _not_validated(machines: Machines, num_ranks: int, is_counted: bool) -> tuple[str, ...]:
+def _not_validated(
+    machines: Machines, num_ranks: int, is_counted: bool, peak: float
+) -> tuple[str, ...]:
     """What no measurement stands behind; the rest is in benchmarks/results/plan_*.md."""
     words = []
     if not is_counted and num_ranks > 1:
         words.append("halo")
-    if num_ranks > _VALIDATED_RANKS:
+    if num_ranks > _VALIDATED_RANKS or peak > _VALIDATED_BYTES:
         words.append("memory")
-    if num_ranks > machines.rates.num_ranks:
+    if num_ranks > machines.rates.num_ranks or not machines.rates.spread:
         words.append("time")
     if machines.link is not None and num_ranks > _VALIDATED_ON_LINKS:
         words.append("link")
@@ -571,7 +573,7 @@ def plan_sampled(
         bound_by=bound,
         by_layer={},
         is_counted=is_counted,
-        not_validated=_not_validated(machines, num_ranks, is_counted),
+        not_validated=_not_validated(machines, num_ranks, is_counted, largest.peak),
         steps=steps,
     )
 
