@@ -40,7 +40,10 @@ ARROWS: dict[str, set[str]] = {
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
     "data": BASE | {"function", "ops", "graph", "partition"},
+    "plan": BASE,
 }
+for part in ("fullbatch", "sampling"):
+    ARROWS[part] |= {"plan"}
 ARROWS["servers"] = ARROWS["sampling"] | {"sampling"}
 ARROWS["pyg"] = ARROWS["servers"] | {"nn", "servers"}
 ARROWS["train"] = set(ARROWS) - {"pyg"}

@@ -136,11 +136,12 @@ class PeakMemory:
     def __init__(self) -> None:
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # sets the high-water mark to what is resident now
-        self._start = current_memory()
+        #: What was resident then, in bytes.
+        self.start = current_memory()
 
     def above_start(self) -> int:
         """Bytes."""
-        return max(0, peak_memory() - self._start)
+        return max(0, peak_memory() - self.start)
 
 
 class PeakDeviceMemory:

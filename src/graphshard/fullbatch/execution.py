@@ -76,6 +76,7 @@ from ..comm.collectives import WIRE_DTYPES, copying_ahead, rows_are_ready
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import add_rows, empty
+from ..plan import budget_of, fits_oneshot
 from .lazy import DeferredEdges, FieldsOnRead
 from .reductions import (
     CompanionRows,
@@ -103,8 +104,6 @@ ModeName = Literal["sequential", "oneshot", "auto"]
 
 _CPU = torch.device("cpu")
 _MODES = ("sequential", "oneshot", "auto")
-#: Layers whose halo rows are alive at once in a one-shot backward, a guess for the usual models.
-_LAYERS_ALIVE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +188,9 @@ class AggregationMode:
             return self.mode
         budget = self.memory_budget
         if budget is None:
-            budget = _memory_of_a_rank(device) // 4
-        needed = num_halo_rows * self.row_width * 4 * _LAYERS_ALIVE
-        too_large = all_reduce(torch.tensor([int(needed > budget)]), group=group)
+            budget = budget_of(_memory_of_a_rank(device))
+        is_too_large = not fits_oneshot(num_halo_rows, self.row_width, budget)
+        too_large = all_reduce(torch.tensor([int(is_too_large)]), group=group)
         return "sequential" if int(too_large[0]) else "oneshot"
 
 

@@ -50,6 +50,7 @@ from ..graph import Frame, Graph
 from ..graph.frame import LazyRows, version_of
 from ..graph.message_passing import frames_of
 from ..ops import Adjacency, draw_neighbors, ungroup
+from ..plan import budget_of, fits_replicated
 from .feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
@@ -1156,9 +1157,10 @@ def choose_graph_store(
                 f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
             )
     if transport == "auto":
-        budget = available_memory() // 4 if memory_budget is None else memory_budget
+        budget = budget_of(available_memory()) if memory_budget is None else memory_budget
         smallest = int(all_reduce(torch.tensor(budget), "min", group=manager.group))
-        transport = "replicated" if replicated_bytes(manager) <= smallest else "collective"
+        fits = fits_replicated(replicated_bytes(manager), smallest)
+        transport = "replicated" if fits else "collective"
     if transport == "replicated":
         return ReplicatedGraphStore.of(manager)
     return CollectiveGraphStore.of(manager)

@@ -76,7 +76,7 @@ def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[Canon
     added, counts = {}, {}
     for etype in data.canonical_etypes:
         source, name, target = etype
-        if not is_plain and _is_answered(etype, data.canonical_etypes):
+        if not is_plain and is_answered(etype, data.canonical_etypes):
             continue
         src_part, src, dst, fields = _reversed_edges(data, etype, is_plain)
         if source == target:
@@ -95,7 +95,7 @@ def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[Canon
     return (_with_edges(data, added) if added else data), counts
 
 
-def _is_answered(etype: CanonicalEType, etypes: tuple[CanonicalEType, ...]) -> bool:
+def is_answered(etype: CanonicalEType, etypes: tuple[CanonicalEType, ...]) -> bool:
     source, name, target = etype
     if source != target:
         return any((s, t) == (target, source) for s, _, t in etypes)

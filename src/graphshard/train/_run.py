@@ -57,6 +57,7 @@ from ._edges import EdgeOrder, RaggedIds, TargetEdges, ends_in_block, rows_in_bl
 from ._export import export_run
 from ._learner import Learner, dropout_seed
 from ._links import KindOfEnd
+from ._planned import planned_run
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -129,6 +130,9 @@ class TrainingRun:
             self._report(note=note)
         self._tell_defaults(config)
         self._tell_of_rounding()
+        self._planned = planned_run(self._learner, self._shard, self.config, self._memory.start)
+        if self._planned is not None:
+            self._report(note=self._planned.at_start())
         if self._checkpoints is not None and config.resume:
             try:
                 self._resume(self._checkpoints)
@@ -322,8 +326,11 @@ class TrainingRun:
                 self._learner.keep()
             last_loss = history.losses[-1] if history.losses else None
             self._write_history(last_loss, [], time.perf_counter() - start, 0)
+        result = self._result(epoch_seconds, evaluation_seconds, bytes_sent)
+        if self._planned is not None:
+            self._report(note=self._planned.at_end(result))
         self._tell_if_nothing_was_learnt()
-        return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
+        return result
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
         """Loss of the epoch, and the model's results.

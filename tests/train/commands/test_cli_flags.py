@@ -57,6 +57,19 @@ FLAGS = {
     """,
     "trace": "--config --help --no-plot --operators --out --plot --steps --warm-up run",
     "verify": "--checksums --config --help --no-checksums partition",
+    "plan": """
+        --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
+        --checkpoint-dir --class-weights --classes --clip-norm --config --data --device --dropout
+        --dtype --edges --encoder --epochs --eval-every --exclude-targets --fanouts --features
+        --halo-dtype --heads --help --hidden --json --layers --link --loss --lr --map-features
+        --memory --method --metrics --mode --model --model-args --negatives --no-both-directions
+        --no-encoder --no-exclude-targets --no-map-features --no-norm --no-rematerialize
+        --no-residual --no-self-loops --nodes --norm --num-bases --optimizer --patience --plot
+        --predictor --prefetch --ranks --ranks-per-host --rates --relations --rematerialize
+        --replace --residual --resume --run --sampler --save-every --save-rates --schedule --seed
+        --self-loops --tables --task --tensorboard --timeout --train-nodes --transport --warmup
+        --weight-decay
+    """,
     "train": """
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
         --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype

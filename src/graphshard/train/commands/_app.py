@@ -23,6 +23,7 @@ from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._cluster_commands import copy, launch, serve
 from ._options import CommandOfDGL, CommandWithDefaults
 from ._partitions import convert, inspect, partition, tables, verify
+from ._plan import plan
 from ._predict import predict
 from ._trace import trace
 from ._train import train
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
 )
 _COMMANDS = (
-    *(partition, tables, inspect, verify, convert, train, predict, trace),
+    *(partition, tables, inspect, verify, convert, plan, train, predict, trace),
     *(serve, copy, launch),
 )
 for command in _COMMANDS:

@@ -62,7 +62,7 @@ def train(
     **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
-    config = _configured(data, mode, settings)
+    config = configured(data, mode, settings)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -93,11 +93,17 @@ def train(
             _show(results[0], config)
 
 
-def _configured(data: str, mode: str | None, settings: Mapping[str, Any]) -> AnyConfig:
-    """The configuration of a run, from what was given; values are None where it was not."""
+def configured(data: str | None, mode: str | None, settings: Mapping[str, Any]) -> AnyConfig:
+    """The configuration of a run, from what was given; values are None where it was not.
+
+    Args:
+        data: None where nothing but numbers is known of it.
+    """
     settings = {name: value for name, value in settings.items() if value is not None}
-    settings["data"] = data
-    if mode is None or "model" not in settings:
+    settings["data"] = data or "numbers"
+    if data is None:
+        mode = mode or FullBatchConfig.mode
+    elif mode is None or "model" not in settings:
         is_of_links, has_numbers = _known_of(data, settings.get("task"))
         mode = mode or (SampledConfig.mode if is_of_links else FullBatchConfig.mode)
         if has_numbers:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m graphshard.train.launch CONFIG``: one rank of what the launcher started.
 
-That is a training run, a prediction, or a trace of steps.
+That is a training run, a prediction, a trace of steps, or a calibration.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ def _work(text: str) -> Callable[[], None]:
         from .._step_trace import TraceRequest, trace_work
 
         return trace_work(TraceRequest.from_json(text))
+    if mode == "calibrate":
+        from .._calibrate import CalibrationRequest, calibration_work
+
+        return calibration_work(CalibrationRequest.from_json(text))
     return rank_work(config_from_json(text))
 
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans beside what was planned: memory at 1 to 16 ranks, and time with a core a rank.
+
+    python benchmarks/plan.py --question memory --write
+    python benchmarks/plan.py --question time --write
+
+write benchmarks/results/plan_<question>_cpu_<date>.md. Memory is the high-water mark of the largest
+worker; it is as well measured on a busy machine. Time is not: the second question wants a quiet
+one. Each network is planned from the counted partition, and then trained by ``graphshard train``;
+rates are measured once, with as many ranks as there are processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _common import RESULTS
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "sage": {"model": "sage", "layers": 3, "hidden": 128},
+    "gcn": {"model": "gcn", "layers": 2, "hidden": 64},
+    "gat": {"model": "gat", "layers": 2, "hidden": 16, "heads": 8},
+}
+EPOCHS = 4
+
+
+def partitioned(nodes: int, degree: int, num_parts: int, folder: Path) -> Path:
+    """A graph of communities in parts; returns the path of the JSON."""
+    from graphshard.data import community_graph
+    from graphshard.partition import partition_graph
+
+    out = folder / f"parts{num_parts}"
+    graph = community_graph(nodes, nodes * degree, seed=0, feat_dim=128, num_classes=40)
+    partition_graph(graph, "g", num_parts, str(out), quiet=True)
+    return out / "g.json"
+
+
+def worker(data: str, settings: str) -> None:
+    """One rank: trains, and prints a line of JSON with its peak and its epochs."""
+    import torch
+
+    from graphshard._base.memory import peak_memory
+    from graphshard.comm import barrier, initialize_comms, rank, shutdown_comms
+    from graphshard.train import FullBatchConfig, train_full_batch
+
+    torch.set_num_threads(1)
+    initialize_comms()
+    result = train_full_batch(FullBatchConfig(data=data, epochs=EPOCHS, **json.loads(settings)))
+    mine = {
+        "rank": rank(),
+        "peak": peak_memory(),
+        "seconds": result.seconds_per_epoch,
+        "mode": result.aggregation,
+        "bytes": result.bytes_per_epoch,
+    }
+    sys.stdout.write(json.dumps(mine) + "\n")
+    sys.stdout.flush()
+    barrier()
+    shutdown_comms()
+
+
+def measured(data: Path, num_ranks: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the workers of a run print, by rank."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(num_ranks), __file__, "--worker", str(data), json.dumps(settings),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=1800, env=environment, check=False
+    )
+    lines = [json.loads(s) for s in done.stdout.splitlines() if s.startswith('{"rank"')]
+    if done.returncode or len(lines) != num_ranks:
+        raise RuntimeError(f"workers failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return sorted(lines, key=lambda line: line["rank"])
+
+
+def planned(data: Path, num_ranks: int, settings: dict[str, Any], mode: str, rates: Any) -> Any:
+    """The plan of the same run."""
+    from dataclasses import replace
+
+    from graphshard.plan import Machines, plan_full_batch
+    from graphshard.train import FullBatchConfig
+    from graphshard.train._plan_inputs import (
+        exchanges_of,
+        facts_of,
+        network_of,
+        size_of_partition,
+    )
+
+    config = FullBatchConfig(data=str(data), **settings)
+    graph, kind = size_of_partition(data, config)
+    network = network_of(config.resolved(facts_of(graph)), graph, kind)
+    how = replace(exchanges_of(config), mode=mode, num_ranks=num_ranks)
+    return plan_full_batch(graph, network, Machines(rates=rates), how)
+
+
+def main() -> None:
+    """Plan, measure and compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--question", choices=("memory", "time"), default="memory")
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--degree", type=int, default=16)
+    parser.add_argument("--ranks", help="numbers between commas")
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--write", action="store_true", help="write the file of results")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(*arguments.worker)
+        return
+    from graphshard.train._calibrate import calibrate
+
+    cores = len(os.sched_getaffinity(0))
+    usual = "1,2,4,8,16" if arguments.question == "memory" else f"1,{cores}"
+    numbers = [int(number) for number in (arguments.ranks or usual).split(",")]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            data = partitioned(arguments.nodes, arguments.degree, number, Path(folder))
+            rates = calibrate(number, 5.0 if arguments.question == "time" else 0.5)
+            for name in arguments.networks.split(","):
+                settings = NETWORKS[name]
+                found = measured(data, number, settings)
+                plan = planned(data, number, settings, found[0]["mode"], rates)
+                if arguments.question == "memory":
+                    took, expected, unit = max(f["peak"] for f in found), plan.memory, 2**20
+                else:
+                    took, expected, unit = found[0]["seconds"], plan.seconds, 1.0
+                sent = sum(found[0]["bytes"])
+                rows.append(
+                    f"| {name} | {number} | {found[0]['mode']} | {expected.expected / unit:,.4g} | "
+                    f"{took / unit:,.4g} | {100 * (expected.expected / took - 1):+.1f} % | "
+                    + (f"{100 * (plan.sent_in_all / sent - 1):+.2f} %" if sent else "")
+                    + " |"
+                )
+                sys.stdout.write(rows[-1] + "\n")
+                sys.stdout.flush()
+    what = "MiB of the largest rank" if arguments.question == "memory" else "seconds per epoch"
+    text = "\n".join(
+        [
+            f"# Plan and measurement: {what}",
+            "",
+            f"Community graph, {arguments.nodes:,} nodes, {arguments.degree} edges a node, 128 "
+            f"features, 40 classes; {EPOCHS} epochs, one thread a rank. The interpreter is measured"
+            " by the calibration, on a tiny graph.",
+            "",
+            "| network | ranks | mode | planned | measured | planned / measured - 1 | bytes |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+            *rows,
+            "",
+            f"Command: `python benchmarks/plan.py {' '.join(sys.argv[1:])}`  ",
+            f"{datetime.date.today()}, Python {platform.python_version()}, {cores} cores.",
+            "",
+        ]
+    )
+    if arguments.write:
+        path = RESULTS / f"plan_{arguments.question}_cpu_{datetime.date.today()}.md"
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote {path}\n")
+
+
+if __name__ == "__main__":
+    main()

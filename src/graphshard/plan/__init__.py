@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run needs, before it is paid for: an epoch on paper, and what is chosen by it."""
+
+from ._choices import budget_of, fits_oneshot, fits_replicated, oneshot_bytes
+from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
+from ._networks import Exchanges, Network, PartSize, scores
+from ._plan import (
+    EpochPlan,
+    Machines,
+    PartitioningPlan,
+    Range,
+    RunPlan,
+    Sampling,
+    best_epoch,
+    full_batch_step,
+    make_plan,
+    plan_full_batch,
+    plan_partitioning,
+    plan_sampled,
+)
+from ._rates import Rates, parse_bytes, parse_link, read_rates
+from ._tape import Memory, Tape, TapeRows
+
+__all__ = [
+    "SHARES_OF_RANDOM",
+    "EpochPlan",
+    "Exchanges",
+    "GraphSize",
+    "Machines",
+    "Memory",
+    "Network",
+    "PartSize",
+    "PartitioningPlan",
+    "Range",
+    "Rates",
+    "RunPlan",
+    "Sampling",
+    "Tape",
+    "TapeRows",
+    "best_epoch",
+    "budget_of",
+    "estimated_parts",
+    "fits_oneshot",
+    "fits_replicated",
+    "full_batch_step",
+    "make_plan",
+    "oneshot_bytes",
+    "parse_bytes",
+    "parse_link",
+    "plan_full_batch",
+    "plan_partitioning",
+    "plan_sampled",
+    "read_rates",
+    "sampled_parts",
+    "scores",
+]

@@ -1,0 +1,770 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks of ``graphshard train`` on paper: what each layer computes, keeps and sends.
+
+Each function stands for a layer or a model of `graphshard.nn` and `graphshard.train`, with its
+variables; see `_tape`. A plain graph is one of one node type and one relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from .._base.typing import CanonicalEType
+from ._tape import Exchange, Tape, TapeRows
+
+_MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
+_MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network and what it is trained with; fields as those of `graphshard.train.RunConfig`.
+
+    Args:
+        features: Node type to the width of its features; types without have learnt rows.
+        out: Width of the scores.
+        num_relations: Of a plain graph whose edges carry relation numbers.
+        kept_bytes: Of what stays of each number of a rank's features.
+    """
+
+    model: str
+    features: Mapping[str, int]
+    out: int
+    hidden: int
+    layers: int
+    heads: int = 1
+    aggregator: str = "mean"
+    dropout: float = 0.0
+    residual: bool = False
+    norm: bool = False
+    encoder: bool = False
+    num_bases: int = 0
+    num_relations: int = 0
+    itemsize: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanges:
+    """How rows of other ranks come.
+
+    Args:
+        mode: As `graphshard.fullbatch.AggregationMode` has it, resolved.
+        wire: Bytes of a number on its way.
+        num_ranks: Of the group.
+    """
+
+    mode: Literal["oneshot", "sequential"]
+    rematerialize: bool = True
+    prefetch: int = 1
+    wire: int = 4
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSize:
+    """What a rank has of a graph, or of a sampled block.
+
+    Args:
+        nodes: Node type to rows that are computed.
+        sources: Node type to rows that are read and are here; those of ``nodes`` where equal.
+        edges: Relation to edges into these rows.
+        halo: Node type to rows of other ranks that some relation reads.
+        halo_of: Relation to rows of others that it reads.
+        sent: Node type to rows of this rank that others read, once for each reader.
+        sent_of: The same by relation.
+        cut: Relation to edges from rows of others.
+        train: TapeRows with a loss.
+    """
+
+    nodes: Mapping[str, float]
+    edges: Mapping[CanonicalEType, float]
+    halo: Mapping[str, float] = field(default_factory=dict)
+    halo_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
+    sent: Mapping[str, float] = field(default_factory=dict)
+    sent_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
+    cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
+    train: float = 0.0
+    sources: Mapping[str, float] | None = None
+
+    def num_sources(self, ntype: str) -> float:
+        return (self.nodes if self.sources is None else self.sources).get(ntype, 0.0)
+
+
+class _Layers:
+    """Layers of one network on what one rank has."""
+
+    def __init__(self, tape: Tape, how: Exchanges) -> None:
+        self.tape, self.how = tape, how
+        #: TapeRows that this layer has exchanged already, for another relation.
+        self.travelled: list[TapeRows] = []
+
+    # ------------------------------------------------------------------ exchanges
+
+    def _note(
+        self,
+        direction: str,
+        sent: float,
+        received: float,
+        own_work: float,
+        kind: str,
+        times: int = 1,
+    ) -> None:
+        """An exchange, during which ``own_work`` is done."""
+        if self.how.num_ranks == 1:
+            return
+        rounds = 1 if self.how.mode == "oneshot" else self.how.num_ranks - 1
+        work = {kind: own_work} if own_work else {}
+        self.tape.exchanges.append(
+            Exchange(self.tape.layer, direction, sent, received, work, rounds)  # type: ignore[arg-type]
+        )
+
+    def _blocks(self, halo: float, width: float) -> int:
+        """Into how many blocks of columns a remote shard is taken in sequential mode."""
+        most = max(1, min(_MAX_BLOCKS, int(width) // _FEWEST_COLUMNS))
+        longest = halo / max(1, self.how.num_ranks - 1)
+        return int(min(most, longest * width * self.tape.itemsize // _SMALLEST_BLOCK + 1))
+
+    def passed(
+        self,
+        sources: Sequence[TapeRows],
+        size: tuple[float, float, float, float, float],
+        width: float,
+        kind: Literal["edges", "attention"] = "edges",
+        *,
+        divides: bool = False,
+        reads_again: bool = False,
+        others: Sequence[TapeRows] = (),
+        kept: Sequence[TapeRows] = (),
+        passes: float = 1.0,
+        keeps_result: bool = False,
+        heads: float = 0.0,
+    ) -> TapeRows:
+        """What a pass over the shards makes of source rows.
+
+        Args:
+            sources: TapeRows that travel.
+            size: (destinations, edges, cut edges, halo rows, sent rows).
+            width: Of the result.
+            divides: Whether it is a mean, whose gradient is divided first.
+            reads_again: Whether the backward reads the source rows.
+            others: Further inputs, at the destinations.
+            kept: What the backward reads of this rank's rows.
+            passes: How often the backward reads the edges, against the forward.
+        """
+        tape, how = self.tape, self.how
+        destinations, edges, cut, halo, sent = size
+        alone = how.num_ranks == 1 or (not halo and not sent)
+        alone |= any(x is other for x in sources for other in self.travelled)
+        if how.mode == "sequential":
+            self.travelled += sources
+        columns = sum(x.width for x in sources)
+        wire = columns * min(how.wire, tape.itemsize)
+        numbers = columns * tape.itemsize
+        if sources[0].is_constant and not others and len(sources) == 1:
+            # Computed once, in a block of which a copy is kept.
+            result = tape.new(destinations, width, "pool")
+            tape.memory.fixed["features"] += destinations * width * tape.itemsize
+            return result
+        needs_grad = any(x.node is not None for x in sources) and tape.records
+        arrived: list[TapeRows] = []
+        oneshot = how.mode == "oneshot"
+        if not alone:
+            self._note("forward", sent * wire, halo * wire, (edges - cut) * numbers, kind)
+            blocks = 1 if oneshot else self._blocks(halo, columns)
+            share = 1.0 if oneshot else min(1.0, (1 + how.prefetch) / (how.num_ranks - 1)) / blocks
+            outgoing = tape.new(sent * share, columns, "shared" if oneshot else "pool", "exchange")
+            arrived = [tape.new(halo * share, x.width, "pool", "halo") for x in sources]
+        result = tape.new(destinations, width, "pool")
+        tape.do(kind, edges * numbers)
+        if not alone:
+            del outgoing
+        keeps = reads_again and needs_grad and (oneshot or not how.rematerialize)
+        saved: list[TapeRows | None] = [*kept, *(arrived if keeps else [])]
+        if reads_again and needs_grad and not oneshot and not how.rematerialize and not alone:
+            whole = [tape.new(halo * (1 - share), x.width, "pool", "halo") for x in sources]
+            saved += whole
+        if keeps_result:
+            saved.append(result)
+        del arrived
+        wanted = [x.node is not None for x in sources]
+        shapes = [(x.count, x.width) for x in sources]
+        other_shapes = [(x.count, x.width, x.node is not None) for x in others]
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            held: list[TapeRows] = []
+            if divides:
+                held.append(tape.new(destinations, width, "pool"))
+                tape.do("elements", 3 * destinations * width * tape.itemsize)
+            if heads:
+                held.append(tape.new(destinations, heads))
+            tape.do(kind, passes * edges * numbers)
+            back = [w for w, want in zip(shapes, wanted, strict=True) if want]
+            of_wire = sum(w for _, w in back) * min(how.wire, tape.itemsize)
+            if not alone and reads_again and not oneshot and how.rematerialize:
+                self._note("backward", sent * wire, halo * wire, 0.0, kind)
+                held += [tape.new(halo * share, w, "pool", "halo") for _, w in shapes]
+            of_own = (edges - cut) * numbers
+            if not alone and back:
+                self._note("backward", halo * of_wire, sent * of_wire, of_own, kind)
+            if oneshot and not alone:
+                leaving = [tape.new(halo, w, "pool", "halo") for _, w in back]
+                held.append(tape.new(halo, sum(w for _, w in back), "shared", "exchange"))
+                leaving.clear()
+            grads: list[TapeRows | None] = [
+                tape.new(n, w, "pool") if want else None
+                for (n, w), want in zip(shapes, wanted, strict=True)
+            ]
+            grads += [tape.new(n, w) if want else None for n, w, want in other_shapes]
+            if not alone:
+                part = 1.0 if oneshot else share
+                if not oneshot:
+                    held += [tape.new(halo * part, w, "pool", "halo") for _, w in back]
+                back_here = [tape.new(sent * part, w, "pool", "exchange") for _, w in back]
+                tape.do("elements", 3 * sent * sum(w for _, w in back) * tape.itemsize)
+                del back_here
+            return grads
+
+        inputs = [*sources, *others]
+        return tape.record(result, inputs, saved, backward)
+
+    def extended(self, rows: Mapping[str, TapeRows], part: PartSize) -> dict[str, TapeRows]:
+        """Own and then halo rows of each type, in one exchange; one-shot mode."""
+        tape, how = self.tape, self.how
+        if how.num_ranks == 1:
+            return dict(rows)
+        wire = min(how.wire, tape.itemsize)
+        sent = {t: part.sent.get(t, 0.0) * x.width for t, x in rows.items()}
+        halo = {t: part.halo.get(t, 0.0) * x.width for t, x in rows.items()}
+        own = sum(x.count * x.width for x in rows.values()) * tape.itemsize
+        sums = sum(sent.values()) * wire, sum(halo.values()) * wire
+        self._note("forward", *sums, own, "elements")
+        arrived = {
+            t: tape.new(part.halo.get(t, 0.0), x.width, "pool", "halo") for t, x in rows.items()
+        }
+        outgoing = tape.new(sum(sent.values()), 1, "shared", "exchange")
+        del outgoing
+        result = {}
+        seen = [True]  # the first type whose gradient comes stands for the exchange of all
+        for t, x in rows.items():
+            whole = tape.new(x.count + arrived[t].count, x.width)
+            tape.do("elements", 2 * whole.count * whole.width * tape.itemsize)
+
+            def backward(
+                grad: TapeRows, x_count: float = x.count, width: float = x.width, t: str = t
+            ) -> list[TapeRows | None]:
+                if seen:
+                    seen.pop()
+                    self._note("backward", sums[1], sums[0], 0.0, "elements")
+                leaving = tape.new(part.halo.get(t, 0.0), width, "shared", "exchange")
+                back = tape.new(part.sent.get(t, 0.0), width, "pool", "exchange")
+                total = tape.new(x_count, width)
+                del back, leaving
+                own = tape.new(x_count, width)
+                tape.do("elements", 6 * x_count * width * tape.itemsize)
+                del total
+                return [own]
+
+            result[t] = tape.record(whole, [x], [], backward)
+        return result
+
+    # ------------------------------------------------------------------ layers
+
+    def sage(
+        self, x: TapeRows, own: TapeRows, size: _Size, width: float, aggregator: str
+    ) -> TapeRows:
+        tape = self.tape
+        first = aggregator != "pool" and x.width > width
+        if aggregator == "pool":
+            h = tape.elementwise(tape.affine([x], x.width), "result", 0)
+            value = tape.new(size[0], h.width)
+            # Which edge won, for each number, on a shard and on all.
+            position, argmax = tape.new(size[0], h.width), tape.new(size[0], h.width)
+            neigh = self.passed([h], size, h.width, passes=2.0)
+            del value, position
+            neigh = tape.record(neigh, [neigh], [argmax], lambda grad: [grad])
+            del h, argmax
+        else:
+            h = tape.affine([x], width, bias=False) if first else x
+            divides = aggregator == "mean"
+            neigh = self.passed([h], size, h.width, divides=divides)
+            if not divides:
+                mine = tape.affine([own], width, is_again=True) if first else own
+                neigh = tape.elementwise(tape.add(neigh, mine), "other")
+                del mine
+            del h
+        if aggregator == "gcn":
+            return tape.bias(neigh) if first else tape.affine([neigh], width)
+        if first:
+            return tape.affine([own], width, plus=neigh)
+        return tape.affine([own, neigh], width)
+
+    def gcn(self, x: TapeRows, size: _Size, width: float, norm: str, bias: bool = True) -> TapeRows:
+        tape = self.tape
+        if norm == "both":
+            x = tape.elementwise(x, "other")
+        first = x.width > width
+        h = tape.affine([x], width, bias=False) if first else x
+        del x
+        result = self.passed([h], size, h.width)
+        del h
+        result = tape.elementwise(result, "other")
+        if not first:
+            return tape.affine([result], width, bias=bias)
+        return tape.bias(result) if bias else result
+
+    def gat(
+        self,
+        x: TapeRows,
+        own: TapeRows,
+        size: _Size,
+        width: float,
+        heads: float,
+        dropout: float,
+        is_v2: bool,
+    ) -> TapeRows:
+        """``width`` is that of all heads."""
+        tape = self.tape
+        is_same = own is x
+        x = tape.dropout(x, dropout)
+        own = x if is_same else tape.dropout(own, dropout)
+        recomputes = self.how.mode == "sequential" and self.how.rematerialize
+        rows = tape.affine([x], width, bias=is_v2)
+        tape.num_parameters += (1 if is_v2 else 3) * width  # vectors of the scores, and the bias
+        if is_v2:
+            there = tape.affine([own], width)
+            kept = [] if recomputes else [rows, there]
+            result = self.passed(
+                [rows], size, width, "attention", reads_again=True, others=[there], kept=kept,
+                passes=2.5, keeps_result=True, heads=heads,
+            )  # fmt: skip
+            del there
+        else:
+            el = tape.new(rows.count, heads)
+            er = tape.new(size[0], heads)
+            self.tape.do("elements", rows.count * rows.width * tape.itemsize)
+
+            def backward(grad: TapeRows) -> list[TapeRows | None]:
+                tape.do("elements", 3 * grad.count * grad.width * tape.itemsize)
+                return [tape.new(grad.count, grad.width, "pool")]
+
+            rows = tape.record(rows_alike(rows), [rows], [None if recomputes else rows], backward)
+            el = tape.record(el, [rows], [], lambda grad: [None])
+            if is_same:
+                er = tape.record(er, [rows], [], lambda grad: [None])
+            else:
+                there = tape.affine([own], width, bias=False, is_again=True)
+                there_shape = there.count, there.width
+                er = tape.record(er, [there], [there], lambda grad: [tape.new(*there_shape)])
+                del there
+            result = self.passed(
+                [rows, el], size, width, "attention", reads_again=True, others=[er],
+                kept=[*([] if recomputes else [rows]), el, er], passes=2.5, keeps_result=True,
+                heads=heads,
+            )  # fmt: skip
+            del el, er
+        statistics = tape.new(size[0], 2 * heads)
+        if recomputes and self.tape.records:
+            # Found again from the input when the backward asks for it.
+            shape = rows.count, rows.width, x.width
+
+            def again(grad: TapeRows) -> list[TapeRows | None]:
+                tape.do("product", 2 * shape[0] * shape[1] * shape[2])
+                return [grad]
+
+            return tape.record(result, [result], [statistics], again)
+        return tape.record(result, [result], [statistics], lambda grad: [grad])
+
+    def rgcn(self, x: TapeRows, size: _Size, network: Network, width: float) -> TapeRows:
+        """One whose edges carry relation numbers."""
+        tape, bases = self.tape, network.num_bases
+        destinations, edges, _, halo, sent = size
+        if 0 < bases <= _MAX_AGGREGATED_BASES:
+            weights = tape.learnt(edges, bases)
+            coefficients = tape.new(edges, bases)
+            coefficients = tape.record(coefficients, [weights], [], lambda grad: [None])
+            neigh = self.passed(
+                [x], size, x.width * bases, reads_again=True, others=[coefficients],
+                kept=[x, coefficients], passes=2.0,
+            )  # fmt: skip
+            result = tape.affine([neigh], width, bias=False)
+            tape.num_parameters += network.num_relations * bases
+        else:
+            whole = self.extended_plain(x, halo, sent)
+            taken = tape.new(edges, x.width)
+            ordered = tape.new(edges, x.width)
+            del taken
+            products = tape.new(edges, width)
+            message = tape.new(edges, width)
+            del products
+            back_in_order = tape.new(edges, width)
+            del message
+            normed = tape.new(edges, width)
+            del back_in_order
+            tape.do("product", 2 * edges * x.width * width)
+            tape.do("elements", edges * (4 * x.width + 8 * width) * tape.itemsize)
+            result = tape.new(destinations, width, "pool")
+            del normed
+            matrices = network.num_bases or network.num_relations
+            tape.num_parameters += matrices * x.width * width
+            tape.num_parameters += network.num_relations * network.num_bases
+            in_width, count = x.width, whole.count
+            wants = whole.node is not None
+
+            def backward(grad: TapeRows) -> list[TapeRows | None]:
+                of_edges = tape.new(edges, width)
+                scaled = tape.new(edges, width)
+                del of_edges
+                moved = tape.new(edges, width)
+                del scaled
+                tape.do("weights", 2 * edges * in_width * width)
+                tape.do("elements", edges * (4 * in_width + 8 * width) * tape.itemsize)
+                if not wants:
+                    return [None]
+                tape.do("product", 2 * edges * in_width * width)
+                of_rows = tape.new(edges, in_width)
+                joined = tape.new(edges, in_width)
+                del of_rows, moved
+                ordered_back = tape.new(edges, in_width)
+                del joined
+                total = tape.new(count, in_width)
+                del ordered_back
+                return [total]
+
+            result = tape.force(result, [whole], [ordered], backward)
+            del whole, ordered
+        result = tape.bias(result)
+        return tape.add(result, tape.affine([x], width, kind="heap", bias=False))
+
+    def extended_plain(self, x: TapeRows, halo: float, sent: float) -> TapeRows:
+        part = PartSize(nodes={"": x.count}, edges={}, halo={"": halo}, sent={"": sent})
+        return self.extended({"": x}, part)[""]
+
+
+def rows_alike(rows: TapeRows) -> TapeRows:
+    """The same rows as the output of another operation."""
+    return TapeRows(rows.count, rows.width, rows.block)
+
+
+_Size = tuple[float, float, float, float, float]
+
+
+def _size_of(part: PartSize, etype: CanonicalEType, alone: bool) -> _Size:
+    halo = part.halo_of.get(etype, part.halo.get(etype[0], 0.0))
+    sent = part.sent_of.get(etype, part.sent.get(etype[0], 0.0))
+    edges, cut = part.edges[etype], part.cut.get(etype, 0.0)
+    return part.nodes[etype[2]], edges, cut, *((0.0, 0.0) if alone else (halo, sent))
+
+
+def scores(
+    tape: Tape,
+    network: Network,
+    parts: Sequence[PartSize],
+    how: Exchanges,
+    target: str,
+) -> TapeRows:
+    """The network's output for the target type.
+
+    Args:
+        parts: What each layer runs on.
+    """
+    layers = _Layers(tape, how)
+    ntypes = list(parts[0].nodes)
+    is_typed = len(ntypes) > 1 or len(parts[0].edges) > 1
+    has_heads = network.model in ("gat", "gatv2")
+    wide = network.hidden * network.heads if has_heads else network.hidden
+    if is_typed or network.model == "hgt":
+        return _typed(layers, network, parts, target, wide)
+    (ntype,) = ntypes
+    (etype,) = parts[0].edges
+    rows = _input(tape, network, ntype, parts[0].num_sources(ntype), wide)
+    if network.encoder and network.model != "rgcn":
+        tape.layer = "encoder"
+        rows = tape.elementwise(tape.affine([rows], wide, kind="heap"), "result")
+    tape.layer = "inputs"
+    h = rows if network.model == "rgcn" else tape.dropout(rows, network.dropout)
+    widths = [h.width, *[wide] * (network.layers - 1), network.out]
+    for index, (part, (_, width)) in enumerate(zip(parts, pairwise(widths), strict=True)):
+        tape.layer = f"layers.{index}"
+        rows = h  # what the layer before gave is there until this one has ended
+        if index:
+            rows = tape.elementwise(h, "input" if has_heads else "result")
+            if not has_heads:
+                rows = tape.dropout(rows, network.dropout)
+        own = rows
+        if part.sources is not None:
+            own = TapeRows(part.nodes[ntype], rows.width, rows.block, rows.node)
+        size = _size_of(part, etype, how.num_ranks == 1)
+        if network.model == "sage":
+            out = layers.sage(rows, own, size, width, network.aggregator)
+        elif network.model == "gcn":
+            out = layers.gcn(rows, size, width, "both")
+        elif network.model == "rgcn":
+            out = layers.rgcn(rows, size, network, width)
+        else:
+            is_last = index == network.layers - 1
+            heads = 1 if is_last else network.heads
+            drop = network.dropout if index else 0.0
+            out = layers.gat(rows, own, size, width, heads, drop, network.model == "gatv2")
+        if network.residual and network.model != "rgcn":
+            out = tape.add(out, tape.affine([own], width, kind="heap"))
+        del own
+        if network.norm and network.model != "rgcn" and index < network.layers - 1:
+            out = tape.elementwise(out, "input")
+            tape.num_parameters += 2 * width
+        h = out
+        del out, rows
+    return h
+
+
+def _input(tape: Tape, network: Network, ntype: str, count: float, wide: float) -> TapeRows:
+    if ntype in network.features:
+        return tape.given(count, network.features[ntype])
+    return tape.learnt(count, wide)
+
+
+def _typed(
+    layers: _Layers, network: Network, parts: Sequence[PartSize], target: str, wide: float
+) -> TapeRows:
+    """Networks of graphs with several types."""
+    tape = layers.tape
+    ntypes = list(parts[0].nodes)
+    h: dict[str, TapeRows] = {}
+    tape.layer = "projections"
+    for ntype in ntypes:
+        rows = _input(tape, network, ntype, parts[0].num_sources(ntype), wide)
+        if ntype in network.features:
+            rows = tape.affine([rows], wide, kind="heap", bias=False)
+            if network.encoder and network.model not in ("rgcn", "hgt"):
+                rows = tape.elementwise(rows, "result")
+        h[ntype] = rows
+        del rows
+    is_hgt = network.model == "hgt"
+    last = network.hidden if is_hgt else network.out
+    for index, part in enumerate(parts):
+        tape.layer = f"layers.{index}"
+        width = last if index == network.layers - 1 else wide
+        if is_hgt and index == 0:
+            h = {t: tape.elementwise(x, "result") for t, x in h.items()}
+        if index:
+            h = {
+                t: tape.dropout(
+                    x
+                    if is_hgt
+                    else tape.elementwise(x, "input" if "gat" in network.model else "result"),
+                    network.dropout,
+                )
+                for t, x in h.items()
+            }
+        own = {
+            t: x if part.sources is None else TapeRows(part.nodes[t], x.width, x.block, x.node)
+            for t, x in h.items()
+        }
+        read_after = target if index == network.layers - 1 else None
+        if is_hgt:
+            h = _hgt(layers, network, part, h, own, read_after)
+        else:
+            h = _relations(layers, network, part, h, own, width, read_after)
+        del own
+        if network.norm and index < network.layers - 1 and network.model not in ("rgcn", "hgt"):
+            h = {t: tape.elementwise(x, "input") for t, x in h.items()}
+            tape.num_parameters += 2 * width * len(h)
+    rows = h[target]
+    del h
+    if is_hgt:
+        tape.layer = "output"
+        rows = tape.affine([tape.dropout(rows, network.dropout)], network.out, kind="heap")
+    return rows
+
+
+def _relations(
+    layers: _Layers,
+    network: Network,
+    part: PartSize,
+    h: Mapping[str, TapeRows],
+    own: Mapping[str, TapeRows],
+    width: float,
+    target: str | None,
+) -> dict[str, TapeRows]:
+    """A layer for each relation, summed at each node type, and the own rows.
+
+    Args:
+        target: The only type whose rows are read after the last layer; None before it.
+    """
+    tape, how, is_last = layers.tape, layers.how, target is not None
+    layers.travelled.clear()
+    used = {etype[0] for etype in part.edges}
+    oneshot = how.mode == "oneshot"
+    if oneshot:
+        local = _Layers(tape, Exchanges(mode="oneshot"))
+        sources = layers.extended({t: x for t, x in h.items() if t in used}, part)
+    else:
+        local, sources = layers, dict(h)
+    in_width, at_first = next(iter(h.values())).width, tape.num_parameters
+    gathered: dict[str, list[TapeRows]] = {t: [] for t in h}
+    for etype in part.edges:
+        size = _size_of(part, etype, oneshot)
+        x = sources[etype[0]]
+        before = tape.num_parameters
+        if not oneshot and network.model not in ("gat", "gatv2"):  # one pass per source type
+            halo, sent = part.halo.get(etype[0], 0.0), part.sent.get(etype[0], 0.0)
+            size = *size[:3], halo, sent
+        if network.model == "sage":
+            result = local.sage(x, own[etype[2]], size, width, network.aggregator)
+        elif network.model in ("gcn", "rgcn"):
+            result = local.gcn(x, size, width, "right", network.model == "gcn")
+        else:
+            heads = 1 if is_last else network.heads
+            result = local.gat(x, own[etype[2]], size, width, heads, 0.0, network.model == "gatv2")
+        gathered[etype[2]].append(result)
+        if target not in (None, etype[2]):
+            tape.num_unused += tape.num_parameters - before
+        del x, result
+    del sources
+    out = {}
+    for ntype, x in own.items():
+        before = tape.num_parameters
+        rows = tape.affine([x], width, kind="heap", bias=network.model != "rgcn")
+        if network.model == "rgcn":
+            rows = tape.bias(rows)
+        if target not in (None, ntype):
+            tape.num_unused += tape.num_parameters - before
+        results = gathered.pop(ntype)
+        while results:
+            total = results.pop()
+            rows = tape.add(rows, total)
+            del total
+        out[ntype] = rows
+        del rows
+    if network.model == "rgcn":  # its matrices are in one tensor, and relations have no bias
+        matrices = (network.num_bases or len(part.edges)) + len(own)
+        tape.num_parameters = at_first + (matrices * in_width + len(own)) * width
+        tape.num_parameters += len(part.edges) * network.num_bases
+        tape.num_unused = 0.0
+    return out
+
+
+def _hgt(
+    layers: _Layers,
+    network: Network,
+    part: PartSize,
+    h: Mapping[str, TapeRows],
+    own: Mapping[str, TapeRows],
+    target: str | None,
+) -> dict[str, TapeRows]:
+    """`graphshard.nn.TypedHGTConv`; ``target`` is the only type whose rows are read after it."""
+    tape, width, heads = layers.tape, network.hidden, network.heads
+    used = {etype[0] for etype in part.edges}
+    before = tape.num_parameters
+    keys = {t: tape.affine([h[t]], width, kind="heap") for t in used}
+    values = {t: tape.affine([h[t]], width, kind="heap") for t in used}
+    queries = {
+        t: tape.affine([own[t]], width, kind="heap") for t in {etype[2] for etype in part.edges}
+    }
+    tape.num_parameters = before + 3 * sum((x.width + 1) * width for x in h.values())
+    if target is not None:
+        feeding = {etype[0] for etype in part.edges if etype[2] == target}
+        tape.num_unused += sum(
+            (x.width + 1) * width * ((t != target) + 2 * (t not in feeding)) for t, x in h.items()
+        )
+    head = width / heads
+    rows_of, scores_of, copies = {}, {}, []
+    local = _Layers(tape, Exchanges(mode="oneshot"))
+    for etype in part.edges:
+        count = h[etype[0]].count
+        for name, table in (("key", keys), ("value", values)):
+            x = tape.affine(
+                [TapeRows(count * heads, head, table[etype[0]].block, table[etype[0]].node)],
+                head,
+                kind="heap",
+                bias=False,
+            )
+            tape.num_parameters += (heads - 1) * head * head
+            # Heads come first in the product; the kernel reads a copy in which nodes do.
+            rows_of[etype, name] = tape.elementwise(
+                TapeRows(count, width, x.block, x.node), "other"
+            )
+            copies.append(x)
+            del x
+        tape.num_parameters += heads
+        if target is not None and etype[2] != target:
+            tape.num_unused += 2 * heads * head * head + heads
+        size = _size_of(part, etype, True)
+        key, query = rows_of[etype, "key"], queries[etype[2]]
+        scores_of[etype] = local.passed(
+            [key], (size[1], *size[1:]), heads, reads_again=True,
+            others=[query], kept=[key, query], passes=2.0,
+        )  # fmt: skip
+        del key, query
+    _note_hgt(layers, part, width)
+    sums: dict[str, list[TapeRows]] = {t: [] for t in own}
+    for etype, score in scores_of.items():
+        weight = tape.elementwise(score, "result")
+        value = rows_of[etype, "value"]
+        size = _size_of(part, etype, True)
+        sums[etype[2]].append(
+            local.passed(
+                [value],
+                size,
+                width,
+                reads_again=True,
+                others=[weight],
+                kept=[value, weight],
+                passes=2.0,
+            )
+        )
+        del weight, value
+    del keys, values, queries, rows_of, scores_of, copies
+    out = {}
+    for ntype, x in own.items():
+        parts = sums.pop(ntype)
+        total = parts.pop() if parts else tape.given(x.count, width)
+        while parts:
+            total = tape.add(total, parts.pop())
+        rows = tape.affine([tape.elementwise(total, "input")], width, kind="heap")
+        tape.num_parameters += 1
+        if target not in (None, ntype):
+            tape.num_unused += (width + 1) * width + 1
+        del total
+        out[ntype] = tape.add(tape.elementwise(rows, "other"), tape.elementwise(x, "other"))
+        del rows
+    return out
+
+
+def _note_hgt(layers: _Layers, part: PartSize, width: float) -> None:
+    """Exchanges of `graphshard.nn.TypedHGTConv`, forward and backward, and the halo rows.
+
+    Each read of a relation's keys takes along the keys and values of all relations of the source
+    type that were read before; the values are read again for the sums, of all relations of a type
+    together. In sequential mode keys travel alone where a softmax goes over several relations.
+    """
+    tape, how = layers.tape, layers.how
+    if how.num_ranks == 1:
+        return
+    oneshot = how.mode == "oneshot"
+    wire = min(how.wire, tape.itemsize)
+    of_source: dict[str, list[CanonicalEType]] = {}
+    into: dict[str, int] = {}
+    for etype in part.edges:
+        into[etype[2]] = into.get(etype[2], 0) + 1
+    passes: list[tuple[float, float, float]] = []  # halo rows, sent rows, columns
+    for etype in part.edges:
+        seen = of_source.setdefault(etype[0], [])
+        seen.append(etype)
+        rows = part.halo_of.get(etype, 0.0), part.sent_of.get(etype, 0.0)
+        if oneshot:
+            passes.append((*rows, 2 * width * len(seen)))
+        elif into[etype[2]] > 1:
+            passes.append((*rows, width))
+    for ntype, etypes in of_source.items():
+        rows = part.halo.get(ntype, 0.0), part.sent.get(ntype, 0.0)
+        passes.append((*rows, (1 if oneshot else 2) * width * len(etypes)))
+    for halo, sent, columns in passes:
+        of_pass = sent * columns * wire, halo * columns * wire
+        layers._note("forward", *of_pass, 0.0, "edges")
+        if tape.records:
+            if not oneshot and how.rematerialize:
+                layers._note("backward", *of_pass, 0.0, "edges")
+            layers._note("backward", *of_pass[::-1], 0.0, "edges")

@@ -1,0 +1,644 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run will need, for each number of ranks: seconds, bytes and memory, before it is paid for.
+
+An epoch is simulated on paper (`_tape`, `_networks`) for what each rank has (`_graphs`), and takes
+the time that its work takes at the `Rates` of a machine. Time that an exchange takes beyond what is
+computed meanwhile is not hidden. What is not simulated is said in a plan's ``notes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from ._choices import budget_of, fits_oneshot, fits_replicated
+from ._graphs import GraphSize, estimated_parts, sampled_parts
+from ._networks import Exchanges, Network, PartSize, scores
+from ._rates import Rates
+from ._tape import Memory, Tape, Work
+
+Mode = Literal["full batch", "full batch, rematerialized", "sampled"]
+
+STRUCTURE_BYTES_PER_EDGE = 34.0
+"""Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
+
+NODE_BYTES = 60.0
+"""Of a node in a process: ids, label, masks, degrees and pointers."""
+
+SET_UP_BYTES_PER_EDGE = 50.0
+"""While a part is read and its missing edges are found."""
+
+ADAM = 4
+"""Numbers for each parameter: itself, its gradient, two moments."""
+
+_GLOO_BOTH_WAYS = 0.85
+"""gloo uses a link one way at a time; of more than two ranks some exchange meanwhile."""
+
+_FILE_BYTES_PER_EDGE = 37.0
+_FILE_BYTES_PER_CUT_EDGE = 29.0
+
+_VALIDATED_RANKS, _VALIDATED_ON_LINKS, _VALIDATED_BYTES = 16, 2, 2 << 30
+
+_MEMORY_SPREAD, _MEMORY_SPREAD_ESTIMATED = 0.10, 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How batches are drawn; fields as those of `graphshard.train.SampledConfig`."""
+
+    fanouts: tuple[int, ...]
+    batch_size: int = 1000
+    prefetch: int = 2
+    transport: str = "auto"
+    map_features: bool = True
+    cache_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """What ranks run on.
+
+    Args:
+        memory: Bytes of a host; None: not known, everything fits.
+        link: Bytes a second between hosts; None: all ranks are on one host.
+        ranks_per_host: How many share a host's memory and link.
+    """
+
+    rates: Rates
+    memory: float | None = None
+    link: float | None = None
+    ranks_per_host: int = 1
+
+
+@dataclass(frozen=True)
+class Range:
+    """A figure and its spread."""
+
+    low: float
+    expected: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, share: float) -> Range:
+        return cls(value / (1 + share), value, value * (1 + share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """One epoch in one mode on one number of ranks, as the slowest and the largest rank have it.
+
+    Args:
+        seconds: Of the epoch.
+        compute: Seconds of it that are computed.
+        exchange: Seconds of it that wait for an exchange.
+        memory: Bytes of the largest rank.
+        items: Of these, by what they are for.
+        sent: Bytes that the rank that sends most sends.
+        sent_in_all: Bytes that all ranks send.
+        disk: Bytes of the partition.
+        fits: Whether the ranks of a host fit its memory.
+        bound_by: What takes most of the time, or of the memory if it does not fit.
+        by_layer: Layer and direction to the bytes that the rank that sends most sends.
+        is_counted: Whether the parts are there and were counted.
+        steps: Of an epoch.
+        not_validated: Which of the figures nothing was held against, on so many ranks.
+    """
+
+    ranks: int
+    mode: Mode
+    seconds: Range
+    compute: float
+    exchange: float
+    memory: Range
+    items: Mapping[str, float]
+    sent: Range
+    sent_in_all: float
+    disk: float
+    fits: bool
+    bound_by: str
+    by_layer: Mapping[str, float]
+    is_counted: bool
+    not_validated: tuple[str, ...]
+    steps: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers, texts and dicts, as JSON has them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitioningPlan:
+    """What it takes to make the parts, on one machine.
+
+    Args:
+        cpu_seconds: Of processors, all together.
+        memory: Bytes above those of the process itself.
+        disk: Bytes while it is made: parts, and the edges in the order of each stage.
+    """
+
+    method: str
+    cpu_seconds: Range
+    seconds: Range
+    memory: Range
+    disk: Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A row for each number of ranks, and what to take."""
+
+    graph: str
+    rows: tuple[EpochPlan, ...]
+    partitioning: PartitioningPlan
+    fewest: int | None
+    notes: tuple[str, ...]
+    rates: Rates
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers, texts, lists and dicts, as JSON has them."""
+        return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
+
+
+@dataclass
+class _Step:
+    """What one rank does in one step."""
+
+    memory: Memory
+    tape: Tape
+
+    @property
+    def sent(self) -> float:
+        return sum(e.sent for e in self.tape.exchanges)
+
+
+def make_plan(
+    graph: GraphSize,
+    network: Network,
+    ranks: Sequence[int],
+    machines: Machines,
+    *,
+    exchanges: Exchanges | None = None,
+    aggregation: str = "auto",
+    sampling: Sampling | None = None,
+    method: str = "multilevel",
+) -> RunPlan:
+    """The plan of a run on each of some numbers of ranks.
+
+    Args:
+        exchanges: How rows of others come; its mode and number of ranks are chosen here.
+        aggregation: ``"auto"``, ``"oneshot"`` or ``"sequential"``.
+        sampling: How batches are drawn. Given, that is the mode; None: full batch, and where that
+            does not fit, the usual fanouts.
+        method: How nodes are assigned, ``"random"`` or another.
+
+    Raises:
+        ValueError: A number of ranks is below 1, or there are more than nodes.
+    """
+    graph = graph.with_counted_share()
+    rows = []
+    for number in ranks:
+        if number < 1 or number > max(1.0, graph.num_nodes):
+            raise ValueError(
+                f"ranks must be at least 1 and at most the {graph.num_nodes:,.0f} nodes (got "
+                f"{number})"
+            )
+        rows.append(
+            best_epoch(
+                graph, network, number, machines, exchanges or Exchanges(mode="oneshot"),
+                aggregation, sampling, method,
+            )
+        )  # fmt: skip
+    fewest = next((row.ranks for row in sorted(rows, key=lambda r: r.ranks) if row.fits), None)
+    most = max(ranks)
+    return RunPlan(
+        graph=graph.name,
+        rows=tuple(rows),
+        partitioning=plan_partitioning(graph, method, most),
+        fewest=fewest,
+        notes=_notes(graph, network, machines, most),
+        rates=machines.rates,
+    )
+
+
+def best_epoch(
+    graph: GraphSize,
+    network: Network,
+    num_ranks: int,
+    machines: Machines,
+    exchanges: Exchanges,
+    aggregation: str = "auto",
+    sampling: Sampling | None = None,
+    method: str = "multilevel",
+) -> EpochPlan:
+    """The epoch on a number of ranks in the first mode that fits, else in the one that takes least.
+
+    The order: all remote rows at once, one part's at a time, sampled.
+    """
+    if sampling is not None:
+        return plan_sampled(graph, network, num_ranks, machines, sampling, method)
+    modes = ["oneshot", "sequential"] if aggregation == "auto" else [aggregation]
+    tried = []
+    for mode in modes:
+        how = replace(exchanges, mode=mode, num_ranks=num_ranks)  # type: ignore[arg-type]
+        planned = plan_full_batch(graph, network, machines, how, method)
+        halo = max(sum(part.halo.values()) for part in parts_of(graph, num_ranks, method)[0])
+        free = (machines.memory or math.inf) / _on_host(machines, num_ranks)
+        room = (
+            math.inf if math.isinf(free) else budget_of(max(0.0, free - machines.rates.interpreter))
+        )
+        is_free = aggregation != "auto" or fits_oneshot(halo, _row_width(network), room)
+        if planned.fits and (mode == "sequential" or is_free or num_ranks == 1):
+            return planned
+        tried.append(planned)
+    fitting = [planned for planned in tried if planned.fits]
+    if fitting:
+        return fitting[-1]
+    usual = Sampling(fanouts=(10,) * network.layers)
+    sampled = plan_sampled(graph, network, num_ranks, machines, usual, method)
+    return sampled if sampled.fits else min([*tried, sampled], key=lambda p: p.memory.expected)
+
+
+def _row_width(network: Network) -> int:
+    """Columns of the widest row that is exchanged, nearly."""
+    heads = network.heads if network.model in ("gat", "gatv2") else 1
+    return max(network.hidden * heads, *network.features.values(), 1)
+
+
+def parts_of(
+    graph: GraphSize, num_ranks: int, method: str = "multilevel", which: int = 1
+) -> tuple[tuple[PartSize, ...], bool]:
+    """What ranks have, and whether that was counted.
+
+    Args:
+        which: Of the spread of halos: 0 for the least, 1 for what is expected, 2 for the most.
+    """
+    if len(graph.parts) == num_ranks:
+        return graph.parts, True
+    share = 1.0 if method == "random" else graph.share[which]
+    return estimated_parts(graph, num_ranks, share), False
+
+
+def _on_host(machines: Machines, num_ranks: int) -> int:
+    return num_ranks if machines.link is None else min(num_ranks, machines.ranks_per_host)
+
+
+# -- full batch ------------------------------------------------------------------------------------
+
+
+def fixed_items(
+    graph: GraphSize, network: Network, part: PartSize, rates: Rates
+) -> dict[str, float]:
+    """What a rank has in memory all the time, but for the model."""
+    features = sum(n * network.features.get(t, 0) for t, n in part.nodes.items())
+    copies = graph.itemsize + (network.itemsize if graph.itemsize != network.itemsize else 0)
+    learnt = sum(n for t, n in part.nodes.items() if t not in network.features)
+    wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
+    return {
+        "interpreter": rates.interpreter,
+        "features": features * copies,
+        "structure": sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
+        + sum(part.nodes.values()) * NODE_BYTES
+        + sum(part.halo.values()) * 16,
+        "parameters and optimizer": learnt * wide * ADAM * network.itemsize,
+    }
+
+
+def full_batch_step(
+    graph: GraphSize, network: Network, part: PartSize, how: Exchanges, rates: Rates
+) -> _Step:
+    """An epoch of one rank."""
+    memory = Memory(fixed_items(graph, network, part, rates))
+    set_up = sum(part.edges.values()) * (SET_UP_BYTES_PER_EDGE - STRUCTURE_BYTES_PER_EDGE)
+    memory.take(set_up, "mapped", "setting up")
+    memory.give_back(set_up, "mapped", "setting up")
+    tape = Tape(memory, network.itemsize)
+    rows = scores(tape, network, [part] * network.layers, how, graph.target)
+    loss = tape.cross_entropy(rows, part.train)
+    del rows
+    tape.backward(loss)
+    _add_model(memory, tape, network)
+    return _Step(memory, tape)
+
+
+def _add_model(memory: Memory, tape: Tape, network: Network) -> None:
+    # A copy of the best model, and gradients as one vector.
+    size = tape.num_parameters * network.itemsize * (ADAM + 2)
+    name = "parameters and optimizer"
+    memory.at_peak[name] = memory.at_peak.get(name, 0.0) + size
+    memory.peak += size
+    tape.do("elements", 10 * tape.num_parameters * network.itemsize)
+
+
+def plan_full_batch(
+    graph: GraphSize,
+    network: Network,
+    machines: Machines,
+    how: Exchanges,
+    method: str = "multilevel",
+) -> EpochPlan:
+    """An epoch of full batch on ``how.num_ranks`` ranks."""
+    num_ranks, rates = how.num_ranks, machines.rates
+    parts, is_counted = parts_of(graph, num_ranks, method)
+    steps = [full_batch_step(graph, network, part, how, rates) for part in parts]
+    model_bytes = model_numbers(steps[0].tape) * network.itemsize if num_ranks > 1 else 0.0
+    times = [epoch_seconds(step.tape, machines, num_ranks, model_bytes) for step in steps]
+    compute, exchange = max(times, key=sum)
+    largest = max(steps, key=lambda step: step.memory.peak)
+    most = max(steps, key=lambda step: step.sent)
+    seconds, sent = [compute + exchange], [most.sent + model_bytes]
+    peaks = [largest.memory.peak]
+    if not is_counted and num_ranks > 1:
+        for which in (0, 2):
+            (part,), _ = parts_of(graph, num_ranks, method, which)
+            other = full_batch_step(graph, network, part, how, rates)
+            seconds.append(sum(epoch_seconds(other.tape, machines, num_ranks, model_bytes)))
+            sent.append(other.sent + model_bytes)
+            peaks.append(other.memory.peak)
+    spread = rates.uncertainty
+    memory_spread = _MEMORY_SPREAD if is_counted else _MEMORY_SPREAD_ESTIMATED
+    repeated = 1 if is_counted else num_ranks
+    in_all = sum(step.sent for step in steps) * repeated + num_ranks * model_bytes
+    fits = _fits(largest.memory.peak, machines, num_ranks)
+    by_layer: dict[str, float] = {}
+    for each in most.tape.exchanges:
+        key = f"{each.layer}|{each.direction}"
+        by_layer[key] = by_layer.get(key, 0.0) + each.sent
+    mode: Mode = "full batch"
+    if how.mode == "sequential":
+        mode = "full batch, rematerialized"
+    return EpochPlan(
+        ranks=num_ranks,
+        mode=mode,
+        seconds=Range(min(seconds) / (1 + spread), seconds[0], max(seconds) * (1 + spread)),
+        compute=compute,
+        exchange=exchange,
+        memory=Range(min(peaks) * (1 - memory_spread), peaks[0], max(peaks) * (1 + memory_spread)),
+        items=_rounded(largest.memory.at_peak),
+        sent=Range(min(sent) * 0.98, sent[0], max(sent) * 1.02),
+        sent_in_all=in_all,
+        disk=graph.disk if is_counted and graph.disk else disk_bytes(graph, parts, num_ranks),
+        fits=fits,
+        bound_by=_bound(fits, largest.memory, compute, exchange, most.tape, rates),
+        by_layer=by_layer,
+        is_counted=is_counted,
+        not_validated=_not_validated(machines, num_ranks, is_counted, peaks[0]),
+    )
+
+
+def _not_validated(
+    machines: Machines, num_ranks: int, is_counted: bool, peak: float
+) -> tuple[str, ...]:
+    """What no measurement stands behind; the rest is in benchmarks/results/plan_*.md."""
+    words = []
+    if not is_counted and num_ranks > 1:
+        words.append("halo")
+    if num_ranks > _VALIDATED_RANKS or peak > _VALIDATED_BYTES:
+        words.append("memory")
+    if num_ranks > machines.rates.num_ranks or not machines.rates.spread:
+        words.append("time")
+    if machines.link is not None and num_ranks > _VALIDATED_ON_LINKS:
+        words.append("link")
+    return tuple(words)
+
+
+def model_numbers(tape: Tape) -> float:
+    """Gradients that are summed over ranks."""
+    return tape.num_parameters - tape.num_unused
+
+
+def _rounded(items: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(size) for name, size in items.items() if round(size)}
+
+
+def _fits(peak: float, machines: Machines, num_ranks: int) -> bool:
+    return machines.memory is None or peak * _on_host(machines, num_ranks) <= machines.memory
+
+
+def _bound(
+    fits: bool, memory: Memory, compute: float, exchange: float, tape: Tape, rates: Rates
+) -> str:
+    if not fits:
+        name = max(memory.at_peak, key=lambda item: memory.at_peak[item])
+        return f"memory: {name}"
+    if exchange > compute:
+        return "exchange"
+    spent = {kind: amount / _rate(kind, rates) for kind, amount in tape.work.items()}
+    words = {
+        "product": "matrix products",
+        "weights": "matrix products",
+        "edges": "sums over edges",
+        "attention": "attention",
+        "elements": "memory bandwidth",
+        "start": "starting operations",
+    }
+    totals: dict[str, float] = {}
+    for kind, seconds in spent.items():
+        totals[words[kind]] = totals.get(words[kind], 0.0) + seconds
+    return max(totals, key=lambda name: totals[name])
+
+
+def _rate(kind: Work, rates: Rates) -> float:
+    return 1 / rates.start if kind == "start" else float(getattr(rates, kind))
+
+
+def compute_seconds(work: Mapping[Work, float], rates: Rates) -> float:
+    """Seconds of work on one rank."""
+    return sum(amount / _rate(kind, rates) for kind, amount in work.items())
+
+
+def epoch_seconds(
+    tape: Tape, machines: Machines, num_ranks: int, model_bytes: float
+) -> tuple[float, float]:
+    """(seconds that are computed, seconds of exchanges beyond what is computed meanwhile)."""
+    rates = machines.rates
+    waits = 0.0
+    for each in tape.exchanges:
+        hidden = compute_seconds(each.overlaps, rates)
+        took = exchange_seconds(each.sent, each.received, machines, num_ranks)
+        waits += max(0.0, took + each.rounds * rates.latency - hidden)
+    if num_ranks > 1:  # a ring: twice the parameters, less one part
+        twice = 2 * model_bytes * (1 - 1 / num_ranks)
+        waits += exchange_seconds(twice, twice, machines, num_ranks)
+        waits += 2 * math.log2(num_ranks) * rates.latency
+    return compute_seconds(tape.work, rates), waits
+
+
+def exchange_seconds(sent: float, received: float, machines: Machines, num_ranks: int) -> float:
+    """Seconds that rows of one rank travel, while all ranks exchange theirs."""
+    here = _on_host(machines, num_ranks)
+    if machines.link is None or here >= num_ranks:
+        return (sent + received) / 2 / machines.rates.exchange
+    across = (num_ranks - here) / (num_ranks - 1)
+    one_way = 1.0 if num_ranks == 2 else _GLOO_BOTH_WAYS
+    on_link = here * across * (sent + received) * one_way / machines.link
+    copied = (sent + received) / 2 / machines.rates.exchange
+    return max(on_link, copied)
+
+
+def disk_bytes(graph: GraphSize, parts: Sequence[PartSize], num_ranks: int) -> float:
+    """Bytes of a partition's files."""
+    repeated = num_ranks / len(parts)
+    cut = sum(sum(part.cut.values()) for part in parts) * repeated
+    columns = sum(n * graph.features.get(t, 0) for t, n in graph.nodes.items())
+    return (
+        graph.num_edges * _FILE_BYTES_PER_EDGE
+        + cut * _FILE_BYTES_PER_CUT_EDGE
+        + columns * graph.itemsize
+        + graph.num_nodes * 40
+    )
+
+
+# -- sampled ---------------------------------------------------------------------------------------
+
+
+def plan_sampled(
+    graph: GraphSize,
+    network: Network,
+    num_ranks: int,
+    machines: Machines,
+    sampling: Sampling,
+    method: str = "multilevel",
+) -> EpochPlan:
+    """An epoch on sampled blocks, and the memory that it and an evaluation of all nodes need."""
+    rates = machines.rates
+    parts, is_counted = parts_of(graph, num_ranks, method)
+    mine = graph.train / num_ranks
+    batch = min(float(sampling.batch_size or mine), mine) or 1.0
+    steps = max(1, math.ceil(mine / batch))
+    blocks, drawn = sampled_parts(graph, sampling.fanouts, batch)
+    part = max(parts, key=lambda p: sum(p.edges.values()))
+    here = _on_host(machines, num_ranks)
+    items = fixed_items(graph, network, part, rates)
+    whole = graph.num_edges * 4 + graph.num_nodes * 12
+    room = math.inf if machines.memory is None else budget_of(machines.memory)
+    replicated = sampling.transport == "replicated" or (
+        sampling.transport == "auto" and fits_replicated(whole, room)
+    )
+    if num_ranks > 1 and replicated:
+        items["structure"] += whole / here
+    inputs = blocks[0].sources or {}
+    row_bytes = {t: network.features.get(t, 0) * graph.itemsize for t in inputs}
+    fetched = sum(n * row_bytes[t] for t, n in inputs.items())
+    of_batch = fetched + drawn * 12
+    items["batches ahead"] = (sampling.prefetch + 1) * of_batch
+    cached = min(sampling.cache_bytes, sum(part.halo.get(t, 0.0) * b for t, b in row_bytes.items()))
+    items["cache"] = cached
+    evaluation = _evaluation(graph, network, part, num_ranks, items)
+    if not _fits(evaluation.peak, machines, num_ranks):
+        evaluation = _evaluation(graph, network, part, num_ranks, items, "sequential")
+    memory = Memory(items)
+    tape = Tape(memory, network.itemsize)
+    rows = scores(tape, network, blocks, Exchanges(mode="oneshot"), graph.target)
+    loss = tape.cross_entropy(rows, batch)
+    del rows
+    tape.backward(loss)
+    _add_model(memory, tape, network)
+    largest = max(memory, evaluation, key=lambda m: m.peak)
+    remote = 1 - 1 / num_ranks
+    is_mapped = sampling.map_features and here == num_ranks
+    rows_sent = 0.0 if is_mapped else fetched * remote
+    if cached and rows_sent:
+        rows_sent *= max(
+            0.0, 1 - cached / max(1.0, sum(graph.nodes[t] * b for t, b in row_bytes.items()))
+        )
+    draws_sent = 0.0 if replicated or num_ranks == 1 else drawn * 8 * remote * 2
+    model_bytes = model_numbers(tape) * network.itemsize if num_ranks > 1 else 0.0
+    computed = compute_seconds(tape.work, rates)
+    prepared = drawn / rates.sampled + 3 * fetched / rates.elements
+    travels = exchange_seconds(rows_sent + draws_sent, rows_sent + draws_sent, machines, num_ranks)
+    twice = 2 * model_bytes * remote
+    sums = exchange_seconds(twice, twice, machines, num_ranks)
+    waits = travels if not sampling.prefetch else max(0.0, travels - computed)
+    compute, exchange = steps * (computed + prepared), steps * (waits + sums)
+    sent = steps * (rows_sent + draws_sent + model_bytes)
+    fits = _fits(largest.peak, machines, num_ranks)
+    bound = _bound(fits, largest, compute, exchange, tape, rates)
+    if fits and prepared > computed and exchange < compute:
+        bound = "drawing and fetching"
+    spread = max(rates.uncertainty, 0.3)
+    return EpochPlan(
+        ranks=num_ranks,
+        mode="sampled",
+        seconds=Range.around(compute + exchange, spread),
+        compute=compute,
+        exchange=exchange,
+        memory=Range.around(largest.peak, 0.2),
+        items=_rounded(largest.at_peak),
+        sent=Range.around(sent, 0.3),
+        sent_in_all=sent * num_ranks,
+        disk=graph.disk if is_counted and graph.disk else disk_bytes(graph, parts, num_ranks),
+        fits=fits,
+        bound_by=bound,
+        by_layer={},
+        is_counted=is_counted,
+        not_validated=_not_validated(machines, num_ranks, is_counted, largest.peak),
+        steps=steps,
+    )
+
+
+def _evaluation(
+    graph: GraphSize,
+    network: Network,
+    part: PartSize,
+    num_ranks: int,
+    items: Mapping[str, float],
+    mode: Literal["oneshot", "sequential"] = "oneshot",
+) -> Memory:
+    """What an evaluation takes: a forward of the whole graph."""
+    memory = Memory(dict(items))
+    tape = Tape(memory, network.itemsize, records=False)
+    how = Exchanges(mode=mode, num_ranks=num_ranks)
+    scores(tape, network, [part] * network.layers, how, graph.target)
+    return memory
+
+
+# -- partitioning ----------------------------------------------------------------------------------
+
+_CPU_SECONDS = {"multilevel": 45.0, "metis": 105.0, "random": 37.0}
+"""Of 100 M edges (benchmarks/results/partition_stream_cpu_2026-11-26.md)."""
+
+_WALL_ON_TWO_CORES = 0.6
+_COPY_BYTES_PER_SECOND = 5e8
+
+
+def plan_partitioning(graph: GraphSize, method: str, num_parts: int) -> PartitioningPlan:
+    """What it takes to divide the graph on one machine, from edges on its disk."""
+    in_memory = method not in ("multilevel", "random")
+    cpu = graph.num_edges / 1e8 * _CPU_SECONDS.get(method, 45.0)
+    columns = sum(n * graph.features.get(t, 0) for t, n in graph.nodes.items()) * graph.itemsize
+    cpu += 2 * columns / _COPY_BYTES_PER_SECOND
+    memory = 2.0**30 + 20 * graph.num_nodes
+    if in_memory:
+        memory = max(memory, 119 * graph.num_edges)
+    parts, _ = parts_of(graph, num_parts, method)
+    files = disk_bytes(graph, parts, num_parts)
+    return PartitioningPlan(
+        method=method,
+        cpu_seconds=Range(0.7 * cpu, cpu, 1.6 * cpu),
+        seconds=Range(0.5 * cpu, _WALL_ON_TWO_CORES * cpu, 1.6 * cpu),
+        memory=Range(0.2 * memory, memory, memory),
+        disk=Range(files, files + 16 * graph.num_edges, files + 24 * graph.num_edges),
+    )
+
+
+def _notes(graph: GraphSize, network: Network, machines: Machines, most: int) -> tuple[str, ...]:
+    rates = machines.rates
+    notes = [
+        f"rates: {rates.source}; {rates.num_ranks} rank(s) beside each other, off by "
+        f"{100 * rates.uncertainty:.0f} %"
+    ]
+    if len(graph.parts) != most > 1:
+        low, expected, high = graph.share
+        notes.append(
+            f"halos of parts that do not exist are taken as {expected:.2f} ({low:.2f} to "
+            f"{high:.2f}) of those of random parts"
+        )
+    if most > rates.num_ranks:
+        notes.append(f"times of more than {rates.num_ranks} rank(s) on a host are not validated")
+    if machines.link is not None:
+        notes.append("the link is taken as idle otherwise, and its latency as that of this host")
+    if ":" in network.model:
+        notes.append("an own model is taken for SAGE")
+    return tuple(notes)

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tape: a step of training on paper, on rows that have sizes and no values.
+
+A network is written down once more in operations on `TapeRows`, which know how many numbers they
+are. The tape notes what each operation computes and sends, and what it keeps for the backward;
+memory is counted as torch's autograd has it: rows live while a variable or the tape holds them, a
+node's rows go when its backward is done, gradients of one tensor are added up in new ones. Python's
+own count of references says when rows are gone, so a program has the variables of the layer it
+stands for, and nothing else has to be said.
+
+[Note: resident memory]
+    What a process takes from the system is more than what is in use, for freed blocks are kept.
+    There are four kinds here: results of this package's kernels of `LARGE_BYTES` and more take
+    blocks that wait for later results (see [Note: memory of results] in ``_base/kernels.py``);
+    torch's own below 32 MiB stay with malloc; what ranks of one host hand to each other lies in
+    blocks that wait, too; only larger ones of torch go back at once. The first three count with the
+    most that was ever in use, each for itself; those of malloc `HEAP_HOLES` times, for torch asks
+    for aligned blocks, and a freed one is a few bytes too small for the next of its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .._base.kernels import LARGE_BYTES
+
+MALLOC_KEEPS = 32 << 20
+"""Blocks up to this size stay with malloc when they are freed."""
+
+HEAP_HOLES = 1.6
+"""What malloc takes for blocks that it keeps, over what they hold (three networks, 60,000 rows)."""
+
+AllocationKind = Literal["pool", "heap", "shared", "mapped"]
+Work = Literal["product", "weights", "edges", "attention", "elements", "start"]
+"""What time is spent on: numbers of products of rows and matrices, of the gradients of matrices,
+bytes read along edges by sums and by attention, bytes of all else, and operations as such."""
+
+
+class Memory:
+    """What is in use, and what is taken from the system.
+
+    Args:
+        fixed: Item to the bytes that are there all the time.
+    """
+
+    def __init__(self, fixed: dict[str, float]) -> None:
+        self.fixed = fixed
+        self._in_use: dict[AllocationKind, float] = dict.fromkeys(
+            ("pool", "heap", "shared", "mapped"), 0.0
+        )
+        self._kept: dict[AllocationKind, float] = dict.fromkeys(("pool", "heap", "shared"), 0.0)
+        self._items: dict[str, float] = {}
+        self.peak = sum(fixed.values())
+        #: Item to bytes when most was resident.
+        self.at_peak = dict(fixed)
+
+    def take(self, size: float, kind: AllocationKind, item: str) -> None:
+        self._in_use[kind] += size
+        self._items[item] = self._items.get(item, 0.0) + size
+        if kind in self._kept:
+            taken = self._in_use[kind] * (HEAP_HOLES if kind == "heap" else 1.0)
+            self._kept[kind] = max(self._kept[kind], taken)
+        resident = sum(self.fixed.values()) + sum(self._kept.values()) + self._in_use["mapped"]
+        if resident > self.peak:
+            self.peak = resident
+            waiting = sum(self._kept[k] - self._in_use[k] for k in self._kept)
+            self.at_peak = {**self.fixed}
+            for name, number in {**self._items, "buffers": waiting}.items():
+                self.at_peak[name] = self.at_peak.get(name, 0.0) + number
+
+    def give_back(self, size: float, kind: AllocationKind, item: str) -> None:
+        self._in_use[kind] -= size
+        self._items[item] -= size
+
+
+class _Allocation:
+    """Memory of rows, given back when the last that refers to it goes."""
+
+    __slots__ = ("_item", "_kind", "_memory", "_size")
+
+    def __init__(self, memory: Memory, size: float, kind: AllocationKind, item: str) -> None:
+        if kind == "pool" and size < LARGE_BYTES:
+            kind = "heap"
+        if kind == "heap" and size > MALLOC_KEEPS:
+            kind = "mapped"
+        self._memory, self._size, self._kind, self._item = memory, size, kind, item
+        memory.take(size, kind, item)
+
+    def __del__(self) -> None:
+        self._memory.give_back(self._size, self._kind, self._item)
+
+
+class Node:
+    """What the backward of an operation needs.
+
+    Args:
+        inputs: Of the operation; None where no gradient is wanted.
+        saved: TapeRows that are kept until the backward is done.
+        backward: From the gradient of the result to those of the inputs.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        inputs: Sequence[Node | None],
+        saved: list[_Allocation | None],
+        backward: Callable[[TapeRows], Sequence[TapeRows | None]],
+        layer: str,
+    ) -> None:
+        self.number, self.inputs, self.saved = number, list(inputs), saved
+        self.backward: Callable[[TapeRows], Sequence[TapeRows | None]] | None = backward
+        self.layer = layer
+
+
+@dataclass(eq=False)
+class TapeRows:
+    """``count`` rows of ``width`` numbers."""
+
+    count: float
+    width: float
+    block: _Allocation | None
+    node: Node | None = None
+    #: Whether they are the same in every step, and what is made of them alone is kept.
+    is_constant: bool = False
+
+
+@dataclass
+class Exchange:
+    """TapeRows that travel in one exchange.
+
+    Args:
+        sent: Bytes that leave this rank.
+        received: Bytes that arrive.
+        overlaps: Work that is done meanwhile.
+        rounds: Messages one after the other.
+    """
+
+    layer: str
+    direction: Literal["forward", "backward"]
+    sent: float
+    received: float
+    overlaps: dict[Work, float] = field(default_factory=dict)
+    rounds: int = 1
+
+
+class Tape:
+    """What one step does; see the module.
+
+    Args:
+        memory: Where rows are counted.
+        itemsize: Bytes of a number.
+        records: Whether there will be a backward.
+    """
+
+    def __init__(self, memory: Memory, itemsize: int = 4, records: bool = True) -> None:
+        self.memory, self.itemsize, self.records = memory, itemsize, records
+        self.work: dict[Work, float] = {}
+        self.exchanges: list[Exchange] = []
+        self.layer = ""
+        self.direction: Literal["forward", "backward"] = "forward"
+        self._number = 0
+        #: Numbers that are learnt alike on all ranks.
+        self.num_parameters = 0.0
+        #: Of these, numbers without a gradient: those of rows that nothing reads.
+        self.num_unused = 0.0
+
+    def do(self, kind: Work, amount: float) -> None:
+        """Note work."""
+        self.work[kind] = self.work.get(kind, 0.0) + amount
+
+    def new(
+        self, count: float, width: float, kind: AllocationKind = "heap", item: str = "activations"
+    ) -> TapeRows:
+        """TapeRows that take memory."""
+        if self.direction == "backward" and item == "activations":
+            item = "gradients"
+        return TapeRows(
+            count, width, _Allocation(self.memory, count * width * self.itemsize, kind, item)
+        )
+
+    def given(self, count: float, width: float, is_constant: bool = True) -> TapeRows:
+        """TapeRows that are counted among what is there all the time."""
+        return TapeRows(count, width, None, is_constant=is_constant)
+
+    def learnt(self, count: float, width: float) -> TapeRows:
+        """Parameters, counted likewise, that get a gradient."""
+        rows = TapeRows(count, width, None)
+        rows.node = self._node([], [], lambda grad: [])
+        return rows
+
+    def record(
+        self,
+        result: TapeRows,
+        inputs: Sequence[TapeRows],
+        saved: Sequence[TapeRows | None],
+        backward: Callable[[TapeRows], Sequence[TapeRows | None]],
+    ) -> TapeRows:
+        """Tie a result to what it was made of.
+
+        Args:
+            saved: What the backward reads; it is held for it.
+        """
+        self.do("start", 1)
+        if self.records and any(rows.node is not None for rows in inputs):
+            blocks = [None if rows is None else rows.block for rows in saved]
+            result.node = self._node([rows.node for rows in inputs], blocks, backward)
+        return result
+
+    def force(
+        self,
+        result: TapeRows,
+        inputs: Sequence[TapeRows],
+        saved: Sequence[TapeRows | None],
+        backward: Callable[[TapeRows], Sequence[TapeRows | None]],
+    ) -> TapeRows:
+        """The same of an operation with parameters, which always needs a backward."""
+        self.do("start", 1)
+        if self.records:
+            blocks = [None if rows is None else rows.block for rows in saved]
+            result.node = self._node([rows.node for rows in inputs], blocks, backward)
+        return result
+
+    def _node(
+        self,
+        inputs: Sequence[Node | None],
+        saved: list[_Allocation | None],
+        backward: Callable[[TapeRows], Sequence[TapeRows | None]],
+    ) -> Node:
+        self._number += 1
+        return Node(self._number, inputs, saved, backward, self.layer)
+
+    def backward(self, loss: TapeRows) -> None:
+        """Run the backward of all that led to ``loss``, the latest operation first."""
+        assert loss.node is not None
+        self.direction = "backward"
+        reached: dict[int, Node] = {}
+        stack = [loss.node]
+        while stack:
+            node = stack.pop()
+            if node.number not in reached:
+                reached[node.number] = node
+                stack.extend(n for n in node.inputs if n is not None)
+        grads: dict[int, TapeRows] = {loss.node.number: self.new(loss.count, loss.width)}
+        loss.block = loss.node = None
+        for number in sorted(reached, reverse=True):
+            node = reached.pop(number)
+            grad = grads.pop(number, None)
+            if grad is None or node.backward is None:
+                continue
+            self.layer = node.layer
+            shares = list(node.backward(grad))
+            del grad
+            node.saved, node.backward = [], None
+            while shares:
+                share = shares.pop()
+                into = node.inputs[len(shares)]
+                if share is None or into is None:
+                    continue
+                before = grads.get(into.number)
+                if before is not None:
+                    self.do("elements", 3 * self._size(share))
+                    grads[into.number] = self.new(share.count, share.width)
+                else:
+                    grads[into.number] = share
+                del share, before
+        self.direction, self.layer = "forward", ""
+
+    # ------------------------------------------------------------------ operations
+
+    def _size(self, rows: TapeRows) -> float:
+        return rows.count * rows.width * self.itemsize
+
+    def affine(
+        self,
+        rows: Sequence[TapeRows],
+        width: float,
+        plus: TapeRows | None = None,
+        kind: AllocationKind = "pool",
+        *,
+        bias: bool = True,
+        is_again: bool = False,
+    ) -> TapeRows:
+        """TapeRows times matrices, summed, plus ``plus``.
+
+        Args:
+            is_again: Whether the matrices were used before.
+        """
+        count = rows[0].count
+        if not is_again:
+            self.num_parameters += sum(x.width for x in rows) * width + bias * width
+        result = self.new(count, width, kind)
+        numbers = [2.0 * x.count * x.width * width for x in rows]
+        self.do("product", sum(numbers))
+        self.do("elements", (1 + (plus is not None)) * self._size(result))
+        wanted = [x.node is not None for x in rows]
+        shapes = [(x.count, x.width) for x in rows]
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            grads: list[TapeRows | None] = []
+            for (n, w), number, want in zip(shapes, numbers, wanted, strict=True):
+                self.do("weights", number)
+                if want:
+                    self.do("product", number)
+                grads.append(self.new(n, w, kind) if want else None)
+            return [*grads, grad] if plus is not None else grads
+
+        inputs = [*rows, *([plus] if plus is not None else [])]
+        return self.force(result, inputs, rows, backward)
+
+    def elementwise(
+        self,
+        rows: TapeRows,
+        saves: Literal["input", "result", "other", "nothing"],
+        passes: int = 3,
+    ) -> TapeRows:
+        """A function of each number; ``saves`` says what its gradient is found from."""
+        result = self.new(rows.count, rows.width)
+        self.do("elements", passes * self._size(result))
+        saved = {"input": rows, "result": result, "other": None, "nothing": None}[saves]
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            self.do("elements", passes * self._size(grad))
+            return [grad if saves == "nothing" else self.new(grad.count, grad.width)]
+
+        return self.record(result, [rows], [saved], backward)
+
+    def dropout(self, rows: TapeRows, p: float) -> TapeRows:
+        """As torch has it on a CPU: random factors of the size of the rows are kept."""
+        if not p or not self.records:
+            return rows
+        factors = self.new(rows.count, rows.width)
+        result = self.new(rows.count, rows.width)
+        self.do("elements", 10 * self._size(result))  # random numbers cost more than a pass
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            self.do("elements", 3 * self._size(grad))
+            return [self.new(grad.count, grad.width)]
+
+        return self.record(result, [rows], [factors], backward)
+
+    def add(self, first: TapeRows, second: TapeRows) -> TapeRows:
+        """A sum of two."""
+        result = self.new(first.count, first.width)
+        self.do("elements", 3 * self._size(result))
+        return self.record(result, [first, second], [], lambda grad: [grad, grad])
+
+    def bias(self, rows: TapeRows) -> TapeRows:
+        """TapeRows plus a vector."""
+        self.num_parameters += rows.width
+        result = self.new(rows.count, rows.width)
+        self.do("elements", 2 * self._size(result))
+        return self.force(result, [rows], [], lambda grad: [grad])
+
+    def cross_entropy(self, scores: TapeRows, count: float) -> TapeRows:
+        """Mean loss over ``count`` of the rows."""
+        chosen = self.new(count, scores.width)
+        logs = self.new(count, scores.width)
+        self.do("elements", 6 * self._size(logs))
+        del chosen
+        result = self.new(1, 1)
+        shape = scores.count, scores.width
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            of_logs = self.new(count, shape[1])
+            of_chosen = self.new(count, shape[1])
+            self.do("elements", 6 * self._size(of_chosen))
+            del of_logs
+            zeros = self.new(*shape)
+            whole = self.new(*shape)
+            self.do("elements", 4 * self._size(whole))
+            del of_chosen, zeros
+            return [whole]
+
+        return self.record(result, [scores], [logs], backward)

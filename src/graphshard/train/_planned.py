@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is expected to need, told at its start and held against what it took at its end.
+
+Nothing is measured for it: the sizes are those of the parts that were read. Seconds are told where
+the environment variable GRAPHSHARD_RATES names a file that ``graphshard plan --save-rates`` wrote;
+without one only memory and bytes are, which need no rates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..comm import rank, world_size
+from ..comm.collectives import reduce_floats
+from ..plan import (
+    EpochPlan,
+    GraphSize,
+    Machines,
+    PartSize,
+    Rates,
+    plan_full_batch,
+    plan_sampled,
+    read_rates,
+)
+from ._config import ResolvedConfig
+from ._learner import Learner
+from ._plan_inputs import exchanges_of, network_of, sampling_of
+from ._result import TrainResult
+from ._training_shard import TrainingShard
+
+RATES_VARIABLE = "GRAPHSHARD_RATES"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run will need.
+
+    Args:
+        memory: Bytes of the largest rank.
+        sent: Bytes that all ranks send in an epoch.
+        seconds: Of an epoch; None without rates.
+        resident: Bytes of this process when the run began.
+    """
+
+    memory: float
+    sent: float
+    seconds: float | None
+    resident: float
+
+    def at_start(self) -> str:
+        """A line before the first epoch."""
+        text = f"planned: {_mebibytes(self.memory)} MiB a worker"
+        if world_size() > 1:
+            text += f", {self.sent / 1e6:,.1f} MB sent per epoch"
+        return text + ("" if self.seconds is None else f", {self.seconds:.3g} s per epoch")
+
+    def at_end(self, result: TrainResult) -> str:
+        """A line that compares."""
+        took = max(result.peak_memory) + self.resident
+        parts = [_compared("memory", self.memory, took, f"{_mebibytes(took)} MiB")]
+        if self.sent:
+            sent = sum(result.bytes_per_epoch)
+            parts.append(_compared("bytes", self.sent, sent, f"{sent / 1e6:,.1f} MB"))
+        if self.seconds is not None:
+            seconds = result.seconds_per_epoch
+            parts.append(_compared("time", self.seconds, seconds, f"{seconds:.3g} s"))
+        return f"against the plan: {', '.join(parts)}"
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.0f}"
+
+
+def _compared(name: str, planned: float, took: float, shown: str) -> str:
+    if not took:
+        return f"{name} {shown}"
+    return f"{name} {shown} ({100 * (took / planned - 1):+.0f} %)"
+
+
+def planned_run(
+    learner: Learner, shard: TrainingShard, config: ResolvedConfig, resident: float
+) -> PlannedRun | None:
+    """The plan of a run that has been set up; collective.
+
+    Args:
+        resident: Bytes of this process when the run began.
+
+    Returns:
+        What the largest and the slowest of all ranks need.
+        None where there is no plan: of an own model, tasks on edges, features that are not rows
+        of numbers, and on a GPU.
+    """
+    is_known = (
+        ":" not in config.model
+        and shard.edges is None
+        and not shard.sparse_counts
+        and not any(shard.category_counts.values())
+        and learner.device.type == "cpu"
+    )
+    if not is_known:
+        return None
+    path = os.environ.get(RATES_VARIABLE)
+    rates = Rates() if path is None else read_rates(path)
+    # A program that did something else before has more.
+    rates = replace(rates, interpreter=max(rates.interpreter, resident))
+    epoch = _epoch(learner, shard, config, rates)
+    # Of each rank: memory, bytes and seconds, which differ.
+    figures = [0.0] * (3 * world_size())
+    figures[3 * rank() : 3 * rank() + 3] = (
+        epoch.memory.expected,
+        epoch.sent.expected,
+        epoch.seconds.expected,
+    )
+    if world_size() > 1:
+        figures = reduce_floats(figures)
+    return PlannedRun(
+        memory=max(figures[::3]),
+        sent=sum(figures[1::3]) if world_size() > 1 else 0.0,
+        seconds=None if path is None else max(figures[2::3]),
+        resident=resident,
+    )
+
+
+def _epoch(
+    learner: Learner, shard: TrainingShard, config: ResolvedConfig, rates: Rates
+) -> EpochPlan:
+    """An epoch of this rank, of which all others have as much."""
+    data, num_ranks = shard.data, world_size()
+    halo: Mapping[str, float] = {}
+    if num_ranks > 1:
+        halo = {t: float(learner.graph.halo_rows(t)) for t in learner.graph.srctypes}
+    edges = {etype: float(of_type.num_edges) for etype, of_type in data.edges.items()}
+    cut = {
+        etype: float((of_type.src_part != data.rank).sum()) for etype, of_type in data.edges.items()
+    }
+    part = PartSize(
+        nodes={t: float(data.num_owned(t)) for t in data.node_type_names},
+        edges=edges,
+        halo=halo,
+        sent=halo,  # over all ranks it is as much
+        cut=cut,
+        train=float(shard.rows["train"].numel()),
+    )
+    graph = GraphSize(
+        name=data.graph_name,
+        nodes={t: float(n) for t, n in shard.num_all.items()},
+        edges={
+            etype: float(data.partition_book.num_edges(etype)) for etype in data.canonical_etypes
+        },
+        features=shard.feature_widths,
+        num_classes=shard.task.width,
+        target=shard.target,
+        train=float(shard.num_nodes["train"]),
+        itemsize=max((rows.element_size() for rows in shard.features.values()), default=4),
+        num_relations=shard.num_relations,
+        parts=(part,) * num_ranks,
+    )
+    network = network_of(config, graph, "node")
+    machines = Machines(rates=rates)
+    sampling = sampling_of(config, config)
+    if sampling is not None:
+        return plan_sampled(graph, network, num_ranks, machines, sampling)
+    mode = "sequential" if learner.graph.mode == "sequential" else "oneshot"
+    how = replace(exchanges_of(config), mode=mode, num_ranks=num_ranks)
+    return plan_full_batch(graph, network, machines, how)

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs on paper beside real ones, and beside what is found by hand.
+
+Bytes are those that a trace of a real epoch counts (2 and 3 gloo ranks), parameters those of the
+real model. Memory is compared with the high-water mark of a process, with ``--all``. Nothing is
+compared with a clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphshard as gs
+from graphshard.data import random_graph
+from graphshard.partition import partition_graph
+from graphshard.plan import (
+    EpochPlan,
+    Exchanges,
+    GraphSize,
+    Machines,
+    Memory,
+    Network,
+    PartSize,
+    Rates,
+    Sampling,
+    Tape,
+    estimated_parts,
+    full_batch_step,
+    make_plan,
+    parse_bytes,
+    parse_link,
+    plan_full_batch,
+    plan_sampled,
+    read_rates,
+    sampled_parts,
+)
+from graphshard.testing import run_ranks
+from graphshard.train import FullBatchConfig
+from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
+
+EDGE = ("_N", "_E", "_N")
+COMMON: dict[str, Any] = {"hidden": 8, "layers": 2, "epochs": 2, "dropout": 0.3}
+SEQUENTIAL = {"aggregation": "sequential"}
+
+
+def write_plain(folder: Path, num_parts: int) -> str:
+    graph = random_graph(300, 1200, seed=0, feat_dim=12, num_classes=5)
+    partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
+def write_typed(folder: Path, num_parts: int) -> str:
+    sizes = {"author": 60, "paper": 120}
+    torch.manual_seed(0)
+
+    def edges(source: str, target: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(sizes[source], (count,)), torch.randint(sizes[target], (count,))
+
+    graph = gs.heterograph(
+        {
+            ("author", "writes", "paper"): edges("author", "paper", 200),
+            ("paper", "cites", "paper"): edges("paper", "paper", 300),
+            ("paper", "rev_writes", "author"): edges("paper", "author", 150),
+        },
+        sizes,
+    )
+    graph.nodes["paper"].data["feat"] = torch.randn(120, 12)
+    graph.nodes["author"].data["feat"] = torch.randn(60, 6)
+    graph.nodes["paper"].data["label"] = torch.randint(5, (120,))
+    for number, split in enumerate(("train", "val", "test")):
+        graph.nodes["paper"].data[f"{split}_mask"] = torch.arange(120) % 3 == number
+    partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
+def epochs_of(
+    rank: int, world_size: int, data: str, cases: list[dict[str, Any]]
+) -> list[tuple[list[int], int, str]]:
+    """Bytes of each rank's last epoch, parameters, and how rows came."""
+    found = []
+    for case in cases:
+        result = gs.train.train_full_batch(FullBatchConfig(data=data, **COMMON | case))
+        found.append((result.bytes_per_epoch, result.num_parameters, result.aggregation))
+    return found
+
+
+def planned(data: str, case: dict[str, Any], mode: str, num_ranks: int) -> tuple[EpochPlan, float]:
+    """The plan of a case, and the parameters of its network."""
+    config = FullBatchConfig(data=data, **COMMON | case)
+    graph, kind = size_of_partition(Path(data), config)
+    network = network_of(config.resolved(facts_of(graph)), graph, kind)
+    how = dataclasses.replace(exchanges_of(config), mode=mode, num_ranks=num_ranks)
+    step = full_batch_step(graph, network, graph.parts[0], how, Rates())
+    epoch = plan_full_batch(graph, network, Machines(rates=Rates()), how)
+    return epoch, step.tape.num_parameters
+
+
+PLAIN_CASES: list[dict[str, Any]] = [
+    {"model": "sage"},
+    {"model": "sage", "dropout": 0.0, "encoder": False, "norm": False},
+    {"model": "gcn", "halo_dtype": "bfloat16", "residual": True},
+    {"model": "gat", "heads": 2, **SEQUENTIAL},
+]
+MORE_PLAIN: list[dict[str, Any]] = [
+    {"model": "sage", **SEQUENTIAL},
+    {"model": "sage", "aggregator": "pool"},
+    {"model": "sage", "aggregator": "gcn"},
+    {"model": "sage", "dtype": "float64"},
+    {"model": "sage", "self_loops": True, "both_directions": False},
+    {"model": "gat", "heads": 2},
+    {"model": "gat", "heads": 2, "rematerialize": False, **SEQUENTIAL},
+    {"model": "gatv2", "heads": 2},
+    {"model": "gatv2", "heads": 2, **SEQUENTIAL},
+]
+TYPED_CASES: list[dict[str, Any]] = [
+    {"model": "sage"},
+    {"model": "rgcn", "num_bases": 2},
+    {"model": "hgt", "heads": 2},
+]
+MORE_TYPED: list[dict[str, Any]] = [
+    *({"model": model, **SEQUENTIAL} for model in ("rgcn", "sage", "gcn")),
+    {"model": "gcn"},
+    {"model": "gat", "heads": 2},
+    {"model": "gat", "heads": 2, **SEQUENTIAL},
+    {"model": "gatv2", "heads": 2},
+    {"model": "hgt", "heads": 2, **SEQUENTIAL},
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "num_ranks", "cases"),
+    [
+        pytest.param(write_plain, 3, PLAIN_CASES, id="plain-3"),
+        pytest.param(write_typed, 2, TYPED_CASES, id="typed-2"),
+        pytest.param(
+            write_plain, 2, PLAIN_CASES + MORE_PLAIN, id="plain-2", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            write_typed, 3, TYPED_CASES + MORE_TYPED, id="typed-3", marks=pytest.mark.exhaustive
+        ),
+    ],
+)
+def test_bytes_and_parameters_are_those_of_a_traced_epoch(
+    tmp_path: Path, write: Any, num_ranks: int, cases: list[dict[str, Any]]
+) -> None:
+    data = write(tmp_path, num_ranks)
+    results = run_ranks(epochs_of, num_ranks, data, cases)[0]
+    for case, (sent, num_parameters, mode) in zip(cases, results, strict=True):
+        epoch, parameters = planned(data, case, mode, num_ranks)
+        assert parameters == num_parameters, case
+        # Beside rows and gradients there are flags, which no plan counts: a hundred bytes or so.
+        assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
+        assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
+        assert sum(epoch.by_layer.values()) <= epoch.sent.expected
+
+
+def test_a_layer_by_hand() -> None:
+    """1000 rows, one SAGE layer from 8 to 4 columns that narrows first, all rows with a loss."""
+    network = Network(model="sage", features={"_N": 8}, out=4, hidden=16, layers=1)
+    part = PartSize(
+        nodes={"_N": 1000}, edges={EDGE: 5000}, halo={"_N": 300}, sent={"_N": 200}, train=1000
+    )
+    graph = GraphSize(
+        name="g", nodes={"_N": 2000}, edges={EDGE: 10000}, features={"_N": 8}, num_classes=4,
+        target="_N", train=2000, parts=(part, part),
+    )  # fmt: skip
+    how = Exchanges(mode="oneshot", num_ranks=2)
+    step = full_batch_step(graph, network, part, how, Rates())
+    # The product of 8 columns and W travels, 4 columns; its gradient comes back.
+    forward, backward = step.tape.exchanges
+    assert (forward.sent, forward.received) == (200 * 4 * 4, 300 * 4 * 4)
+    assert (backward.sent, backward.received) == (300 * 4 * 4, 200 * 4 * 4)
+    assert forward.overlaps == {"edges": 5000 * 16.0}
+    # Two products, and for two matrices a gradient: 2 * 1000 * 8 * 4 operations each.
+    assert step.tape.work["product"] == step.tape.work["weights"] == 2 * 64_000
+    assert step.tape.work["edges"] == 2 * 5000 * 16
+    assert step.tape.num_parameters == 8 * 4 * 2 + 4
+
+
+def test_time_by_hand() -> None:
+    """An exchange is hidden as far as there is something to do meanwhile."""
+    rates = Rates(product=1e6, weights=1e6, edges=1e3, elements=1e30, start=1e-30, latency=1e-30,
+                  exchange=1e12)  # fmt: skip
+    network = Network(model="sage", features={"_N": 8}, out=4, hidden=16, layers=1)
+    part = PartSize(
+        nodes={"_N": 1000}, edges={EDGE: 5000}, cut={EDGE: 4900}, halo={"_N": 300},
+        sent={"_N": 300}, train=1000,
+    )  # fmt: skip
+    graph = GraphSize(
+        name="g", nodes={"_N": 2000}, edges={EDGE: 10000}, features={"_N": 8}, num_classes=4,
+        target="_N", train=2000, parts=(part, part),
+    )  # fmt: skip
+    how = Exchanges(mode="oneshot", num_ranks=2)
+    link = 1000.0
+    epoch = plan_full_batch(graph, network, Machines(rates=rates, link=link), how)
+    assert epoch.compute == pytest.approx(0.256 + 160.0, rel=1e-3)
+    hidden = 100 * 16 / 1e3  # of own edges, while rows travel
+    one_way = 2 * 300 * 16 / link  # gloo: one direction after the other
+    gradients = 2 * 68 * 4 / link
+    assert epoch.exchange == pytest.approx(2 * (one_way - hidden) + gradients, rel=1e-3)
+    assert epoch.seconds.expected == pytest.approx(epoch.compute + epoch.exchange)
+    here = plan_full_batch(graph, network, Machines(rates=rates), how)
+    assert here.exchange == 0 or here.exchange < 1e-6
+    assert here.bound_by == "sums over edges"
+
+
+def test_rows_live_as_long_as_something_reads_them() -> None:
+    memory = Memory({})
+    tape = Tape(memory)
+    x = tape.given(10, 4)
+    h = tape.affine([x], 8)
+    assert memory.peak == pytest.approx(1.6 * 10 * 8 * 4)  # see HEAP_HOLES
+    h = tape.elementwise(h, "result")  # the first result goes
+    y = tape.affine([h], 2)
+    del h  # the tape holds it
+    loss = tape.cross_entropy(y, 10)
+    del y
+    tape.backward(loss)
+    assert sum(memory._in_use.values()) == 0
+
+
+def test_halo_of_random_parts_by_hand() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 1000.0}, edges={EDGE: 4000.0}, features={}, num_classes=2,
+        target="_N", train=100.0,
+    )  # fmt: skip
+    (part,) = estimated_parts(graph, 4, share=1.0, uneven=1.0)
+    assert part.halo["_N"] == pytest.approx(750 * (1 - math.exp(-1)))
+    assert part.nodes["_N"] == 250
+    (alone,) = estimated_parts(graph, 1, share=1.0)
+    assert not alone.halo
+    counted = dataclasses.replace(graph, parts=(part,) * 4).with_counted_share()
+    assert counted.share[1] == pytest.approx(1.0)
+
+
+def test_blocks_of_a_sampled_step() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 1e9}, edges={EDGE: 1e11}, features={"_N": 8}, num_classes=2,
+        target="_N", train=1e6,
+    )  # fmt: skip
+    (first, last), drawn = sampled_parts(graph, (5, 10), 100)
+    assert last.edges[EDGE] == 1000
+    assert last.sources is not None
+    assert last.sources["_N"] == pytest.approx(1100, rel=1e-3)  # of a billion, hardly one twice
+    assert first.nodes == last.sources
+    assert drawn == pytest.approx(1000 + 5 * 1100, rel=1e-3)
+    network = Network(model="sage", features={"_N": 8}, out=2, hidden=16, layers=2)
+    sampling = Sampling(fanouts=(5, 10), batch_size=100)
+    epoch = plan_sampled(graph, network, 4, Machines(rates=Rates()), sampling)
+    assert epoch.steps == 2500
+    assert epoch.mode == "sampled"
+
+
+def test_the_first_mode_that_fits_is_taken() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 1e6}, edges={EDGE: 2e7}, features={"_N": 128}, num_classes=40,
+        target="_N", train=1e4, share=(1.0, 1.0, 1.0),
+    )  # fmt: skip
+    network = Network(model="gat", features={"_N": 128}, out=40, hidden=32, heads=4, layers=3)
+
+    def rows(memory: str) -> list[EpochPlan]:
+        machines = Machines(rates=Rates(), memory=parse_bytes(memory), link=1e9)
+        return list(make_plan(graph, network, [8], machines).rows)
+
+    assert [row.mode for row in rows("64GiB")] == ["full batch"]
+    (sequential,) = rows("2.6GiB")
+    assert sequential.mode == "full batch, rematerialized"
+    assert sequential.fits
+    (nothing,) = rows("0.5GiB")
+    assert not nothing.fits
+    assert nothing.bound_by.startswith("memory: ")
+
+
+def test_more_ranks_need_less_each() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 1e7}, edges={EDGE: 2e8}, features={"_N": 128}, num_classes=40,
+        target="_N", train=1e6,
+    )  # fmt: skip
+    for model in ("gcn", "sage", "gat", "gatv2", "rgcn"):
+        network = Network(
+            model=model, features={"_N": 128}, out=40, hidden=32, heads=4, layers=3,
+            num_relations=5, dropout=0.5,
+        )  # fmt: skip
+        plan = make_plan(graph, network, [1, 2, 8, 32], Machines(rates=Rates(), link=1e9))
+        peaks = [row.memory.expected for row in plan.rows]
+        assert peaks == sorted(peaks, reverse=True), model
+        assert plan.fewest == 1
+        for row in plan.rows:
+            assert row.memory.low < row.memory.expected < row.memory.high
+            # Items at the peak are what makes it up.
+            assert sum(row.items.values()) == pytest.approx(row.memory.expected, rel=0.02)
+
+
+def test_rates_are_kept_in_a_file(tmp_path: Path) -> None:
+    rates = Rates(product=1.0e9, spread={"product": 0.2}, source="here")
+    rates.save(tmp_path / "rates.json")
+    assert read_rates(tmp_path / "rates.json") == rates
+    (tmp_path / "rates.json").write_text('{"product": -1}')
+    with pytest.raises(ValueError, match=r"product must be a number above 0 \(got -1\)"):
+        read_rates(tmp_path / "rates.json")
+    (tmp_path / "rates.json").write_text('{"speed": 1}')
+    with pytest.raises(ValueError, match="must hold rates"):
+        read_rates(tmp_path / "rates.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10Gbit/s", 1.25e9), ("400Mbit", 5e7), ("1.2GB/s", 1.2e9), ("1Gbps", 1.25e8)],
+)
+def test_links(text: str, expected: float) -> None:
+    assert parse_link(text) == pytest.approx(expected)
+
+
+def test_wrong_numbers_say_what_is_right() -> None:
+    with pytest.raises(ValueError, match=r"link must be a rate such as 10Gbit/s"):
+        parse_link("fast")
+    with pytest.raises(ValueError, match=r"such as 64GiB \(got '-3GiB'\)"):
+        parse_bytes("-3GiB")
+    assert parse_bytes("64GiB") == 64 * 2**30
+    assert parse_bytes("1e9") == 1e9
+    graph = GraphSize(
+        name="g", nodes={"_N": 3.0}, edges={EDGE: 2.0}, features={}, num_classes=2, target="_N",
+        train=1.0,
+    )  # fmt: skip
+    network = Network(model="gcn", features={}, out=2, hidden=4, layers=2)
+    with pytest.raises(ValueError, match=r"at most the 3 nodes \(got 4\)"):
+        make_plan(graph, network, [4], Machines(rates=Rates()))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from graphshard.train.commands import run
+
+    Rates(source="a test").save(tmp_path / "rates.json")
+    common = ["plan", "--rates", str(tmp_path / "rates.json"), "--model", "sage"]
+    numbers = [*common, "--nodes", "111e6", "--edges", "3.2e9", "--ranks", "8,128"]
+    out = tmp_path / "plan.json"
+    assert run([*numbers, "--memory", "64GiB", "--link", "10Gbit/s", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "fewest ranks that fit: 8" in shown
+    assert "seconds per epoch" in shown
+    content = json.loads(out.read_text())
+    assert [row["ranks"] for row in content["rows"]] == [8, 128]
+    data = write_typed(tmp_path / "parts", 2)
+    assert run([*common[:3], "--model", "rgcn", "--data", data]) == 0
+    assert "rgcn" in capsys.readouterr().out
+    wrong = [
+        (common, "say of what to make a plan"),
+        ([*common, "--nodes", "5"], "plain numbers are both"),
+        ([*numbers, "--link", "fast"], "link must be a rate"),
+        ([*common, "--nodes", "-1", "--edges", "1"], "nodes must be a number, at least 1"),
+        ([*common, "--nodes", "9", "--edges", "9", "--ranks", "0"], "ranks must be whole numbers"),
+    ]
+    for arguments, text in wrong:
+        assert run(arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert text in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"model": "sage", "layers": 3, "hidden": 128, "dropout": 0.0},
+        {"model": "gat", "layers": 2, "hidden": 16, "heads": 8},
+        {"model": "gcn", "layers": 2, "hidden": 64},
+    ],
+)
+def test_memory_is_that_of_a_process(tmp_path: Path, case: dict[str, Any]) -> None:
+    """Within 15 % of the peak of a process, one rank, 60,000 nodes: see HEAP_HOLES."""
+    graph = random_graph(60_000, 480_000, seed=0, feat_dim=128, num_classes=40)
+    partition_graph(graph, "g", 1, str(tmp_path), part_method="random", reorder=False, quiet=True)
+    data = str(tmp_path / "g.json")
+    code = (
+        "import sys, json, torch; torch.set_num_threads(1)\n"
+        "from graphshard.train import FullBatchConfig, train_full_batch\n"
+        "from graphshard._base.memory import peak_memory\n"
+        "for data in sys.argv[2:]:\n"
+        "    config = FullBatchConfig(data=data, epochs=3, **json.loads(sys.argv[1]))\n"
+        "    train_full_batch(config)\n"
+        "    print(peak_memory())\n"
+    )
+    tiny = write_plain(tmp_path / "tiny", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(case), tiny, data],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    interpreter, peak = map(int, done.stdout.split())
+    config = FullBatchConfig(data=data, **case)
+    size, kind = size_of_partition(Path(data), config)
+    network = network_of(config.resolved(facts_of(size)), size, kind)
+    rates = Rates(interpreter=interpreter)
+    step = full_batch_step(size, network, size.parts[0], Exchanges(mode="oneshot"), rates)
+    assert step.memory.peak == pytest.approx(peak, rel=0.15)
