@@ -609,7 +609,7 @@ def plan_partitioning(graph: GraphSize, method: str, num_parts: int) -> Partitio
     cpu = graph.num_edges / 1e8 * _CPU_SECONDS.get(method, 45.0)
     columns = sum(n * graph.features.get(t, 0) for t, n in graph.nodes.items()) * graph.itemsize
     cpu += 2 * columns / _COPY_BYTES_PER_SECOND
-    memory = 2.0**30 + 20 * graph.num_nodes
+    memory = min(2.0**30, 200 * graph.num_edges) + 20 * graph.num_nodes
     if in_memory:
         memory = max(memory, 119 * graph.num_edges)
     parts, _ = parts_of(graph, num_parts, method)

@@ -71,8 +71,13 @@ def read_rates(path: str | os.PathLike[str]) -> Rates:
     """Read what `Rates.save` wrote.
 
     Raises:
+        FileNotFoundError: There is none.
         ValueError: Not such a file; says which entry is wrong.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"there is no file of rates {path}; write one with graphshard plan --save-rates"
+        )
     content = read_json_regular(Path(path))
     known = {item.name for item in fields(Rates)}
     if not isinstance(content, dict) or not content.keys() <= known:

@@ -162,6 +162,7 @@ def _epoch(
     sampling = sampling_of(config, config)
     if sampling is not None:
         return plan_sampled(graph, network, num_ranks, machines, sampling)
-    mode = "sequential" if learner.graph.mode == "sequential" else "oneshot"
-    how = replace(exchanges_of(config), mode=mode, num_ranks=num_ranks)
+    how = replace(exchanges_of(config), num_ranks=num_ranks)
+    if learner.graph.mode == "sequential":
+        how = replace(how, mode="sequential")
     return plan_full_batch(graph, network, machines, how)

@@ -236,10 +236,11 @@ _SHORT_MODES = {
 
 def _lines(made: RunPlan) -> list[str]:
     cut = made.partitioning
+    unit, name = (60.0, "min") if cut.seconds.expected > 100 else (1.0, "s")
     lines = [
-        f"partitioning ({cut.method}) on one machine: {_spread(cut.seconds, 60.0)} min on 2 cores, "
-        f"{_spread(cut.cpu_seconds, 60.0)} CPU min, {_spread(cut.memory, 2.0**30)} GiB of memory, "
-        f"{_spread(cut.disk, 1e9)} GB of disk"
+        f"partitioning ({cut.method}) on one machine: {_spread(cut.seconds, unit)} {name} on 2 "
+        f"cores, {_spread(cut.cpu_seconds, unit)} CPU {name}, {_spread(cut.memory, 2.0**30)} GiB "
+        f"of memory, {_spread(cut.disk, 1e9)} GB of disk"
     ]
     if made.fewest is not None:
         lines.append(f"fewest ranks that fit: {made.fewest}")
