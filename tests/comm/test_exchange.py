@@ -435,10 +435,13 @@ def check_long_slices(rank, world_size):
         sends = [sign * of(rank, target) for target in range(world_size)]
         recvs = [sign * of(source, rank) for source in range(world_size)]
         splits = [list(map(len, parts)) for parts in (sends, recvs)]
-        started.append((start_all_to_all(state, torch.cat(sends), *splits), torch.cat(recvs)))
-    for pending, expected in started:
+        payload = torch.cat(sends)
+        started.append((payload, start_all_to_all(state, payload, *splits), torch.cat(recvs)))
+    for payload, pending, expected in started:
+        version = payload._version
         (out,) = pending.wait()
         assert torch.equal(out, expected)
+        assert payload._version == version  # autograd may have saved it
 
 
 @pytest.mark.parametrize("world_size", [2, 5])

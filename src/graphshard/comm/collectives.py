@@ -370,7 +370,7 @@ def start_all_to_all(
     short_sent, short_received = outgoing, incoming
     if long_sends or long_receives:
         receives[state.rank].copy_(sends[state.rank])
-        sends[state.rank] = receives[state.rank] = outgoing[:0]
+        sends[state.rank], receives[state.rank] = outgoing[:0], incoming[:0]
         short_sent = torch.cat(sends)
         short_received = incoming.new_empty(sum(x.numel() for x in receives))
     messages: list[dist.Work] = []

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges and full-batch epochs between hosts, against the limit of their links.
+
+    python benchmarks/wire.py --question exchange --rate 200 --ranks 2 3 4 8
+    python benchmarks/wire.py --question epoch --rate 200 1000 --ranks 2 --model sage
+    python benchmarks/wire.py --write                   # both, and a file of results
+
+Each rank is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
+goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
+removed at the end, whatever happens. The limit is the larger of what a rank sends and receives over
+the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
+torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
+one that receives. Both sides of an epoch's limit are measured: bytes by the counters of the
+interface, and compute as the epoch on links that are not shaped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from _common import ROOT, community_graph, markdown_table, write_result
+from full_batch import forward, make_layers, our_parts
+
+HERE = str(Path(__file__).resolve())
+ROWS, COLUMNS = 52_500, 128
+NETWORK = "10.79.0"
+PORT, RAW_PORT = 29600, 29700
+SECONDS = 280
+INTERFACE = "host"
+ALONE = "unshare --mount --pid --fork --kill-child bash -c"
+IN_BASH = 'mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm; exec "$@"'
+
+
+def run(*words: str) -> None:
+    """A command, whose failure is an error."""
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def hosts(num_ranks: int, rate: int) -> Iterator[list[str]]:
+    """Namespaces on a bridge, their links shaped at a rate in Mbit/s, or not if that is 0."""
+    prefix = f"gw{os.getpid()}"
+    bridge, names = f"{prefix}-b", [f"{prefix}-{rank}" for rank in range(num_ranks)]
+    shape = f"root tbf rate {rate}mbit burst 256kb latency 100ms".split()
+    try:
+        run("ip", "netns", "add", bridge)
+        run("ip", "-n", bridge, "link", "add", "name", "bridge0", "type", "bridge")
+        run("ip", "-n", bridge, "link", "set", "bridge0", "up")
+        for rank, name in enumerate(names):
+            run("ip", "netns", "add", name)
+            other = f"port{rank}"
+            run(
+                *("ip", "-n", name, "link", "add", INTERFACE, "type", "veth"),
+                *("peer", "name", other, "netns", bridge),
+            )
+            run("ip", "-n", bridge, "link", "set", other, "master", "bridge0")
+            run("ip", "-n", bridge, "link", "set", other, "up")
+            run("ip", "-n", name, "addr", "add", f"{NETWORK}.{rank + 1}/24", "dev", INTERFACE)
+            run("ip", "-n", name, "link", "set", INTERFACE, "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            for namespace, device in ((name, INTERFACE), (bridge, other)):
+                if rate:
+                    run("tc", "-n", namespace, "qdisc", "add", "dev", device, *shape)
+        yield names
+    finally:
+        for name in [*names, bridge]:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def on_hosts(num_ranks: int, rate: int, work: list[str]) -> Any:
+    """Run this program on each host; what rank 0 says."""
+    with hosts(num_ranks, rate) as names:
+        processes = []
+        for rank, name in enumerate(names):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": f"{NETWORK}.1",
+                "MASTER_PORT": str(PORT),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+            }
+            command = [sys.executable, HERE, *work]
+            processes.append(
+                subprocess.Popen(
+                    [*f"ip netns exec {name} {ALONE}".split(), IN_BASH, "-", *command],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL if rank else None,
+                    text=True,
+                )
+            )
+        try:
+            said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    return json.loads(said[0])
+
+
+# -- on each host ----------------------------------------------------------------------------------
+
+
+def raw_tcp(rank: int, num_ranks: int, size: int) -> Callable[[], None]:
+    """What sends and receives ``size`` bytes over a connection to each other rank."""
+    listener = socket.create_server((f"{NETWORK}.{rank + 1}", RAW_PORT), backlog=num_ranks)
+    dist.barrier()
+    links = [socket.create_connection((f"{NETWORK}.{r + 1}", RAW_PORT)) for r in range(rank)]
+    links += [listener.accept()[0] for _ in range(rank + 1, num_ranks)]
+    payload = bytes(size)
+
+    def receive(link: socket.socket) -> None:
+        left = size
+        while left:
+            left -= len(link.recv(1 << 20))
+
+    def exchange() -> None:
+        threads = [threading.Thread(target=receive, args=(link,)) for link in links]
+        threads += [threading.Thread(target=link.sendall, args=(payload,)) for link in links]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return exchange
+
+
+def exchange_work(rounds: int) -> None:
+    """Seconds of each way to exchange, by round; rank 0 prints them."""
+    import graphshard as gs
+    from graphshard.comm import ragged_all_to_all
+
+    torch.set_num_threads(1)
+    gs.initialize_comms(timeout=SECONDS)
+    rank, num_ranks = gs.rank(), gs.world_size()
+    rows = ROWS // (num_ranks - 1)
+    splits = [0 if other == rank else rows for other in range(num_ranks)]
+    x = torch.randn(rows * (num_ranks - 1), COLUMNS)
+    out = torch.empty_like(x)
+    ways: dict[str, Callable[[], object]] = {
+        "graphshard": lambda: ragged_all_to_all(x, splits, splits),
+        "all_to_all_single": lambda: dist.all_to_all_single(out, x, splits, splits),
+        "raw TCP": raw_tcp(rank, num_ranks, rows * COLUMNS * 4),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            gs.comm.barrier()
+            time.sleep(0.3)
+            gs.comm.barrier()
+            start = time.perf_counter()
+            way()
+            gs.comm.barrier()
+            if number:  # the first opens windows
+                seconds[name].append(time.perf_counter() - start)
+    if rank == 0:
+        print(json.dumps({"bytes": x.nbytes, "seconds": seconds}), flush=True)
+    gs.shutdown_comms()
+
+
+def traffic() -> torch.Tensor:
+    """Bytes that the interface has sent and received."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.strip().partition(":")
+        if name == INTERFACE:
+            fields = [int(number) for number in numbers.split()]
+            return torch.tensor([fields[8], fields[0]])
+    raise RuntimeError(f"there is no interface {INTERFACE}")
+
+
+def epoch_work(parts: str, model: str, epochs: int) -> None:
+    """Seconds of epochs, and bytes of one; rank 0 prints them."""
+    import graphshard as gs
+
+    torch.set_num_threads(1)
+    gs.initialize_comms(timeout=SECONDS)
+    data = gs.load_dgl_partition_data(parts, gs.rank())
+    graph = gs.construct_full_graph(data)
+    x, y = data.node_features["_N/x"].clone(), data.node_features["_N/y"]
+    train = data.node_features["_N/train"].nonzero().view(-1)
+    classes = int(gs.comm.all_reduce(y.max().view(1), "max")) + 1
+    torch.manual_seed(0)
+    layers = make_layers(model, x.shape[1], classes)
+    gs.sync_params(layers)
+    optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
+    seconds, moved = [], torch.zeros(2)
+    for number in range(epochs + 1):
+        gs.comm.barrier()
+        start, before = time.perf_counter(), traffic()
+        h = forward(model, layers, graph, x)
+        loss = F.cross_entropy(h[train], y[train], reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        gs.gather_grads(layers)
+        optimizer.step()
+        gs.comm.barrier()
+        if number:  # the first fetches what stays
+            seconds.append(time.perf_counter() - start)
+            moved += traffic() - before
+    most = gs.comm.all_reduce(moved.max().view(1) / epochs, "max")
+    if gs.rank() == 0:
+        print(json.dumps({"bytes": float(most), "seconds": seconds}), flush=True)
+    gs.shutdown_comms()
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def exchanges(args: argparse.Namespace) -> list[str]:
+    """Each way to exchange, over the limit."""
+    rows = []
+    for rate in args.rate:
+        for num_ranks in args.ranks:
+            work = ["--work", "exchange", "--rounds", str(args.rounds)]
+            result = on_hosts(num_ranks, rate, work)
+            limit = 8 * result["bytes"] / (rate * 1e6)
+            ratios = [f"{statistics.median(s) / limit:.2f}" for s in result["seconds"].values()]
+            rows.append([rate, num_ranks, f"{limit:.2f}", *ratios])
+    heads = ["Mbit/s", "ranks", "limit, s", "graphshard", "all_to_all_single", "raw TCP"]
+    return ["Exchange of 27 MB a rank, medians over the limit:", "", *markdown_table(heads, rows)]
+
+
+def epochs(args: argparse.Namespace) -> list[str]:
+    """Epochs over the larger of compute and the limit of the link."""
+    graph = community_graph(args.folder, args.nodes, args.edges)
+    rows = []
+    for model in args.model:
+        for num_ranks in (n for n in args.ranks if n in (2, 4)):
+            work = ["--work", our_parts(graph, num_ranks), "--model", model]
+            work += ["--rounds", str(args.rounds)]
+            compute = statistics.median(on_hosts(num_ranks, 0, work)["seconds"])
+            for rate in args.rate:
+                result = on_hosts(num_ranks, rate, work)
+                limit, seconds = (
+                    8 * result["bytes"] / (rate * 1e6),
+                    statistics.median(result["seconds"]),
+                )
+                numbers = [compute, limit, seconds, seconds / max(compute, limit)]
+                rows.append([model, rate, num_ranks, *(f"{number:.2f}" for number in numbers)])
+    heads = ["model", "Mbit/s", "ranks", "compute, s", "link, s", "epoch, s", "over the larger"]
+    return [
+        f"Epochs, 3 layers, hidden 128, {args.nodes:,} nodes:",
+        "",
+        *markdown_table(heads, rows),
+    ]
+
+
+def main() -> None:
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--question", choices=["exchange", "epoch"], action="append")
+    parser.add_argument("--rate", type=int, nargs="+", default=[200], help="Mbit/s")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--model", nargs="+", default=["sage"], choices=["sage", "gat"])
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="write a file under results/")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work == "exchange":
+        exchange_work(args.rounds)
+        return
+    if args.work:
+        epoch_work(args.work, args.model[0], args.rounds)
+        return
+    if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+        sys.exit("this makes network namespaces, which needs Linux, root and iproute2 (ip, tc)")
+    body: list[str] = []
+    for question in args.question or ["exchange", "epoch"]:
+        body += [*(exchanges(args) if question == "exchange" else epochs(args)), ""]
+    if args.write:
+        write_result("wire", "Exchanges and epochs between hosts", body[:-1])
+    else:
+        sys.stdout.write("\n".join(body))
+
+
+if __name__ == "__main__":
+    main()
