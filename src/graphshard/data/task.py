@@ -26,7 +26,6 @@ from torch import Tensor
 from .._base.files import read_json_regular, write_json
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
-from ..graph import Graph
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
 from ..partition.save import partition_graph
@@ -389,7 +388,10 @@ def partition_dataset(
         )
     name = dataset.name if name is None else name
     if balance_field is not None:
-        arguments["balance_ntypes"] = balance_classes(dataset.graph, dataset.target, balance_field)
+        graph = dataset.graph
+        counts = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+        fields = graph.nodes[dataset.target].data
+        arguments["balance_ntypes"] = balance_classes(fields, counts, dataset.target, balance_field)
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
@@ -398,15 +400,21 @@ def partition_dataset(
     return json_path
 
 
-def balance_classes(graph: Graph, target: str, field: str) -> Tensor | dict[str, Tensor]:
-    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
-    fields = graph.nodes[target].data
+def balance_classes(
+    fields: Mapping[str, Any], num_nodes: Mapping[str, int], target: str, field: str
+) -> Tensor | dict[str, Tensor]:
+    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them.
+
+    Args:
+        fields: Tensors or arrays of the target's nodes.
+        num_nodes: By node type.
+    """
     if field not in fields:
         raise ValueError(
             f"balance_ntypes must name a node feature of type '{target}' (got {field!r}; "
             f"there are {', '.join(sorted(fields))})"
         )
-    values = fields[field]
+    values = torch.as_tensor(fields[field])
     if values.ndim != 1:
         raise ValueError(
             f"balance_ntypes needs one value per node (got {field!r} of shape "
@@ -419,7 +427,7 @@ def balance_classes(graph: Graph, target: str, field: str) -> Tensor | dict[str,
             f"{distinct.numel()} values for {values.numel()} nodes); leave it out, or name a "
             "feature such as the class"
         )
-    if len(graph.ntypes) == 1:
+    if len(num_nodes) == 1:
         return classes
-    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
+    zeros = {ntype: torch.zeros(n, dtype=torch.int64) for ntype, n in num_nodes.items()}
     return zeros | {target: classes}
