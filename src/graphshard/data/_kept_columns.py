@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 MOST_IN_MEMORY = 1 << 28
 """Bytes of columns that are kept in memory; more go to the folder of temporary files ($TMPDIR)."""
 
+_MOST_BESIDE_FILES = 1 << 26
 _ALIGNMENT = 64
 _RELEASED_EVERY = 1 << 25  # bytes that are put away
 
@@ -34,11 +35,14 @@ class KeptColumns:
 
     Args:
         most_in_memory: Bytes; what comes after so many goes into a file.
-        parent: Folder for that file; None: that of temporary files.
+        parent: Folder for that file, where little is to be in memory; None: that of temporary
+            files.
     """
 
     def __init__(self, most_in_memory: int | None = None, parent: Path | None = None) -> None:
         self._most = MOST_IN_MEMORY if most_in_memory is None else most_in_memory
+        if parent is not None:
+            self._most = min(self._most, _MOST_BESIDE_FILES)
         self._bytes = 0
         self._parent = parent
         self._maps: list[mmap.mmap] = []

@@ -319,7 +319,8 @@ def _keys_of_ranks(
         counts = np.zeros((num_splits, num_strata << bits), np.int64)
         for split, keys, stratum in _beginning_so(blocks, prefix, depth):
             places = keys >> np.uint64(64 - depth - bits) & np.uint64((1 << bits) - 1)
-            counts[split] += np.bincount(
+            # Before any bit is known, the keys of one split are those of all.
+            counts[split if depth else slice(None)] += np.bincount(
                 stratum << bits | places.astype(np.int64), minlength=num_strata << bits
             )
         totals = np.cumsum(counts.reshape(num_splits, num_strata, -1), axis=2)
@@ -335,7 +336,8 @@ def _keys_of_ranks(
     near: list[list[tuple[NDArray[np.uint64], Int64Array]]] = [[] for _ in of_splits]
     for split, keys, stratum in _beginning_so(blocks, prefix, depth):
         near[split].append((keys, stratum))
-    for split, pieces in enumerate(near):
+    for split in of_splits.tolist():
+        pieces = near[split if depth else 0]
         if not pieces:
             continue
         keys, stratum = map(np.concatenate, zip(*pieces, strict=True))
@@ -349,12 +351,15 @@ def _keys_of_ranks(
 def _beginning_so(
     blocks: Callable[[], Iterator[_KeyedRows]], prefix: NDArray[np.uint64], depth: int
 ) -> Iterator[tuple[int, NDArray[np.uint64], Int64Array]]:
-    """For each split the keys whose first bits are those of its stratum, and their strata."""
+    """For each split the keys whose first bits are those of its stratum, and their strata.
+
+    With a depth of 0 they are the same for all, and come for the first alone.
+    """
     for _, keys, stratum in blocks():
+        if depth == 0:
+            yield 0, keys, stratum
+            continue
         for split, of_split in enumerate(prefix):
-            if depth == 0:
-                yield split, keys, stratum
-                continue
             is_alike = keys >> np.uint64(64 - depth) == of_split[stratum]
             yield split, keys[is_alike], stratum[is_alike]
 

@@ -22,7 +22,8 @@ from ._edge_files import EdgeBlock, EdgeSorter, kernels
 
 IdArray: TypeAlias = npt.NDArray[np.int64]
 
-_MEMORY = 1 << 28  # of sorting
+_MEMORY = 1 << 27  # of sorting
+_BLOCK_EDGES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ def find_first_edges(
     for block in _sorted(edges, folder, _as_they_are if is_ordered else _lower_end_first):
         order, starts, _, _ = _groups(block)
         assert block.values is not None
-        numbers = block.values[order].astype(out.dtype)
+        numbers = block.values[order]
         sizes = np.diff(np.append(starts, len(order)))
-        out[numbers] = np.repeat(numbers[starts], sizes)
+        out[numbers] = np.repeat(np.minimum.reduceat(numbers, starts), sizes)
 
 
 def find_lone_edges(edges: EdgeList, folder: Path, out: npt.NDArray[np.bool_]) -> None:
@@ -166,14 +167,15 @@ def _sorted(
                 sorter.add(rows, cols, first_value=done)
             done += len(src)
         by_row = sorter.finish(merges=merges)
-        for block, _ in by_row.blocks(with_values=has_values and not merges):
+        blocks = by_row.blocks(most_edges=_BLOCK_EDGES, with_values=has_values and not merges)
+        for block, _ in blocks:
             yield block
     finally:
         shutil.rmtree(inside, ignore_errors=True)
 
 
 def _groups(block: EdgeBlock, shift: int = 0) -> tuple[IdArray, IdArray, IdArray, npt.NDArray[Any]]:
-    """Edges of a block by both of their ends, then by number.
+    """Edges of a block by both of their ends.
 
     Args:
         shift: Bits of second ends that do not count.
@@ -183,8 +185,10 @@ def _groups(block: EdgeBlock, shift: int = 0) -> tuple[IdArray, IdArray, IdArray
     """
     rows = np.repeat(np.arange(len(block.degrees), dtype=np.int64), block.degrees)
     cols = block.cols.astype(np.int64) >> shift
-    order = np.lexsort((cols, rows))
-    rows, cols = rows[order], cols[order]
-    is_start = np.ones(len(order), bool)
-    is_start[1:] = (rows[1:] != rows[:-1]) | (cols[1:] != cols[:-1])
-    return order, np.flatnonzero(is_start), rows + block.first_row, cols
+    num_cols = int(cols.max(initial=0)) + 1
+    keys = rows * num_cols + cols  # a block has at most 2^20 rows
+    order = np.argsort(keys)
+    keys = keys[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    rows, cols = np.divmod(keys, num_cols)
+    return order, starts, rows + block.first_row, cols
