@@ -146,7 +146,7 @@ def test_a_stray_end_of_file_is_not_shown_as_ctrl_c(monkeypatch: pytest.MonkeyPa
     def end(*_: object, **__: object) -> None:
         raise EOFError("a reader's own")
 
-    monkeypatch.setattr("graphshard.train.commands._partitions.read_dataset", end)
+    monkeypatch.setattr("graphshard.data.prepare.read_dataset", end)
     with pytest.raises(EOFError, match="a reader's own"):
         run("partition --data cora --parts 2 --out nowhere".split())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables whose edges stay on disk: bytes and reports of the same tables in memory. No group."""
+"""Tables and folders whose edges stay on disk: bytes and reports as in memory. No process group."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from graphshard.data import (
     _kept_columns,
     _read_tables,
     _table_targets,
+    dataset,
     partition_tables,
     splits,
 )
 from graphshard.data._partition_tables import _prepared, report_path
-from graphshard.data.prepare import Preparation
+from graphshard.data.prepare import Preparation, partition_by_name, read_dataset
+from graphshard.data.task import partition_dataset
 from graphshard.partition import partition_graph
+from graphshard.partition._writer import PartitionWriter
 from graphshard.partition.load import load_partition_feats
 
 pandas = pytest.importorskip("pandas", reason="tables are made with it")
@@ -125,6 +128,74 @@ def test_bytes_and_reports_are_those_of_tables_in_memory(case: int, tmp_path: Pa
     assert not left_over
 
 
+def plain_folder(folder: Path, rng: np.random.Generator) -> None:
+    np.save(folder / "edge_index.npy", rng.integers(0, 50, (2, 300)).astype(np.int32))
+    np.save(folder / "feat.npy", rng.integers(0, 9, (50, 4)).astype(np.uint8))
+
+
+def knowledge_folder(folder: Path, rng: np.random.Generator) -> None:
+    np.save(folder / "edge_index.npy", rng.integers(0, 50, (2, 300)))
+    np.save(folder / "edge_type.npy", np.sort(rng.integers(0, 3, 300)).astype(np.int16))
+    (folder / "relations.txt").write_text("likes\nhates\nknows\n")
+
+
+def sparse_folder(folder: Path, rng: np.random.Generator) -> None:
+    sparse = pytest.importorskip("scipy.sparse", reason="writes the file")
+    np.save(folder / "edge_index.npy", rng.integers(0, 50, (2, 300)))
+    words = sparse.random(50, 30, 0.1, "csr", random_state=0)
+    np.savez(
+        folder / "feat.npz",
+        data=words.data,
+        indices=words.indices,
+        indptr=words.indptr,
+        shape=words.shape,
+    )
+
+
+def typed_folder(folder: Path, rng: np.random.Generator) -> None:
+    np.save(folder / "edge_index__a__to__b.npy", rng.integers(0, 30, (2, 200)))
+    np.save(folder / "edge_index__b__is__b.npy", rng.integers(0, 40, (2, 200)).astype(np.uint16))
+    (folder / "node_types.txt").write_text("a\t50\nb\t40\n")
+    np.save(folder / "feat__b.npy", rng.random((40, 3)))
+
+
+@pytest.mark.usefixtures("in_small_blocks")
+@pytest.mark.parametrize(
+    ("write", "prepared"),
+    [
+        (plain_folder, {"bidirected": True, "self_loops": True}),
+        (plain_folder, {"self_loops": False}),
+        (sparse_folder, {"row_normalize": True}),
+        (knowledge_folder, {}),
+        (typed_folder, {"inverse": True}),
+    ],
+)
+def test_bytes_of_folders_are_those_of_folders_in_memory(
+    write: Any, prepared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "data").mkdir()
+    rng = np.random.default_rng(7)
+    write(folder, rng)
+    label = "label__a.npy" if write is typed_folder else "label.npy"
+    np.save(folder / label, rng.integers(0, 3, 50))
+    np.save(folder / "train_idx.npy", np.arange(20))
+    monkeypatch.setattr(dataset, "_BLOCK_VALUES", 64)
+    preparation = Preparation(**prepared)
+    arguments: dict[str, Any] = {"part_method": "random", "memory": MEMORY, "name": "g"}
+    in_memory = partition_dataset(
+        read_dataset(str(folder), preparation), 3, tmp_path / "memory", **arguments
+    )
+    arguments["title"] = arguments.pop("name")
+    on_disk = partition_by_name(
+        str(folder), 3, tmp_path / "disk", preparation=preparation, **arguments
+    )
+    ours = {p.relative_to(in_memory.parent) for p in in_memory.parent.rglob("*.*")}
+    assert len(ours) == 11
+    assert ours == {p.relative_to(on_disk.parent) for p in on_disk.parent.rglob("*.*")}
+    for name in ours:
+        assert (on_disk.parent / name).read_bytes() == (in_memory.parent / name).read_bytes()
+
+
 def test_numbers_of_nodes_that_outgrow_32_bits(tmp_path: Path) -> None:
     ends = _array_graph.Arrays(tmp_path).ends(None)
     for numbers in ([1, 2], [], [2**31, 3], [7, 2**40]):
@@ -135,6 +206,25 @@ def test_numbers_of_nodes_that_outgrow_32_bits(tmp_path: Path) -> None:
     assert src.tolist() == [1, 2, 2**31, 3, 7, 2**40]
     assert (dst - src).tolist() == [1] * 6
     assert src.dtype == np.int64
+
+
+def test_a_run_that_was_cut_off_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files that tables are made into are other files each time, and hold the same."""
+
+    def cut_off(*_: object) -> None:
+        raise OSError("cut off")
+
+    arguments: dict[str, Any] = {"name": "g", "part_method": "multilevel", "quiet": False}
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="cut off"):
+        patched.setattr(PartitionWriter, "commit", cut_off)
+        partition_tables(tables(3), 2, tmp_path / "out", **arguments)
+    capfd.readouterr()
+    path = partition_tables(tables(3), 2, tmp_path / "out", **arguments)
+    assert "going on where an earlier run of the same work ended" in capfd.readouterr().err
+    whole = partition_tables(tables(3), 2, tmp_path / "whole", **{**arguments, "quiet": True})
+    assert path.read_bytes() == whole.read_bytes()
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(

@@ -12,9 +12,9 @@ pages would be a crash.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,19 +23,23 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from .._base.files import writing
+from .._base.files import TemporaryFolder, writing
 from .._base.typing import CanonicalEType
 from ..graph import Graph
+from ..graph.structure import check_fits
 from ..ops import Adjacency
 from ..partition.edge_lists import (
     EdgeList,
     find_lone_edges,
     in_both_directions,
+    release_pages,
 )
-from ..partition.graph_files import GraphFiles
+from ..partition.graph_files import ArrayFile, GraphFiles
+from ..partition.save import keeps_edges_on_disk
 
-Ends: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
-Fields: TypeAlias = dict[str, NDArray[Any]]
+EndArrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+FieldArrays: TypeAlias = dict[str, Any]
+"""Arrays, or in memory tensors, by name."""
 
 _BLOCK_ROWS = 1 << 20
 
@@ -88,15 +92,27 @@ class Arrays:
     def release(self, *arrays: NDArray[Any]) -> None:
         """Give back the pages of arrays on disk; what they hold stays."""
         for array in arrays:
-            mapped = getattr(array, "_mmap", None)
-            if mapped is not None:
-                mapped.madvise(mmap.MADV_DONTNEED)
+            release_pages(array)
 
     def blocks(self, *arrays: NDArray[Any]) -> Iterator[slice]:
         """Rows of arrays of one length, some at a time; their pages are given back behind each."""
         for start in range(0, len(arrays[0]), _BLOCK_ROWS):
             yield slice(start, start + _BLOCK_ROWS)
             self.release(*arrays)
+
+    def largest(self, array: NDArray[Any], otherwise: int) -> int:
+        """The largest of an array of integers, and of another one."""
+        for rows in self.blocks(array):
+            otherwise = max(otherwise, int(array[rows].max()))
+        return otherwise
+
+    def first_below(self, array: NDArray[Any], least: int) -> int | None:
+        """Where the first number below another one is; None if none is."""
+        for rows in self.blocks(array):
+            is_below = array[rows] < least
+            if is_below.any():
+                return int(rows.start) + int(is_below.argmax())
+        return None
 
     def chosen(self, array: NDArray[Any], is_chosen: NDArray[np.bool_]) -> NDArray[Any]:
         """Some rows of an array."""
@@ -134,14 +150,39 @@ class Arrays:
         """
         return EdgeEnds(num_rows) if self.folder is None else EdgeEndsOnDisk(self)
 
-    def path(self, array: NDArray[Any]) -> Path:
-        """The file of an array that was made here, or a new one of another array."""
+    def file(self, array: NDArray[Any]) -> ArrayFile:
+        """The file of an array that is mapped as a whole, or a new one of another array."""
         if isinstance(array, np.memmap) and array.filename is not None:
-            return Path(array.filename)
+            path, status = Path(array.filename), os.stat(array.filename)
+            state = status.st_size, status.st_mtime_ns, status.st_ino
+            return ArrayFile(path, array.dtype, array.shape, array.offset, state)
         path = self.new_path()
         with writing(path):
             np.save(path, array)
-        return path
+        return ArrayFile.open(path)
+
+
+@contextlib.contextmanager
+def folder_of_arrays(out: Path, arguments: Mapping[str, Any]) -> Iterator[Path | None]:
+    """A folder for what has a row for each edge, where edges are to stay on disk; else None.
+
+    Args:
+        out: Where it is made, and the parts will be.
+        arguments: Of `graphshard.partition.partition_graph`.
+    """
+    if not keeps_edges_on_disk(arguments.get("memory"), arguments.get("part_method", "metis")):
+        yield None
+        return
+    is_new = not out.exists()
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        with TemporaryFolder(out) as folder:
+            yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # where there is something in it
+                out.rmdir()
 
 
 class EdgeEnds:
@@ -172,7 +213,7 @@ class EdgeEnds:
                 column[: self._more] = column[is_kept]
         self._count += self._more
 
-    def arrays(self) -> Ends:
+    def arrays(self) -> EndArrays:
         """Both columns."""
         self._resize(self._count)
         first, second = self._arrays
@@ -213,7 +254,7 @@ class EdgeEndsOnDisk(EdgeEnds):
                 file.write(np.ascontiguousarray(column, self._dtype).data)
         self._num_written += len(columns[0])
 
-    def arrays(self) -> Ends:
+    def arrays(self) -> EndArrays:
         """Both columns, mapped."""
         made: list[NDArray[Any]] = []
         for path in self._paths:
@@ -230,7 +271,8 @@ class EdgeEndsOnDisk(EdgeEnds):
         before, narrow = self.arrays(), self._paths
         self._dtype = np.dtype(np.int64)
         self._paths = [
-            self._made_by.path(self._made_by.joined([c, c[:0].astype(np.int64)])) for c in before
+            self._made_by.file(self._made_by.joined([column, column[:0].astype(np.int64)])).path
+            for column in before
         ]
         for path in narrow:
             path.unlink()
@@ -253,15 +295,15 @@ class ArrayGraph:
     Args:
         arrays: Makes more of them.
         ends: Numbers of the nodes where edges begin and end, which are not checked again.
-        nodes: Fields by node type.
-        edges: Fields by relation.
+        nodes: FieldArrays by node type.
+        edges: FieldArrays by relation.
     """
 
     arrays: Arrays
     num_nodes: dict[str, int]
-    ends: dict[CanonicalEType, Ends]
-    nodes: dict[str, Fields]
-    edges: dict[CanonicalEType, Fields]
+    ends: dict[CanonicalEType, EndArrays]
+    nodes: dict[str, FieldArrays]
+    edges: dict[CanonicalEType, FieldArrays]
 
     @property
     def ntypes(self) -> list[str]:
@@ -282,37 +324,40 @@ class ArrayGraph:
             self.arrays, src, dst, (self.num_nodes[etype[0]], self.num_nodes[etype[2]])
         )
 
-    def graph(self) -> Graph:
+    def graph(self, idtype: torch.dtype = torch.int64) -> Graph:
         """The graph in memory; it shares the arrays."""
+        for ntype, count in self.num_nodes.items():
+            check_fits(count, idtype, f"nodes of type '{ntype}'")
         relations = {}
         for etype in self.etypes:
-            src, dst = (torch.from_numpy(end) for end in self.ends[etype])
+            check_fits(self.num_edges(etype), idtype, f"edges of {etype}")
+            src, dst = (torch.from_numpy(end).to(idtype) for end in self.ends[etype])
             num_src, num_dst = self.num_nodes[etype[0]], self.num_nodes[etype[2]]
             relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
         made = Graph(dict(sorted(self.num_nodes.items())), relations)
         for ntype, fields in self.nodes.items():
             for name, rows in fields.items():
-                made.nodes[ntype].data[name] = torch.from_numpy(rows)
+                made.nodes[ntype].data[name] = torch.as_tensor(rows)
         for etype, fields in self.edges.items():
             for name, rows in fields.items():
-                made.edges[etype].data[name] = torch.from_numpy(rows)
+                made.edges[etype].data[name] = torch.as_tensor(rows)
         return made
 
     def files(self) -> GraphFiles:
         """The graph in its files."""
-        path = self.arrays.path
+        file = self.arrays.file
 
-        def paths(by_owner: dict[Any, Fields]) -> dict[Any, dict[str, Path]]:
+        def files(by_owner: dict[Any, FieldArrays]) -> dict[Any, dict[str, ArrayFile]]:
             return {
-                owner: {name: path(rows) for name, rows in fields.items()}
+                owner: {name: file(rows) for name, rows in fields.items()}
                 for owner, fields in by_owner.items()
             }
 
         return GraphFiles(
             num_nodes=self.num_nodes,
-            edges={etype: (path(src), path(dst)) for etype, (src, dst) in self.ends.items()},
-            node_features=paths(self.nodes),
-            edge_features=paths(self.edges),
+            edges={etype: (file(src), file(dst)) for etype, (src, dst) in self.ends.items()},
+            node_features=files(self.nodes),
+            edge_features=files(self.edges),
             by_content=True,
         )
 
@@ -343,8 +388,8 @@ def both_directions(graph: ArrayGraph) -> ArrayGraph:
     between nodes of one type.
     """
     arrays, has_fields = graph.arrays, any(graph.edges.values())
-    ends: dict[CanonicalEType, Ends] = {}
-    edges: dict[CanonicalEType, Fields] = {}
+    ends: dict[CanonicalEType, EndArrays] = {}
+    edges: dict[CanonicalEType, FieldArrays] = {}
     for etype in graph.etypes:
         src, dst = graph.ends[etype]
         size = max(graph.num_nodes[etype[0]], 1)
@@ -388,7 +433,7 @@ def with_inverses(
     """Each relation with its inverse, which has the fields of its edges.
 
     Args:
-        left_out: Fields that inverses do not have.
+        left_out: FieldArrays that inverses do not have.
 
     Returns:
         The graph, and the inverse of each relation.
@@ -407,7 +452,7 @@ def with_inverse_numbers(graph: ArrayGraph, num_relations: int) -> ArrayGraph:
     """Each edge with its inverse, whose relation number is further by the number of relations."""
     arrays, (etype,) = graph.arrays, graph.etypes
     src, dst = graph.ends[etype]
-    fields: Fields = {}
+    fields: FieldArrays = {}
     for name, rows in graph.edges[etype].items():
         of_inverses = rows
         if name == "etype":
@@ -434,7 +479,7 @@ def with_self_loops(graph: ArrayGraph) -> ArrayGraph:
     loops = arrays.empty(num_nodes, src.dtype)
     for block in arrays.blocks(loops):
         loops[block] = np.arange(block.start, min(block.stop, num_nodes))
-    fields: Fields = {}
+    fields: FieldArrays = {}
     for name, rows in graph.edges[etype].items():
         if name == "label":
             added = _unknown_labels(arrays, num_nodes, rows)

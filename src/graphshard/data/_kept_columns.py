@@ -2,7 +2,7 @@
 """KeptColumns: pieces of columns that wait to be encoded, in memory or, if there is much, on disk.
 
 What is on disk is mapped into memory when it is asked for. The system may drop such pages whenever
-it needs memory, and whoever passes over a column gives them back (`KeptColumns.passing`): so what a
+it needs memory, and who passes over a column gives them back (`KeptColumns.passing`): so what a
 table takes is what has been made of it, and not its cells.
 """
 

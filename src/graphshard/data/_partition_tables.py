@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from .._base.files import TemporaryFolder, write_json, writing
+from .._base.files import write_json
 from .._base.typing import CanonicalEType
 from ..partition.format import read_config
-from ..partition.save import keeps_edges_on_disk, partition_graph
+from ..partition.save import partition_graph
 from ._array_graph import (
     ArrayGraph,
     both_directions,
+    folder_of_arrays,
     with_inverse_numbers,
     with_inverses,
     with_self_loops,
@@ -96,7 +96,7 @@ def partition_tables(
     if encodings_from is not None:
         read_config(encodings_from)  # says so where there is no partition
     given = None if encodings_from is None else read_task(encodings_from)
-    with _folder_of_arrays(Path(out), arguments) as folder:
+    with folder_of_arrays(Path(out), arguments) as folder:
         read = read_tables(tables, name=name, encodings_from=given, folder=folder)
         graph, task = _prepared(read, preparation)
         if not quiet:
@@ -130,24 +130,6 @@ def partition_tables(
     _write_report(json_path, report)
     write_task(json_path, replace(task, options=dict(options or {})), files)
     return json_path
-
-
-@contextlib.contextmanager
-def _folder_of_arrays(out: Path, arguments: Mapping[str, Any]) -> Iterator[Path | None]:
-    """A folder for what has a row for each edge, where edges are to stay on disk; else None."""
-    if not keeps_edges_on_disk(arguments.get("memory"), arguments.get("part_method", "metis")):
-        yield None
-        return
-    is_new = not out.exists()
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    try:
-        with TemporaryFolder(out) as folder:
-            yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # where there is something in it
-                out.rmdir()
 
 
 def _write_report(json_path: Path, report: TableReport) -> None:

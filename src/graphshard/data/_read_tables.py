@@ -24,7 +24,7 @@ from ..graph import Graph
 from ..graph.structure import check_type_name
 from ..partition import edge_lists
 from ..partition.format import etype_key
-from ._array_graph import ArrayGraph, Arrays, EdgeEnds, Ends, edge_list
+from ._array_graph import ArrayGraph, Arrays, EdgeEnds, EndArrays, edge_list
 from ._columns import as_text, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
@@ -124,7 +124,7 @@ class _Reading:
         self.columns: dict[Any, Columns] = {}
         #: Of each node type and relation that is read, its features by name.
         self.features: dict[Any, dict[str, _Feature]] = {}
-        self.ends: dict[CanonicalEType, Ends] = {}
+        self.ends: dict[CanonicalEType, EndArrays] = {}
 
     def read(self) -> TablesGraph:
         try:
@@ -1188,7 +1188,7 @@ def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
 
 
 def _parallel(
-    arrays: Arrays, ends: Ends, num_nodes: tuple[int, int], is_dropping: bool
+    arrays: Arrays, ends: EndArrays, num_nodes: tuple[int, int], is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
     src, dst = ends

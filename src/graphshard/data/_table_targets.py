@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .._base.typing import CanonicalEType
 from ..partition.edge_lists import find_first_edges
 from ..partition.format import etype_key
-from ._array_graph import ArrayGraph, Arrays, Ends
+from ._array_graph import ArrayGraph, Arrays, EndArrays
 from ._columns import as_text, chunks_of, family_of, plain, plain_type
 from ._columns import pieces as pieces_of
 from ._kept_columns import KeptColumns
@@ -363,7 +363,7 @@ class TableTargets:
         etype: CanonicalEType,
         table: EdgeTable,
         columns: Mapping[str, Any],
-        edges: Ends,
+        edges: EndArrays,
         files: Mapping[str, Any],
     ) -> dict[str, Int64Array]:
         """Numbers of the edges that files of pairs of ids name; all that have the same two ends.

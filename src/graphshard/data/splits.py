@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..ops import counter_random
 from . import _columns
 from ._columns import family_of
+from ._row_ids import Int64Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +40,6 @@ Masks = dict[str, NDArray[np.bool_]]
 
 SPLITS = ("train", "val", "test")
 
-Int64Array: TypeAlias = NDArray[np.int64]
 Zeros: TypeAlias = Callable[[int, type[bool]], NDArray[np.bool_]]
 _KeyedRows: TypeAlias = tuple[Int64Array, NDArray[np.uint64], Int64Array]
 """Numbers of rows, the key of each, and its stratum."""

@@ -29,7 +29,7 @@ from ..errors import PartitionFormatError
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
 from ..partition.save import partition_graph
-from .dataset import SPLITS, NodeDataset
+from .dataset import SPLITS, DatasetArrays, NodeDataset
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 3
@@ -128,7 +128,9 @@ class TaskInfo:
         return not self.kind.startswith("node")
 
     @classmethod
-    def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
+    def of_dataset(
+        cls, dataset: NodeDataset | DatasetArrays, options: dict[str, Any] | None = None
+    ) -> TaskInfo:
         """What there is to know about a data set."""
         return cls(
             name=dataset.name,
@@ -136,7 +138,7 @@ class TaskInfo:
             num_classes=dataset.num_classes,
             num_relations=len(dataset.relation_names) or None,
             class_names=dataset.class_names,
-            is_multilabel=dataset.graph.nodes[dataset.target].data["label"].ndim > 1,
+            is_multilabel=dataset.target_fields["label"].ndim > 1,
             options=options,
             relation_names=dataset.relation_names,
         )
@@ -176,9 +178,9 @@ def task_warnings(
     return lines
 
 
-def warn_of_task(dataset: NodeDataset) -> None:
+def warn_of_task(dataset: NodeDataset | DatasetArrays) -> None:
     """Warn of what training on a data set would warn of."""
-    fields = dataset.graph.nodes[dataset.target].data
+    fields = dataset.target_fields
     label = fields["label"]
     if label.ndim != 1:
         return
@@ -354,7 +356,7 @@ def _count(content: Mapping[str, Any], key: str) -> int | None:
 
 
 def partition_dataset(
-    dataset: NodeDataset,
+    dataset: NodeDataset | DatasetArrays,
     num_parts: int,
     out: str | os.PathLike[str],
     *,
@@ -380,7 +382,8 @@ def partition_dataset(
         ValueError: There are more parts than nodes, or the field does not fit; and those of
             `graphshard.partition.partition_graph`.
     """
-    num_nodes = dataset.graph.num_nodes()
+    counts = dataset.node_counts
+    num_nodes = sum(counts.values())
     if num_parts > num_nodes:
         raise ValueError(
             f"there must be no more parts, or workers, than nodes of {dataset.name}, {num_nodes} "
@@ -388,11 +391,9 @@ def partition_dataset(
         )
     name = dataset.name if name is None else name
     if balance_field is not None:
-        graph = dataset.graph
-        counts = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
-        fields = graph.nodes[dataset.target].data
-        arguments["balance_ntypes"] = balance_classes(fields, counts, dataset.target, balance_field)
-    partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
+        fields, target = dataset.target_fields, dataset.target
+        arguments["balance_ntypes"] = balance_classes(fields, counts, target, balance_field)
+    partition_graph(dataset.source, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
     build = json.loads(json_path.read_text(encoding="utf-8"))["build"]

@@ -8,6 +8,7 @@ caller gives, which may be a mapped file.
 
 from __future__ import annotations
 
+import mmap
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ import numpy.typing as npt
 
 from .._base.kernels import num_threads
 from ._edge_files import EdgeBlock, EdgeSorter, kernels
-
-IdArray: TypeAlias = npt.NDArray[np.int64]
+from ._local_part import IdArray
 
 _MEMORY = 1 << 27  # of sorting
 _BLOCK_EDGES = 1 << 20
@@ -39,6 +39,13 @@ class EdgeList:
     num_dst: int
     num_edges: int
     batches: Callable[[], Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]]
+
+
+def release_pages(array: npt.NDArray[Any]) -> None:
+    """Give back the pages of an array that is mapped from a file; what it holds stays."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def count_repeated(edges: EdgeList, folder: Path) -> int:
@@ -76,6 +83,22 @@ def find_first_edges(
         numbers = block.values[order]
         sizes = np.diff(np.append(starts, len(order)))
         out[numbers] = np.repeat(np.minimum.reduceat(numbers, starts), sizes)
+        release_pages(out)
+
+
+def count_alike(edges: EdgeList, folder: Path, out: npt.NDArray[np.int64]) -> None:
+    """How many edges have the ends of each edge.
+
+    Args:
+        folder: As for `count_repeated`.
+        out: ``[num_edges]``, which is written.
+    """
+    for block in _sorted(edges, folder, _as_they_are):
+        order, starts, _, _ = _groups(block)
+        assert block.values is not None
+        sizes = np.diff(np.append(starts, len(order)))
+        out[block.values[order]] = np.repeat(sizes, sizes)
+        release_pages(out)
 
 
 def find_lone_edges(edges: EdgeList, folder: Path, out: npt.NDArray[np.bool_]) -> None:
@@ -94,6 +117,7 @@ def find_lone_edges(edges: EdgeList, folder: Path, out: npt.NDArray[np.bool_]) -
             ~is_turned, starts
         )
         out[block.values[order].astype(np.int64)] = ~np.repeat(is_both, sizes) & (rows != cols)
+        release_pages(out)
 
 
 def in_both_directions(
@@ -110,18 +134,18 @@ def in_both_directions(
         yield np.repeat(np.arange(block.first_row, last), block.degrees), block.cols
 
 
-_Ends: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+_BatchEnds: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
-def _as_they_are(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _Ends:
+def _as_they_are(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _BatchEnds:
     return src, dst
 
 
-def _lower_end_first(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _Ends:
+def _lower_end_first(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _BatchEnds:
     return np.minimum(src, dst), np.maximum(src, dst)
 
 
-def _with_direction(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _Ends:
+def _with_direction(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _BatchEnds:
     """The lower end; and twice the other one, plus one where that is the source."""
     other = np.maximum(src, dst).astype(np.int64)
     return np.minimum(src, dst).astype(np.int64), 2 * other + (src > dst)
@@ -130,7 +154,7 @@ def _with_direction(src: npt.NDArray[Any], dst: npt.NDArray[Any]) -> _Ends:
 def _sorted(
     edges: EdgeList,
     folder: Path,
-    prepared: Callable[[npt.NDArray[Any], npt.NDArray[Any]], _Ends],
+    prepared: Callable[[npt.NDArray[Any], npt.NDArray[Any]], _BatchEnds],
     *,
     num_cols: int = 0,
     has_values: bool = True,

@@ -29,10 +29,12 @@ from ._edge_files import kernels
 from ._local_part import BATCH_EDGES, GraphSource, check_type_names
 from .checked_files import DTYPE_NAMES, RowSource, identity_of
 
-EdgePaths: TypeAlias = PathLike | tuple[PathLike, PathLike]
-
 _BLOCK_BYTES = 1 << 25  # rows that are put in order at a time
 _GAP_BYTES = 1 << 14  # that are read and left out, rather than beginning another read
+
+
+EdgePaths: TypeAlias = "ArrayPath | tuple[ArrayPath, ArrayPath]"
+ArrayPath: TypeAlias = "PathLike | ArrayFile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class GraphFiles:
         num_nodes: Number of nodes; of several types, by type.
         edges: A file of ``[2, num_edges]`` integers, row 0 sources, row 1 destinations; or a pair
             of files of ``[num_edges]``, sources and destinations; of several relations, by (source
-            type, relation, destination type).
+            type, relation, destination type). An `ArrayFile` may stand for a path.
         node_features: By name, a file, or a tensor, of a row for each node; of several node types,
             a dict of those by type.
         edge_features: The same of edges; of several relations, by relation.
@@ -66,7 +68,7 @@ class GraphFiles:
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array in a ``.npy`` file.
+    """An array in a ``.npy`` file, or some of it.
 
     Args:
         offset: Where its first number begins.
@@ -80,13 +82,15 @@ class ArrayFile:
     status: tuple[int, ...]
 
     @classmethod
-    def open(cls, path: PathLike) -> ArrayFile:
-        """Read the header.
+    def open(cls, path: ArrayPath) -> ArrayFile:
+        """Read the header, unless that was done.
 
         Raises:
             ValueError: It is not a file that `numpy.save` writes of numbers in rows.
             OSError: It cannot be opened.
         """
+        if isinstance(path, ArrayFile):
+            return path
         path = Path(path)
         with open_regular(path) as file:
             try:
@@ -164,7 +168,7 @@ class _EdgeFile:
 
     @classmethod
     def open(cls, paths: EdgePaths) -> _EdgeFile:
-        if isinstance(paths, str | os.PathLike):
+        if not isinstance(paths, tuple):
             both = ArrayFile.open(paths)
             if len(both.shape) != 2 or both.shape[0] != 2 or both.dtype.kind not in "iu":
                 raise ValueError(

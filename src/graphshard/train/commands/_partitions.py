@@ -14,10 +14,10 @@ from rich.table import Table
 from ..._base.typing import Unset
 from ...data import FileOptions, Tables, partition_tables
 from ...data.id_files import check_id_file, copy_id_files, id_files
-from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
+from ...data.prepare import Preparation, partition_by_name, read_graph, write_graph
 from ...data.splits import SPLITS
 from ...data.tables import Dangling, Parallel, TableFormat
-from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
+from ...data.task import TaskInfo, read_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
     PartitionStats,
@@ -302,10 +302,15 @@ def partition(
         assert data is not None
         if encodings_from is not None:
             raise ValueError("encodings_from is for tables (got a data set); leave it out")
-        dataset = read_dataset(data, Preparation(**preparation))
-        warn_of_task(dataset)
-        noted = {"data": Path(data).name, **preparation}
-        written = partition_dataset(dataset, parts, out, name=name, options=noted, **common)
+        written = partition_by_name(
+            data,
+            parts,
+            out,
+            preparation=Preparation(**preparation),
+            title=name,
+            options={"data": Path(data).name, **preparation},
+            **common,
+        )
     if not quiet:
         console = Console(markup=False, emoji=False)
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
