@@ -91,8 +91,9 @@ class Arrays:
 
     def release(self, *arrays: NDArray[Any]) -> None:
         """Give back the pages of arrays on disk; what they hold stays."""
-        for array in arrays:
-            release_pages(array)
+        if self.folder is not None:
+            for array in arrays:
+                release_pages(array)
 
     def blocks(self, *arrays: NDArray[Any]) -> Iterator[slice]:
         """Rows of arrays of one length, some at a time; their pages are given back behind each."""
