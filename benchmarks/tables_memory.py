@@ -3,12 +3,14 @@
 
     python benchmarks/tables_memory.py                              # 5 million nodes and edges
     python benchmarks/tables_memory.py --rows 200000 --cases joined
+    python benchmarks/tables_memory.py --on-disk --rows 1000000 --edges 20000000 --cases links
 
 Tables of Parquet with hashes as ids are read in the ways that once held a column whole: joined
 tables, lists of labels, weights and times, relations by name, splits of links, dropped edges. Each
 is a process of its own. *Kept* are the fields, the ends of edges and the ids; 256 MB of columns may
 wait in memory besides (``graphshard.data``), and pages of files on disk, which the system takes
-back when it needs them, count in the peak, too.
+back when it needs them, count in the peak, too. With ``--on-disk`` they are partitioned instead, at
+random into 4 parts, with edges on disk.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import argparse
 import json
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ import numpy as np
 from _common import ROOT, Side, markdown_table, run_side, write_result
 from tables import ids_of, peak_bytes, write_table
 
-from graphshard.data import EdgeTable, JoinedTable, NodeTable, Tables
+from graphshard.data import EdgeTable, JoinedTable, NodeTable, Tables, partition_tables
 from graphshard.data._read_tables import read_tables
 
 _ROWS_AT_ONCE = 1 << 18
@@ -45,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make_files(folder: Path, rows: int) -> dict[str, str]:
+def make_files(folder: Path, rows: int, num_edges: int) -> dict[str, str]:
     """Tables of nodes, of more about them, and of edges, written once."""
     import pyarrow as pa
     from pyarrow import compute
@@ -87,8 +91,8 @@ def make_files(folder: Path, rows: int) -> dict[str, str]:
             )
 
     def edges() -> Iterator[Any]:
-        for begin in range(0, rows, _ROWS_AT_ONCE):
-            count = min(_ROWS_AT_ONCE, rows - begin)
+        for begin in range(0, num_edges, _ROWS_AT_ONCE):
+            count = min(_ROWS_AT_ONCE, num_edges - begin)
             ends = [ids_of("hashes", rng.integers(0, rows, count)) for _ in range(2)]
             times = pa.array(rng.integers(0, 10**9, count)).cast(pa.timestamp("s"))
             yield pa.table(
@@ -98,15 +102,15 @@ def make_files(folder: Path, rows: int) -> dict[str, str]:
 
     paths = {}
     for name, batches in (("nodes", nodes), ("joined", joined), ("edges", edges)):
-        path = folder / f"memory-{rows}-{name}.parquet"
+        path = folder / f"memory-{rows}-{num_edges}-{name}.parquet"
         if not path.exists():
             write_table(path, batches())
         paths[name] = os.fspath(path)
     return paths
 
 
-def run_case(case: str, files: dict[str, str]) -> None:
-    """Read once and print what it took."""
+def run_case(case: str, files: dict[str, str], is_on_disk: bool) -> None:
+    """Read once, or partition, and print what it took."""
     of_nodes, of_edges = (dict(said) for said in CASES[case])
     more: dict[str, Any] = {}
     if of_nodes.pop("is_joined", False):
@@ -124,6 +128,13 @@ def run_case(case: str, files: dict[str, str]) -> None:
         parallel="drop" if is_simple else "keep",
     )
     before = peak_bytes()
+    if is_on_disk:
+        start = time.process_time()
+        with tempfile.TemporaryDirectory(dir=Path(files["edges"]).parent) as folder:
+            partition_tables(tables, 4, folder, part_method="random", memory=1 << 29)
+        taken = {"peak": peak_bytes() - before, "seconds": time.process_time() - start}
+        sys.stdout.write(json.dumps(taken) + "\n")
+        return
     read = read_tables(tables)
     graph = read.graph
     fields = [*graph.ndata.values(), *graph.edata.values()]
@@ -136,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the arguments, write files, read them in each way."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000, help="of each table")
+    parser.add_argument("--edges", type=int, help="rows of the table of edges")
+    parser.add_argument("--on-disk", action="store_true", help="partition, with edges on disk")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
@@ -143,21 +156,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--files", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.case is not None:
-        run_case(args.case, args.files)
+        run_case(args.case, args.files, args.on_disk)
         return
-    files = make_files(args.folder, args.rows)
+    num_edges = args.rows if args.edges is None else args.edges
+    files = make_files(args.folder, args.rows, num_edges)
     rows = []
     for case in args.cases:
         command = [sys.executable, __file__, "--files", json.dumps(files), "--case", case]
+        if args.on_disk:
+            run = run_side(Side(name=case, command=[*command, "--on-disk"]))
+            rows.append([case, f"{run['peak'] / (1 << 20):.0f}", f"{run['seconds']:.1f}"])
+            continue
         run = run_side(Side(name=case, command=command))
         rows.append([case, *(f"{run[key] / (1 << 20):.0f}" for key in ("kept", "peak"))])
     for path in files.values():
         os.unlink(path)
     body = [
-        f"{args.rows:,} nodes and as many edges, Parquet, hashes as ids. MB is above what imports "
-        "take.",
+        f"{args.rows:,} nodes and {num_edges:,} edges, Parquet, hashes as ids. MB is above what "
+        "imports take.",
         "",
-        *markdown_table(["what is read", "MB kept", "MB at most"], rows),
+        *markdown_table(
+            ["what is partitioned", "MB at most", "CPU s"]
+            if args.on_disk
+            else ["what is read", "MB kept", "MB at most"],
+            rows,
+        ),
     ]
     if args.write:
         write_result("tables_memory", "What reading tables takes of memory", body)

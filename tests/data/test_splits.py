@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from graphshard.data import splits
 from graphshard.data.splits import (
     SPLITS,
     split_by_fractions,
@@ -19,6 +20,12 @@ from graphshard.data.splits import (
     split_by_rows,
     split_by_time,
 )
+
+
+def mask_size(num_rows: int, fraction: float) -> int:
+    """Rows of a set where fractions leave a tenth, for numbers of rows that are multiples of 10."""
+    assert num_rows % 10 == 0
+    return round(num_rows * fraction)
 
 
 def rows_of(masks: dict[str, np.ndarray]) -> list[list[int]]:
@@ -268,6 +275,34 @@ def test_generated_splits_by_time(run_all: bool) -> None:
         newest = [chosen[masks[split]].max() for split in SPLITS]
         oldest = [chosen[masks[split]].min() for split in SPLITS]
         assert newest[0] < oldest[1] <= newest[1] < oldest[2]
+
+
+@pytest.mark.parametrize("num_classes", [0, 1, 7])
+def test_rows_beyond_memory_are_split_as_sorted_keys_say(
+    num_classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passed over in blocks, with few keys kept: the sets are those of all rows in order."""
+    monkeypatch.setattr(splits, "_BLOCK_ROWS", 40)
+    monkeypatch.setattr(splits, "_MOST_BITS", 5)
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(100, 900))
+        days, takes_part = rng.integers(-20, rng.choice([20, 10**6]), n), rng.random(n) < 0.8
+        takes_part[np.flatnonzero(takes_part)[: takes_part.sum() % 10]] = False
+        for values in (pa.array(days), pa.array(days * 0.37), pa.array(days.astype(np.uint64))):
+            masks = split_by_time(values, (0.5, 0.2, 0.2), takes_part=takes_part)
+            ordered = np.sort(values.to_numpy()[takes_part])
+            place = np.searchsorted(ordered, values.to_numpy(), side="left")
+            ends = np.cumsum([0, *(mask_size(len(ordered), f) for f in (0.5, 0.2, 0.2))])
+            for mask, low, high in zip(masks.values(), ends, ends[1:], strict=False):
+                assert np.array_equal(mask, takes_part & (low <= place) & (place < high))
+        classes = rng.integers(-1, num_classes, n) if num_classes else None
+        arguments: Any = {"seed": seed, "takes_part": takes_part, "classes": classes}
+        found = split_by_fractions(n, (0.6, 0.2), **arguments)
+        monkeypatch.setattr(splits, "_BLOCK_ROWS", 1 << 20)
+        for split, mask in split_by_fractions(n, (0.6, 0.2), **arguments).items():
+            assert np.array_equal(mask, found[split])
+        monkeypatch.setattr(splits, "_BLOCK_ROWS", 40)
 
 
 def test_equal_times_stay_together() -> None:

@@ -2,8 +2,8 @@
 """Sets of tables, partitioned and read back by users' ids, against pandas and scikit-learn.
 
 Each set is written and partitioned twice: in two formats, cut into files in two ways, read in
-batches of two sizes, into two numbers of parts. What is read back is what `table_sets.expected`
-says, both times, and the same both times. No process group.
+batches of two sizes, in memory or with edges on disk, into two numbers of parts. What is read back
+is what `table_sets.expected` says, both times, and the same both times. No process group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ import torch
 from table_sets import SPLITS, Column, TableOf, TableSet, expected, write
 
 from graphshard._base.kernels import extension_available, force_extension
-from graphshard.data import EdgeTable, NodeTable, Tables, _table_files, partition_tables, user_ids
+from graphshard.data import (
+    EdgeTable,
+    NodeTable,
+    Tables,
+    _array_graph,
+    _kept_columns,
+    _read_tables,
+    _table_files,
+    _table_targets,
+    partition_tables,
+    splits,
+    user_ids,
+)
 from graphshard.data._partition_tables import report_path
 from graphshard.data.task import read_task
 from graphshard.partition import load_partition
@@ -147,7 +159,7 @@ def spoken(value: Any) -> Any:
     return value if isinstance(value, bytes) else str(value)
 
 
-def partitioned(made: TableSet, folder: Path, num_parts: int) -> Path:
+def partitioned(made: TableSet, folder: Path, num_parts: int, memory: int | None) -> Path:
     tables = tables_of(made, folder)
     out = folder / f"parts-{made.variants}"
     is_file = all(
@@ -159,9 +171,11 @@ def partitioned(made: TableSet, folder: Path, num_parts: int) -> Path:
         words = ["partition", "--tables", toml, "--parts", num_parts, "--out", out, "--quiet"]
         if made.split_seed:
             words += ["--seed", made.split_seed]
+        if memory is not None:
+            words += ["--memory", memory >> 20]
         assert run([*map(str, words), "--method", "random", "--name", "g"]) == 0
         return out / "g.json"
-    return partition_tables(tables, num_parts, out, name="g", part_method="random")
+    return partition_tables(tables, num_parts, out, name="g", part_method="random", memory=memory)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +193,23 @@ def test_partitions_of_tables_are_what_pandas_and_scikit_learn_expect(
     parts = made.draw.sample([1, 2, 5], 2)
     for num_parts in parts:
         monkeypatch.setattr(_table_files, "_BLOCK", made.draw.choice([1 << 20, 900]))
-        with force_extension(extension_available() and made.draw.random() < 0.7):
-            path = partitioned(made, tmp_path, num_parts)
+        is_compiled = extension_available() and made.draw.random() < 0.7
+        # Edges on disk, and everything that has a row for each of them; in blocks of a few rows.
+        memory = 1 << 24 if is_compiled and made.draw.random() < 0.6 else None
+        for module, name, sizes in (
+            (_array_graph, "_BLOCK_ROWS", [1 << 20, 37]),
+            (splits, "_BLOCK_ROWS", [1 << 20, 23]),
+            (_table_targets, "_BLOCK_ROWS", [1 << 20, 41]),
+            (_read_tables, "_MOST_AT_ONCE", [1 << 20, 0]),
+            (_kept_columns, "MOST_IN_MEMORY", [1 << 28, 0]),
+            (_kept_columns, "_RELEASED_EVERY", [1 << 25, 4096]),
+        ):
+            monkeypatch.setattr(module, name, made.draw.choice(sizes))
+        with force_extension(is_compiled):
+            path = partitioned(made, tmp_path, num_parts, memory)
+        assert not [
+            p.name for p in path.parent.iterdir() if p.name[:1] == "." or "folder" in p.name
+        ]
         found = read_back(path, num_parts)
         owner = "nodes" if isinstance(made.target, str) else "edges"
         masks = None

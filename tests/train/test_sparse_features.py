@@ -22,7 +22,7 @@ from train_cases import (
 
 import graphshard
 from graphshard.data import load_dataset
-from graphshard.data.npy import SparseRows, padded_features
+from graphshard.data.npy import SparseRows, most_in_a_row, padded_features
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun
@@ -40,7 +40,7 @@ def random_rows(count: int, seed: int = 3) -> scipy.sparse.csr_matrix:
 
 def padded(rows: scipy.sparse.csr_matrix, row_normalize: bool = False) -> Any:
     sparse = SparseRows(rows.data, rows.indices, rows.indptr, rows.shape)
-    return padded_features(sparse, torch.float64, row_normalize)
+    return padded_features(sparse, torch.float64, row_normalize, most_in_a_row(sparse))
 
 
 @pytest.mark.parametrize("row_normalize", [False, True])

@@ -33,15 +33,17 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .._base.files import read_text_regular
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
-from .npy import SparseRows, is_there, read_array, read_features
+from ._array_graph import Arrays, EndArrays
+from .npy import SparseRows, is_there, plain_numbers, read_array, read_features
 
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}
 """Name of each set of nodes here, and in file names."""
@@ -88,16 +90,16 @@ class FolderArrays:
     """What a folder holds, checked but not yet a graph.
 
     Args:
-        edges: [2, num_edges] int64 for each relation.
+        edges: Sources and destinations, [num_edges], for each relation.
         label: [num_nodes of the target] int64.
         masks: [num_nodes of the target] bool for ``train``, ``val`` and ``test``.
-        edge_type: [num_edges] int64, or None.
+        edge_type: [num_edges] integers, or None.
         relation_names: Name of each value of ``edge_type``.
         edge_masks: [num_edges] bool for each split, where edges are to be predicted.
     """
 
     num_nodes: dict[str, int]
-    edges: dict[CanonicalEType, np.ndarray]
+    edges: dict[CanonicalEType, EndArrays]
     features: dict[str, np.ndarray | SparseRows]
     target: str
     label: np.ndarray
@@ -108,19 +110,20 @@ class FolderArrays:
     edge_masks: dict[str, np.ndarray] | None = None
 
 
-def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays:
+def read_folder(folder: Path, split: int | None, features: bool, arrays: Arrays) -> FolderArrays:
     """Read and check every array of a folder.
 
     Args:
+        arrays: If they are on disk, edges and dense features are mapped.
         split: Which of several published splits; None takes the files without a number.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
     if is_of_facts(folder):
-        return _read_facts(folder)
+        return _read_facts(folder, arrays)
     edge_files = _edge_files(folder)
     _check_file_names(folder, list(edge_files))
-    edges = {etype: _read_edges(path) for etype, path in edge_files.items()}
+    edges = {etype: _read_edges(path, arrays) for etype, path in edge_files.items()}
     typed = DEFAULT_CANONICAL_ETYPE not in edges
     label_type, labels = _read_labels(folder, typed)
 
@@ -128,7 +131,8 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     ntypes = sorted({t for etype in edges for t in etype[::2]} | set(counts) | set(labels))
     matrices: dict[str, np.ndarray | SparseRows] = {}
     for ntype in ntypes if features else []:
-        matrix = read_features(folder, f"feat__{ntype}" if typed else "feat")
+        stem = f"feat__{ntype}" if typed else "feat"
+        matrix = read_features(folder, stem, is_mapped=arrays.folder is not None)
         if matrix is not None:
             matrices[ntype] = matrix
     if features and not matrices and is_there(folder / _OF_SOME_NODES):
@@ -138,14 +142,17 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
             stacklevel=3,
         )
     num_nodes = {
-        ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges) for ntype in ntypes
+        ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges, arrays)
+        for ntype in ntypes
     }
     if label_type is None and len(ntypes) != 1:
         raise ValueError(f"{folder} must have label__TYPE.npy for one of its types {ntypes}")
     target = ntypes[0] if label_type is None else label_type
-    edge_type = None if typed else _read_edge_type(folder, edges[DEFAULT_CANONICAL_ETYPE].shape[1])
+    edge_type = None
+    if not typed:
+        edge_type = _read_edge_type(folder, len(edges[DEFAULT_CANONICAL_ETYPE][0]), arrays)
     names = _lines(folder / "relations.txt") if edge_type is not None else []
-    num_relations = int(edge_type.max()) + 1 if edge_type is not None and edge_type.size else 0
+    num_relations = 0 if edge_type is None else arrays.largest(edge_type, -1) + 1
     if len(names) < num_relations:
         names = [f"relation_{r}" for r in range(num_relations)]
     classes = [line.split("\t")[-1] for line in _lines(folder / "classes.txt")]
@@ -167,34 +174,45 @@ def is_of_facts(folder: Path) -> bool:
     return is_there(folder / "train.npy") and not any(folder.glob("edge_index*.npy"))
 
 
-def _read_facts(folder: Path) -> FolderArrays:
+def _read_facts(folder: Path, arrays: Arrays) -> FolderArrays:
     names = [f"{name}.npy" for name in FILE_NAMES.values()]
     _check_known({path.name for path in folder.iterdir() if not path.is_dir()}, folder)
     of_split: dict[str, np.ndarray] = {}
     for split, name in zip(FILE_NAMES, names, strict=True):
-        path = folder / name
-        facts = read_array(path, 2, "i") if is_there(path) else np.zeros((0, 3), np.int64)
-        if facts.shape[1] != 3 or (facts.size and facts.min() < 0):
+        path, facts = folder / name, np.zeros((0, 3), np.int64)
+        if is_there(path):
+            facts = read_array(path, 2, "i", is_mapped=arrays.folder is not None)
+        least = min((int(facts[rows].min()) for rows in arrays.blocks(facts)), default=0)
+        if facts.shape[1] != 3 or least < 0:
             raise ValueError(
                 f"{path} must be [num_facts, 3], head, relation and tail, numbered from 0 (got "
                 f"{list(facts.shape)}"
-                + (f" and {facts.min()})" if facts.shape[1] == 3 else "); write three columns")
+                + (f" and {least})" if facts.shape[1] == 3 else "); write three columns")
             )
         of_split[split] = facts
-    heads, relation, tails = np.concatenate(list(of_split.values())).T
-    edges = np.stack([heads, tails])
-    _check_relations(folder / names[0], relation, len(relation))
+    num_facts = sum(map(len, of_split.values()))
+    heads, relation, tails = (arrays.empty(num_facts, np.int64) for _ in range(3))
+    masks = {split: arrays.zeros(num_facts, bool) for split in of_split}
+    done = 0
+    for split, facts in of_split.items():
+        masks[split][done : done + len(facts)] = True
+        for rows in arrays.blocks(facts):
+            some = plain_numbers(folder / f"{FILE_NAMES[split]}.npy", np.asarray(facts[rows]), "i")
+            for column, values in zip((heads, relation, tails), some.T, strict=True):
+                column[done : done + len(some)] = values
+            done += len(some)
+            arrays.release(heads, relation, tails, *masks.values())
+    num_relations = arrays.largest(relation, -1) + 1
+    _check_relations(folder / names[0], num_relations - 1, num_facts)
     entities, relations = _lines(folder / "entities.txt"), _lines(folder / "relations.txt")
-    num_nodes = max(int(edges.max(initial=-1)) + 1, len(entities))
-    check_node_count(folder, DEFAULT_NTYPE, num_nodes, edges.size + len(entities))
-    num_relations = int(relation.max(initial=-1)) + 1
+    named = max(arrays.largest(heads, -1), arrays.largest(tails, -1)) + 1
+    num_nodes = max(named, len(entities))
+    check_node_count(folder, DEFAULT_NTYPE, num_nodes, 2 * num_facts + len(entities))
     if len(relations) < num_relations:
         relations = [f"relation_{r}" for r in range(num_relations)]
-    sizes = [len(facts) for facts in of_split.values()]
-    split_of = np.repeat(np.arange(len(sizes)), sizes)
     return FolderArrays(
         num_nodes={DEFAULT_NTYPE: num_nodes},
-        edges={DEFAULT_CANONICAL_ETYPE: edges},
+        edges={DEFAULT_CANONICAL_ETYPE: (heads, tails)},
         features={},
         target=DEFAULT_NTYPE,
         label=np.full(num_nodes, -1, dtype=np.int64),
@@ -202,7 +220,7 @@ def _read_facts(folder: Path) -> FolderArrays:
         edge_type=relation,
         relation_names=tuple(relations),
         class_names=(),
-        edge_masks={split: split_of == number for number, split in enumerate(of_split)},
+        edge_masks=masks,
     )
 
 
@@ -338,14 +356,37 @@ def _reader_of_file(path: Path) -> str | None:
     return next((call for endings, call in calls.items() if ending in endings.split()), None)
 
 
-def _read_edges(path: Path) -> np.ndarray:
-    edges = read_array(path, 2, "i")
+def _read_edges(path: Path, arrays: Arrays) -> EndArrays:
+    edges = read_array(path, 2, "i", is_mapped=arrays.folder is not None)
     if edges.shape[0] != 2:
         raise ValueError(f"{path} must be [2, num_edges] (got {list(edges.shape)}); transpose it")
-    if edges.size and edges.min() < 0:
-        edge = int((edges < 0).any(0).argmax())
-        raise ValueError(f"{path} must hold node ids from 0 (edge {edge} is {edges[:, edge]})")
-    return edges
+    src, dst = edges
+    if isinstance(edges, np.memmap):
+        num_edges, row_bytes = edges.shape[1], edges.shape[1] * edges.itemsize
+        src, dst = (
+            np.memmap(path, edges.dtype, "r", edges.offset + row * row_bytes, (num_edges,))
+            for row in (0, 1)
+        )
+    src, dst = (_whole_numbers(path, side, arrays) for side in (src, dst))
+    first = [place for side in (src, dst) if (place := arrays.first_below(side, 0)) is not None]
+    if first:
+        edge = min(first)
+        raise ValueError(
+            f"{path} must hold node ids from 0 (edge {edge} is {np.array([src[edge], dst[edge]])})"
+        )
+    return src, dst
+
+
+def _whole_numbers(
+    path: Path, column: np.ndarray, arrays: Arrays, allowed: Sequence[Any] = (np.int32, np.int64)
+) -> np.ndarray:
+    """A column in one of some dtypes, the last of which is int64."""
+    if not isinstance(column, np.memmap) or column.dtype in allowed:
+        return column
+    made = arrays.empty(len(column), np.int64)
+    for rows in arrays.blocks(column, made):
+        made[rows] = plain_numbers(path, np.asarray(column[rows]), "i")
+    return made
 
 
 def _read_labels(folder: Path, typed: bool) -> tuple[str | None, dict[str, np.ndarray]]:
@@ -394,7 +435,8 @@ def _count_nodes(
     counts: dict[str, int],
     labels: dict[str, np.ndarray],
     matrices: dict[str, np.ndarray | SparseRows],
-    edges: dict[CanonicalEType, np.ndarray],
+    edges: dict[CanonicalEType, EndArrays],
+    arrays: Arrays,
 ) -> int:
     said = {"node_types.txt": counts[ntype]} if ntype in counts else {}
     if ntype in labels:
@@ -409,9 +451,9 @@ def _count_nodes(
         side
         for (source, _, destination), pair in edges.items()
         for side, end in zip(pair, (source, destination), strict=True)
-        if end == ntype and side.size
+        if end == ntype
     ]
-    needed = max((int(side.max()) + 1 for side in ids), default=0)
+    needed = max((arrays.largest(side, -1) + 1 for side in ids), default=0)
     if said and next(iter(said.values())) < needed:
         raise ValueError(
             f"{folder}: an edge names node {needed - 1} of type {ntype!r}, but there are only as "
@@ -440,33 +482,37 @@ def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> Non
         )
 
 
-def _read_edge_type(folder: Path, num_edges: int) -> np.ndarray | None:
+def _read_edge_type(folder: Path, num_edges: int, arrays: Arrays) -> np.ndarray | None:
     path = folder / "edge_type.npy"
     if not is_there(path):
         return None
-    edge_type = read_array(path, 1, "i")
-    if len(edge_type) != num_edges or (edge_type.size and edge_type.min() < 0):
+    edge_type = read_array(path, 1, "i", is_mapped=arrays.folder is not None)
+    edge_type = _whole_numbers(path, edge_type, arrays, (np.int64,))
+    if len(edge_type) != num_edges or arrays.first_below(edge_type, 0) is not None:
         raise ValueError(f"{path} must hold a relation id from 0 for each of the {num_edges} edges")
-    _check_relations(path, edge_type, num_edges)
+    _check_relations(path, arrays.largest(edge_type, -1), num_edges)
     pointer_path = folder / "relation_ptr.npy"
     if is_there(pointer_path):
         pointer = read_array(pointer_path, 1, "i")
-        sizes = np.diff(pointer)
         fits = pointer.size > 0 and pointer[0] == 0 and pointer[-1] == num_edges
-        fits = fits and bool((sizes >= 0).all())
-        if not fits or not np.array_equal(np.repeat(np.arange(len(sizes)), sizes), edge_type):
+        fits = fits and bool((np.diff(pointer) >= 0).all())
+        for rows in arrays.blocks(edge_type):
+            numbers = np.arange(rows.start, rows.start + len(edge_type[rows]))
+            of_rows = np.searchsorted(pointer, numbers, side="right") - 1
+            fits = fits and np.array_equal(of_rows, edge_type[rows])
+        if not fits:
             raise ValueError(
                 f"{pointer_path} does not fit {path}: edges must be sorted by relation"
             )
     return edge_type
 
 
-def _check_relations(path: Path, edge_type: np.ndarray, num_edges: int) -> None:
+def _check_relations(path: Path, largest: int, num_edges: int) -> None:
     most = max(num_edges, _FREE_RELATIONS)
-    if edge_type.size and edge_type.max() >= most:
+    if largest >= most:
         raise ValueError(
-            f"{path} must hold relation ids below {most} (got {edge_type.max()}); number the "
-            "relations without gaps"
+            f"{path} must hold relation ids below {most} (got {largest}); number the relations "
+            "without gaps"
         )
 
 

@@ -12,17 +12,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ..graph.structure import check_type_name
-from ..ops import Adjacency
+from ..partition import edge_lists
 from ..partition.format import etype_key
+from ._array_graph import ArrayGraph, Arrays, EdgeEnds, EndArrays, edge_list
 from ._columns import as_text, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
@@ -51,6 +53,7 @@ from .task import TaskInfo, inverse_names
 
 _ROWS_IN_ORDER = 1 << 17
 _MOST_BLOCKS = 64
+_MOST_AT_ONCE = 1 << 22  # edges in memory
 _MANY_COLUMNS = 100  # of whole numbers: they may be counts of words
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
@@ -61,40 +64,52 @@ class TablesGraph:
     """A graph that was read from tables.
 
     Args:
-        graph: With the features, labels and splits that `graphshard.data.tables` describes.
+        content: With the features, labels and splits that `graphshard.data.tables` describes.
         ids: Node type to the ids of its nodes, by number: a pyarrow array.
         task: What there is to train for.
         report: What was read.
     """
 
-    graph: Graph
+    content: ArrayGraph
     ids: dict[str, Any]
     task: TaskInfo
     report: TableReport
 
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph, in memory."""
+        return self.content.graph()
+
 
 def read_tables(
-    tables: Tables, *, name: str = "graph", encodings_from: TaskInfo | None = None
+    tables: Tables,
+    *,
+    name: str = "graph",
+    encodings_from: TaskInfo | None = None,
+    folder: Path | None = None,
 ) -> TablesGraph:
-    """Read tables into memory.
+    """Read tables.
 
     Args:
         name: Of the graph, for the task.
         encodings_from: A task whose schema has the encodings, and the classes of labels, to use;
             None: they are made from these tables.
+        folder: Where files go of what has a row for each node or edge; None: it is in memory.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: A column is missing, a file is damaged, or cells cannot be what they must be.
     """
-    return _Reading(tables, name, encodings_from).read()
+    return _Reading(tables, name, encodings_from, Arrays(folder)).read()
 
 
 class _Reading:
     """What is known while tables are read."""
 
-    def __init__(self, tables: Tables, name: str, encodings_from: TaskInfo | None) -> None:
-        self.tables, self.name = tables, name
+    def __init__(
+        self, tables: Tables, name: str, encodings_from: TaskInfo | None, arrays: Arrays
+    ) -> None:
+        self.tables, self.name, self.arrays = tables, name, arrays
         self.given_task = encodings_from
         self.given = None if encodings_from is None else encodings_from.schema
         if encodings_from is not None and self.given is None:
@@ -105,11 +120,11 @@ class _Reading:
         self.report = TableReport()
         self.report.notes += self._other_types()
         self.ids: dict[str, RowIds] = {}
-        self.kept = KeptColumns()
+        self.kept = KeptColumns(parent=arrays.folder)
         self.columns: dict[Any, Columns] = {}
         #: Of each node type and relation that is read, its features by name.
         self.features: dict[Any, dict[str, _Feature]] = {}
-        self.ends: dict[CanonicalEType, tuple[Int64Array, Int64Array]] = {}
+        self.ends: dict[CanonicalEType, EndArrays] = {}
 
     def read(self) -> TablesGraph:
         try:
@@ -130,8 +145,6 @@ class _Reading:
             self.read_edges(etype, edge_table)
         counts = {ntype: len(ids) for ntype, ids in self.ids.items()}
         graph = self._graph(counts)
-        pairs = {e: self.ends[e] for e, table in tables.edges.items() if table.split is not None}
-        self.ends.clear()
         for ntype in tables.nodes:
             self.fill(ntype, counts[ntype])
         targets = TableTargets(
@@ -140,12 +153,11 @@ class _Reading:
             given_task=self.given_task,
             columns=self.columns,
             ids=self.ids,
-            pairs=pairs,
             kept=self.kept,
             report=self.report,
         )
         task, is_training = targets.fill(graph)
-        del targets, pairs
+        del targets
         schema: dict[str, Any] = {"nodes": {}, "edges": {}, "label": None}
         if task.schema is not None:
             schema["label"] = task.schema["label"]
@@ -157,7 +169,7 @@ class _Reading:
             if node_table is not None:
                 rows = is_training.get(ntype)
                 given = self._given("nodes", ntype)
-                of_nodes = graph.nodes[ntype].data
+                of_nodes = graph.nodes[ntype]
                 encodings = self.encode(ntype, node_table, given, rows, of_nodes, node_report)
             id_type = str(arrow_ids[ntype].type)
             schema["nodes"][ntype] = {
@@ -168,7 +180,7 @@ class _Reading:
             edge_report = self.report.edges[etype]
             rows = is_training.get(etype)
             given = self._given("edges", etype_key(etype))
-            fields = graph.edges[etype].data
+            fields = graph.edges[etype]
             encodings = self.encode(etype, edge_table, given, rows, fields, edge_report)
             self.add_weight_and_time(etype, edge_table, fields)
             if edge_table.relation_column is not None:
@@ -182,7 +194,7 @@ class _Reading:
                 "time": edge_table.time,
             }
         task = replace(task, schema=schema)
-        return TablesGraph(graph=graph, ids=arrow_ids, task=task, report=self.report)
+        return TablesGraph(content=graph, ids=arrow_ids, task=task, report=self.report)
 
     def _other_types(self) -> Iterator[str]:
         """What is said where the tables are of other types than those of the encodings."""
@@ -204,16 +216,18 @@ class _Reading:
                     + "; a model of that partition needs the same names"
                 )
 
-    def _graph(self, counts: Mapping[str, int]) -> Graph:
-        """The graph, without fields; its ends are numbers of nodes and not checked again."""
-        relations = {}
+    def _graph(self, counts: dict[str, int]) -> ArrayGraph:
+        """The graph, without fields."""
         for etype in sorted(self.ends):
             for name, what in zip(etype, ("node type", "relation", "node type"), strict=True):
                 check_type_name(name, f"the name of a {what}")
-            src, dst = map(torch.from_numpy, self.ends[etype])
-            num_src, num_dst = counts[etype[0]], counts[etype[2]]
-            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
-        return Graph(dict(sorted(counts.items())), relations)
+        return ArrayGraph(
+            arrays=self.arrays,
+            num_nodes=counts,
+            ends=self.ends,
+            nodes={ntype: {} for ntype in counts},
+            edges={etype: {} for etype in self.ends},
+        )
 
     def _given(self, owner: str, name: str) -> list[Encoding] | None:
         """The encodings of a type in another partition."""
@@ -409,8 +423,8 @@ class _Reading:
     def _filtered(self, values: Any, is_kept: NDArray[np.bool_]) -> Any:
         """Some rows of a column."""
         pieces, start = [], 0
-        for chunk in values.chunks:
-            rows = chunk.filter(_arrow(is_kept[start : start + len(chunk)]))
+        for chunk in self.kept.passing(values.chunks):
+            rows = chunk.filter(_arrow(np.asarray(is_kept[start : start + len(chunk)])))
             pieces.append(self.kept.put(rows))
             start += len(chunk)
         return self.kept.column(pieces, values.type)
@@ -435,7 +449,7 @@ class _Reading:
         self.report.edges[etype] = report
         report.unused = _unused(reader.schema.names, needed, *names, indices=_indices(reader))
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        ends = _EdgeEnds(reader.known_num_rows())
+        ends = self.arrays.ends(reader.known_num_rows())
         with ThreadPoolExecutor(1) as pool:
             asked = list(dict.fromkeys([*names, *needed]))
             for batch in reader.batches(asked, rows_at_once()):
@@ -449,18 +463,16 @@ class _Reading:
         if reader.num_malformed and not report.num_rows:
             reader.check_cells("say by what cells are separated, or whether there is a header")
         columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
-        report.num_parallel, is_first = _parallel(
-            src,
-            dst,
-            (len(self.ids[etype[0]]), len(self.ids[etype[2]])),
-            self.tables.parallel == "drop",
-        )
-        if is_first is not None and not is_first.all():
-            src, dst = src[is_first], dst[is_first]
+        num_nodes = len(self.ids[etype[0]]), len(self.ids[etype[2]])
+        is_dropping = self.tables.parallel == "drop"
+        report.num_parallel, is_first = _parallel(self.arrays, (src, dst), num_nodes, is_dropping)
+        if is_first is not None and report.num_parallel:
+            src, dst = (self.arrays.chosen(end, is_first) for end in (src, dst))
             columns = {name: self._filtered(values, is_first) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
         if etype[0] == etype[2]:
-            report.num_self_loops = int(np.count_nonzero(src == dst))
+            for block in self.arrays.blocks(src, dst):
+                report.num_self_loops += int(np.count_nonzero(src[block] == dst[block]))
         report.num_edges = len(src)
         self.ends[etype] = src, dst
         self.columns[etype] = columns
@@ -490,7 +502,7 @@ class _Reading:
         reader: TableSource,
         report: EdgeReport,
         pool: ThreadPoolExecutor,
-        ends_of_all: _EdgeEnds,
+        ends_of_all: EdgeEnds,
     ) -> Any:
         """The rows of a batch that are edges; their two ends are added to those before."""
         kept = batch.columns
@@ -757,8 +769,8 @@ class _Reading:
         num_rows = report.num_rows_of_fields
         wide = sum(encoding.width for encoding in encodings)
         embedded = [encoding for encoding in encodings if encoding.kind == "embedding"]
-        feat = np.empty((num_rows, wide), np.float32)
-        categories = np.empty((num_rows, len(embedded)), np.int64)
+        feat = self.arrays.empty((num_rows, wide), np.float32)
+        categories = self.arrays.empty((num_rows, len(embedded)), np.int64)
         start = 0
         for encoding in encodings:
             counts = EncodedCounts()
@@ -769,10 +781,12 @@ class _Reading:
                 start += encoding.width
             row = 0
             try:
-                for chunk in _chunks(encoding.column, encoding.columns, columns):
+                pieces = _chunks(encoding.column, encoding.columns, columns)
+                for chunk in self.kept.passing(pieces):
                     rows = encoding.encode(chunk, first_row=row, counts=counts)
                     out[row : row + len(chunk)] = rows
                     row += len(chunk)
+                    self.arrays.release(feat, categories)
             except ValueError as error:
                 raise ValueError(f"{name_of_table(owner)}: {error}") from None
             for name in encoding.columns or (encoding.column,):
@@ -797,9 +811,9 @@ class _Reading:
                 '{encoding = "vector", row_normalize = true}'
             )
         if wide:
-            fields["feat"] = torch.from_numpy(feat)
+            fields["feat"] = feat
         if embedded:
-            fields["categories"] = torch.from_numpy(categories)
+            fields["categories"] = categories
         return encodings
 
     def _fit(
@@ -822,14 +836,18 @@ class _Reading:
             kind = values.type
             if not is_asked and (len(values) == 0 or values.null_count == len(values)):
                 return "all of it is empty"
-            if not is_asked and is_training is not None and not _has_value(values, is_training):
+            if (
+                not is_asked
+                and is_training is not None
+                and not self._has_value(values, is_training)
+            ):
                 return "no training row has a value in it"
         try:
             fit = EncodingFit(pyarrow.field(name, kind), options, joined)
             row = 0
-            for chunk in _chunks(name, joined, columns):
+            for chunk in self.kept.passing(_chunks(name, joined, columns)):
                 rows = slice(row, row + len(chunk))
-                fit.update(chunk, None if is_training is None else is_training[rows])
+                fit.update(chunk, None if is_training is None else np.asarray(is_training[rows]))
                 row += len(chunk)
             return fit.finish()
         except ValueError as error:
@@ -837,57 +855,94 @@ class _Reading:
                 raise
             return str(error)
 
+    def _has_value(self, values: Any, chosen: Any) -> bool:
+        """Whether any of the chosen rows is neither null nor NaN."""
+        from pyarrow import compute
+
+        is_real, row = family_of(values.type) == "number", 0
+        for chunk in self.kept.passing(values.chunks):
+            rows = chosen[row : row + len(chunk)]
+            row += len(chunk)
+            is_null = compute.is_null(chunk, nan_is_null=True) if is_real else chunk.is_null()
+            if (~is_null.to_numpy(zero_copy_only=False) & rows).any():
+                return True
+        return False
+
     def add_weight_and_time(self, etype: CanonicalEType, table: EdgeTable, fields: Any) -> None:
         import pyarrow
-        from pyarrow import compute
 
         report, columns = self.report.edges[etype], self.columns[etype]
         if table.weight is not None:
             values = columns.pop(table.weight)
-            weight = np.empty(len(values), np.float32)
-            start = 0
+            weight = self.arrays.empty(len(values), np.float32)
+            start, is_finite = 0, True
             try:
-                for chunk in values.chunks:
+                for chunk in self.kept.passing(values.chunks):
                     numbers = chunk.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-                    weight[start : start + len(chunk)] = numbers
+                    with np.errstate(over="ignore"):
+                        of_chunk = numbers.astype(np.float32)
+                    is_missing = np.isnan(of_chunk)
+                    report.num_without_weight += int(is_missing.sum())
+                    of_chunk[is_missing] = 1.0
+                    is_finite &= bool(np.isfinite(of_chunk).all())
+                    weight[start : start + len(chunk)] = of_chunk
                     start += len(chunk)
+                    self.arrays.release(weight)
             except pyarrow.ArrowException:
                 raise ValueError(
                     f"weight of {etype_key(etype)} must be a column of numbers (got "
                     f"{table.weight!r} of {values.type}{_such_as(values)}); write numbers such as "
                     "1.5, or leave it out"
                 ) from None
-            is_missing = np.isnan(weight)
-            report.num_without_weight = int(is_missing.sum())
-            weight[is_missing] = 1.0
-            if not np.isfinite(weight).all():
+            if not is_finite:
                 raise ValueError(f"weight of {etype_key(etype)} must be finite in float32")
-            fields["weight"] = torch.from_numpy(weight)
+            fields["weight"] = weight
         if table.time is not None:
-            values = columns.pop(table.time)
-            types, kind = pyarrow.types, values.type
-            if types.is_date(kind) or types.is_timestamp(kind):
+            fields["time"] = self._times(etype, table.time, columns.pop(table.time))
+
+    def _times(self, etype: CanonicalEType, name: str, values: Any) -> NDArray[np.int64]:
+        """The times of edges; the earliest where there is none."""
+        import pyarrow
+        from pyarrow import compute
+
+        types, kind = pyarrow.types, values.type
+        is_time = types.is_date(kind) or types.is_timestamp(kind)
+        if not (is_time or types.is_floating(kind) or types.is_integer(kind)):
+            raise ValueError(
+                f"time of {etype_key(etype)} must be a column of times or numbers (got "
+                f"{name!r} of {kind}{_such_as(values)}); write times as 2024-01-31 or "
+                "2024-01-31 10:00:00"
+            )
+        self.report.edges[etype].num_without_time = values.null_count
+        times = self.arrays.empty(len(values), np.int64)
+        missing, earliest, start = [], None, 0
+        for chunk in self.kept.passing(values.chunks):
+            if is_time:
                 try:
-                    values = values.cast(pyarrow.timestamp("ns")).cast(pyarrow.int64())
+                    chunk = chunk.cast(pyarrow.timestamp("ns"))
                 except pyarrow.ArrowInvalid:
                     raise ValueError(
                         f"time of {etype_key(etype)} must be between 1678 and 2261, as it is kept "
                         f"in nanoseconds (got {kind} from {compute.min(values)} to "
-                        f"{compute.max(values)} in {table.time!r}); give it as whole seconds"
+                        f"{compute.max(values)} in {name!r}); give it as whole seconds"
                     ) from None
             elif types.is_floating(kind):
-                values = compute.round(values).cast(pyarrow.int64())
-            elif not types.is_integer(kind):
-                raise ValueError(
-                    f"time of {etype_key(etype)} must be a column of times or numbers (got "
-                    f"{table.time!r} of {kind}{_such_as(values)}); write times as 2024-01-31 or "
-                    "2024-01-31 10:00:00"
-                )
-            report.num_without_time = values.null_count
-            if values.null_count:
-                earliest = compute.min(values)
-                values = compute.fill_null(values, earliest if earliest.is_valid else 0)
-            fields["time"] = torch.from_numpy(values.cast(pyarrow.int64()).to_numpy().copy())
+                chunk = compute.round(chunk)
+            chunk = chunk.cast(pyarrow.int64())
+            if chunk.null_count < len(chunk):
+                lowest = compute.min(chunk).as_py()
+                earliest = lowest if earliest is None else min(earliest, lowest)
+            if chunk.null_count:
+                is_null = chunk.is_null().to_numpy(zero_copy_only=False)
+                missing.append(start + np.flatnonzero(is_null))
+                chunk = chunk.fill_null(0)
+            times[start : start + len(chunk)] = chunk.to_numpy()
+            start += len(chunk)
+            self.arrays.release(times)
+        for rows in missing:
+            times[rows] = 0 if earliest is None else earliest
+            self.arrays.release(times)
+        return times
 
     def add_relation_numbers(
         self, etype: CanonicalEType, column: str, fields: Any
@@ -902,7 +957,8 @@ class _Reading:
                 f"{name_of_table(etype)}: each row must have a relation (got {values.null_count} "
                 f"rows without one in {column!r}); fill them in or drop them"
             )
-        of_chunks = [_plain(compute.unique(chunk)) for chunk in values.chunks]
+        chunks = self.kept.passing(values.chunks)
+        of_chunks = [_plain(compute.unique(chunk)) for chunk in chunks]
         names = compute.unique(pyarrow.chunked_array(of_chunks, plain_type(values.type)))
         names = names.take(compute.sort_indices(names))
         texts = tuple(map(str, names.to_pylist()))
@@ -918,16 +974,16 @@ class _Reading:
                     f"of the encodings (got {unknown[0]!r}); leave their edges out"
                 )
             number = {name: place for place, name in enumerate(known)}
-            of_values = torch.tensor([number[text] for text in texts], dtype=torch.int64)
+            of_values = np.array([number[text] for text in texts], np.int64)
             texts = known
         else:
-            of_values = torch.arange(len(texts))
-        numbers, start = torch.empty(len(values), dtype=torch.int64), 0
-        for chunk in values.chunks:
+            of_values = np.arange(len(texts))
+        numbers, start = self.arrays.empty(len(values), np.int64), 0
+        for chunk in self.kept.passing(values.chunks):
             places = compute.index_in(_plain(chunk), value_set=names).to_numpy(zero_copy_only=False)
-            of_chunk = of_values[torch.from_numpy(places.astype(np.int64))]
-            numbers[start : start + len(chunk)] = of_chunk
+            numbers[start : start + len(chunk)] = of_values[places.astype(np.int64)]
             start += len(chunk)
+            self.arrays.release(numbers)
         fields["etype"] = numbers
         return texts
 
@@ -987,44 +1043,6 @@ def _features(
 def _chunks(name: str, joined: Sequence[str], columns: Columns) -> Iterable[Any]:
     """Arrays of what is encoded: a column, or several side by side."""
     return vectors_of(columns, joined, name) if joined else columns[name].chunks
-
-
-class _EdgeEnds:
-    """Two columns of numbers that grow; memory of rows that never come is not touched.
-
-    Args:
-        num_rows: How many there will be; None: it is not known.
-    """
-
-    def __init__(self, num_rows: int | None) -> None:
-        self._count = self._more = 0
-        self._arrays = [np.empty(num_rows or 0, np.int64) for _ in range(2)]
-
-    def room(self, num_rows: int) -> list[Int64Array]:
-        """Where the next rows are to be written."""
-        count = self._count + num_rows
-        if count > len(self._arrays[0]):
-            self._resize(count + count // 4 + (1 << 16))
-        self._more = num_rows
-        return [array[self._count : count] for array in self._arrays]
-
-    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
-        """Take the rows that were written, or these of them."""
-        if is_kept is not None:
-            written = self.room(self._more)
-            self._more = int(np.count_nonzero(is_kept))
-            for column in written:
-                column[: self._more] = column[is_kept]
-        self._count += self._more
-
-    def arrays(self) -> tuple[Int64Array, Int64Array]:
-        self._resize(self._count)
-        first, second = self._arrays
-        return first, second
-
-    def _resize(self, num_rows: int) -> None:
-        for array in self._arrays:  # moves no bytes where the system can move pages
-            array.resize(num_rows, refcheck=False)
 
 
 class _Doubles:
@@ -1156,15 +1174,6 @@ def _indices(*readers: TableSource) -> set[str]:
     return {name for reader in readers for name in reader.schema.names if reader.is_index(name)}
 
 
-def _has_value(values: Any, chosen: NDArray[np.bool_]) -> bool:
-    """Whether any of the chosen rows is neither null nor NaN."""
-    from pyarrow import compute
-
-    is_real = family_of(values.type) == "number"
-    is_null = compute.is_null(values, nan_is_null=True) if is_real else values.is_null()
-    return bool((~is_null.to_numpy() & chosen).any())
-
-
 def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
     """Which rows are the first with their number, where numbers below ``before`` came earlier.
 
@@ -1179,14 +1188,26 @@ def _first_of_each(rows: Int64Array, before: int) -> NDArray[np.bool_]:
 
 
 def _parallel(
-    src: Int64Array, dst: Int64Array, num_nodes: tuple[int, int], is_dropping: bool
+    arrays: Arrays, ends: EndArrays, num_nodes: tuple[int, int], is_dropping: bool
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """How many edges have the ends of an earlier one; and which are first, if that is asked."""
+    src, dst = ends
+    if arrays.folder is None:
+        if not is_dropping:
+            return count_repeated(src, dst, *num_nodes), None
+        is_first = np.zeros(len(src), bool)
+        is_first[np.unique(src * num_nodes[1] + dst, return_index=True)[1]] = True
+        return int(np.count_nonzero(~is_first)), is_first
+    edges = edge_list(arrays, src, dst, num_nodes)
     if not is_dropping:
-        return count_repeated(src, dst, *num_nodes), None
-    keys = src * num_nodes[1] + dst
-    order = np.argsort(keys, kind="stable")
-    is_repeated = np.zeros(len(keys), bool)
-    in_order = keys[order]
-    is_repeated[order[1:][in_order[1:] == in_order[:-1]]] = True
-    return int(np.count_nonzero(is_repeated)), ~is_repeated
+        if len(src) <= _MOST_AT_ONCE:
+            src, dst = (np.asarray(end, np.int64) for end in ends)
+            return count_repeated(src, dst, *num_nodes), None
+        return edge_lists.count_repeated(edges, arrays.folder), None
+    first = arrays.empty(len(src), np.int64)
+    edge_lists.find_first_edges(edges, arrays.folder, first)
+    is_first, num_repeated = arrays.empty(len(src), bool), 0
+    for block in arrays.blocks(first, is_first):
+        is_first[block] = first[block] == np.arange(block.start, block.start + len(first[block]))
+        num_repeated += int(np.count_nonzero(~is_first[block]))
+    return num_repeated, is_first

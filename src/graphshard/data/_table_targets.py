@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .._base.typing import CanonicalEType
-from ..graph import Graph
+from ..partition.edge_lists import find_first_edges
 from ..partition.format import etype_key
+from ._array_graph import ArrayGraph, Arrays, EndArrays
 from ._columns import as_text, chunks_of, family_of, plain, plain_type
 from ._columns import pieces as pieces_of
 from ._kept_columns import KeptColumns
@@ -40,6 +40,7 @@ from .tables import (
 )
 from .task import TaskInfo
 
+_BLOCK_ROWS = 1 << 20
 _LIKE_MISSING = {"unknown", "?", "-", "none", "missing", "unlabeled", "unlabelled", "n.a."}
 
 
@@ -53,7 +54,6 @@ class TableTargets:
         columns: Of each node type and relation, with those of labels and splits.
         ids: Of the nodes, by type, for splits that are files of ids.
         kept: Where columns that are made of others wait.
-        pairs: Ends of the edges of relations that have a split.
         report: Is told what was found.
     """
 
@@ -62,7 +62,6 @@ class TableTargets:
     given_task: TaskInfo | None
     columns: Mapping[Any, dict[str, Any]]
     ids: Mapping[str, RowIds]
-    pairs: Mapping[CanonicalEType, tuple[Int64Array, Int64Array]]
     kept: KeptColumns
     report: TableReport
 
@@ -71,7 +70,7 @@ class TableTargets:
         """The schema of the task that is given."""
         return None if self.given_task is None else self.given_task.schema
 
-    def fill(self, graph: Graph) -> tuple[TaskInfo, dict[Any, NDArray[np.bool_]]]:
+    def fill(self, graph: ArrayGraph) -> tuple[TaskInfo, dict[Any, NDArray[np.bool_]]]:
         """Give the targets their labels and splits; the task, and which rows are for training.
 
         The target is one node type, or any number of relations, whose labels are of one kind.
@@ -123,41 +122,57 @@ class TableTargets:
         self,
         target: Any,
         table: NodeTable | EdgeTable,
-        graph: Graph,
+        graph: ArrayGraph,
         task: TaskInfo,
         labels: Labels | None,
         report: LabelReport,
     ) -> NDArray[np.bool_]:
         """Give one target its labels and splits, and count them; which rows are for training."""
         is_node = isinstance(target, str)
-        fields = graph.nodes[target].data if is_node else graph.edges[target].data
-        num_rows = graph.num_nodes(target) if is_node else graph.num_edges(target)
-        columns = self.columns[target]
+        fields = graph.nodes[target] if is_node else graph.edges[target]
+        num_rows = graph.num_nodes[target] if is_node else graph.num_edges(target)
+        columns, arrays = self.columns[target], graph.arrays
         label: NDArray[Any] | None = None
         if labels is not None:
-            counts = EncodedCounts()
             parts = [columns[column] for column in label_columns(table.label)]
             try:
-                label = labels.encode(parts, counts=counts)
+                label = self._encoded(labels, parts, arrays, report)
             except ValueError as error:
                 raise ValueError(f"{name_of_table(target)}: {error}") from None
-            report.num_unlabelled += counts.missing
-            report.num_unknown += counts.unknown
-            fields["label"] = torch.from_numpy(label)
-            numbers: list[int] = []
-            if labels.is_multilabel:
-                numbers = (label > 0).sum(axis=0).tolist()
-            elif labels.num_classes is not None:
-                numbers = np.bincount(label[label >= 0], minlength=labels.num_classes).tolist()
-            for name, number in zip(report.classes, numbers, strict=True):
-                report.classes[name] += number
-        masks = self._masks(target, table, columns, label, task, num_rows)
-        is_labelled = np.ones(num_rows, bool) if label is None else _is_labelled(label)
-        for split, mask in masks.items():
-            fields[f"{split}_mask"] = torch.from_numpy(mask)
-            count = int(np.count_nonzero(mask & is_labelled))
+            fields["label"] = label
+        masks = self._masks(target, table, columns, label, task, graph, num_rows)
+        fields |= {f"{split}_mask": mask for split, mask in masks.items()}
+        counts = dict.fromkeys(masks, 0)
+        for block in arrays.blocks(*masks.values(), *([] if label is None else [label])):
+            is_labelled = True if label is None else Labels.is_labelled(np.asarray(label[block]))
+            for split, mask in masks.items():
+                counts[split] += int(np.count_nonzero(mask[block] & is_labelled))
+        for split, count in counts.items():
             report.splits[split] = report.splits.get(split, 0) + count
         return masks["train"]
+
+    def _encoded(
+        self, labels: Labels, parts: Sequence[Any], arrays: Arrays, report: LabelReport
+    ) -> NDArray[Any]:
+        """The labels of all rows, which are counted."""
+        counts = EncodedCounts()
+        of_none = labels.encode([part.slice(0, 0) for part in parts])
+        made = arrays.empty((len(parts[0]), *of_none.shape[1:]), of_none.dtype)
+        numbers = np.zeros(labels.num_classes or 0, np.int64)
+        for block in arrays.blocks(made):
+            some = [part.slice(block.start, block.stop - block.start) for part in parts]
+            rows = labels.encode(some, first_row=block.start, counts=counts)
+            made[block] = rows
+            if labels.is_multilabel:
+                numbers += (rows > 0).sum(axis=0)
+            elif labels.num_classes is not None:
+                numbers += np.bincount(rows[rows >= 0], minlength=labels.num_classes)
+            self.kept.release()
+        report.num_unlabelled += counts.missing
+        report.num_unknown += counts.unknown
+        for name, number in zip(report.classes, numbers.tolist(), strict=True):
+            report.classes[name] += number
+        return made
 
     def _split_text(self, name: str, values: Any, separator: str) -> Any:
         """A column of text as lists of the words between separators."""
@@ -173,12 +188,12 @@ class TableTargets:
         if family_of(kind) == "null":
             return values
         pieces = []
-        for _, piece in pieces_of(values):
+        for _, piece in self.kept.passing(pieces_of(values)):
             words = compute.split_pattern(compute.utf8_trim_whitespace(piece), separator)
             pieces.append(self.kept.put(words))
         return self.kept.column(pieces, pyarrow.list_(kind))
 
-    def _task_of_others(self, graph: Graph) -> TaskInfo:
+    def _task_of_others(self, graph: ArrayGraph) -> TaskInfo:
         """The task where these tables have no labels: that of the encodings, or none."""
         if self.given_task is None or self.given_task.target is None:
             return TaskInfo(name=self.name)
@@ -186,17 +201,17 @@ class TableTargets:
         targets: tuple[Any, ...] = task.targets or (task.target,)
         for target in targets:
             of_nodes = isinstance(target, str)
-            if target not in (graph.ntypes if of_nodes else graph.canonical_etypes):
+            if target not in (graph.ntypes if of_nodes else graph.etypes):
                 raise ValueError(
                     f"the tables must have the target of the encodings, {target} (got "
                     f"{', '.join(graph.ntypes)}); name types as they were named there"
                 )
-            fields = graph.nodes[target].data if of_nodes else graph.edges[target].data
-            num_rows = graph.num_nodes(target) if of_nodes else graph.num_edges(target)
+            fields = graph.nodes[target] if of_nodes else graph.edges[target]
+            num_rows = graph.num_nodes[target] if of_nodes else graph.num_edges(target)
             if self.given is not None and self.given.get("label") is not None:
-                fields["label"] = torch.from_numpy(_no_labels(self.given["label"], num_rows))
+                fields["label"] = _no_labels(self.given["label"], num_rows, graph.arrays)
             for split in SPLITS:
-                fields[f"{split}_mask"] = torch.zeros(num_rows, dtype=torch.bool)
+                fields[f"{split}_mask"] = graph.arrays.zeros(num_rows, bool)
         return task
 
     def _labels(self, tables: Mapping[Any, NodeTable | EdgeTable]) -> Labels:
@@ -222,7 +237,9 @@ class TableTargets:
                         f"{', '.join(map(str, kinds))} (got "
                         f"{', '.join(str(columns[name].type) for name in names)}); convert them"
                     )
-                fit.update([columns[name] for name in names])
+                for start in range(0, len(columns[names[0]]), _BLOCK_ROWS):
+                    fit.update([columns[name].slice(start, _BLOCK_ROWS) for name in names])
+                    self.kept.release()
             except ValueError as error:
                 raise ValueError(f"{name_of_table(target)}: {error}") from None
         assert fit is not None
@@ -251,11 +268,12 @@ class TableTargets:
         columns: Mapping[str, Any],
         label: NDArray[Any] | None,
         task: TaskInfo,
+        graph: ArrayGraph,
         num_rows: int,
     ) -> Masks:
-        split = table.split
+        split, zeros = table.split, graph.arrays.zeros
         if self.given is not None and split is None:
-            return {name: np.zeros(num_rows, bool) for name in SPLITS}
+            return {name: zeros(num_rows, bool) for name in SPLITS}
         if split is None:
             split = DEFAULT_FRACTIONS
             shares = ", ".join(map(str, split))
@@ -270,47 +288,82 @@ class TableTargets:
             said = {"column": split}
         else:
             said = split if isinstance(split, Mapping) else {"fractions": list(split)}
-        takes_part = None if label is None else _is_labelled(label)
+        takes_part = None
+        if label is not None:
+            takes_part = graph.arrays.empty(num_rows, bool)
+            for block in graph.arrays.blocks(label, takes_part):
+                takes_part[block] = Labels.is_labelled(np.asarray(label[block]))
         classes = None
         if label is not None and task.kind.endswith("classification") and label.ndim == 1:
             classes = label
         try:
             if "column" in said:
-                return split_by_names(columns[said["column"]], said["column"])
+                return split_by_names(columns[said["column"]], said["column"], zeros=zeros)
             if "masks" in said:
-                return split_by_masks({n: (c, columns[c]) for n, c in said["masks"].items()})
+                of_splits = {n: (c, columns[c]) for n, c in said["masks"].items()}
+                return split_by_masks(of_splits, zeros=zeros)
             if "files" in said:
                 if isinstance(table, EdgeTable):
-                    rows = self._edges_of_files(target, table, columns, said["files"])
+                    ends = graph.ends[target]
+                    rows = self._edges_of_files(target, table, columns, ends, said["files"])
                 else:
                     rows = self._rows_of_files(target, said["files"])
-                return split_by_rows(num_rows, rows)
+                return split_by_rows(num_rows, rows, zeros=zeros)
             fractions = said["fractions"]
             if "time" in said:
                 column = said["time"]
-                return split_by_time(columns[column], fractions, takes_part=takes_part, name=column)
+                return split_by_time(
+                    columns[column], fractions, takes_part=takes_part, name=column, zeros=zeros
+                )
             if not said.get("stratify", True):
                 classes = None
             if label is None:
-                return self._masks_of_pairs(target, fractions)
+                return self._masks_of_pairs(graph, target, fractions)
             return split_by_fractions(
-                num_rows, fractions, seed=self.tables.seed, takes_part=takes_part, classes=classes
+                num_rows,
+                fractions,
+                seed=self.tables.seed,
+                takes_part=takes_part,
+                classes=classes,
+                zeros=zeros,
             )
         except ValueError as error:
             raise ValueError(f"{name_of_table(target)}: {error}") from None
 
-    def _masks_of_pairs(self, etype: CanonicalEType, fractions: Sequence[float]) -> Masks:
+    def _masks_of_pairs(
+        self, graph: ArrayGraph, etype: CanonicalEType, fractions: Sequence[float]
+    ) -> Masks:
         """A random split of edges in which those between the same two nodes stay together."""
-        src, dst = self.pairs[etype]
-        num_pairs, number = number_pairs(src, dst, is_ordered=etype[0] != etype[2])
-        masks = split_by_fractions(num_pairs, fractions, seed=self.tables.seed)
-        return {name: mask[number] for name, mask in masks.items()}
+        arrays, (src, dst) = graph.arrays, graph.ends[etype]
+        is_ordered = etype[0] != etype[2]
+        if arrays.folder is None:
+            num_pairs, number = number_pairs(src, dst, is_ordered=is_ordered)
+            masks = split_by_fractions(num_pairs, fractions, seed=self.tables.seed)
+            return {name: mask[number] for name, mask in masks.items()}
+        first = arrays.empty(len(src), np.int64)
+        find_first_edges(graph.edge_list(etype), arrays.folder, first, is_ordered=is_ordered)
+        num_pairs = sum(len(rows) for _, rows in _first_rows(arrays, first))
+        of_pairs = split_by_fractions(
+            num_pairs, fractions, seed=self.tables.seed, zeros=arrays.zeros
+        )
+        masks = {name: arrays.zeros(len(src), bool) for name in SPLITS}
+        done = 0
+        for start, rows in _first_rows(arrays, first):
+            for name, mask in masks.items():
+                mask[start + rows] = of_pairs[name][done : done + len(rows)]
+            done += len(rows)
+            arrays.release(*masks.values(), *of_pairs.values())
+        for block in arrays.blocks(first, *masks.values()):
+            for mask in masks.values():
+                mask[block] = mask[first[block]]
+        return masks
 
     def _edges_of_files(
         self,
         etype: CanonicalEType,
         table: EdgeTable,
         columns: Mapping[str, Any],
+        edges: EndArrays,
         files: Mapping[str, Any],
     ) -> dict[str, Int64Array]:
         """Numbers of the edges that files of pairs of ids name; all that have the same two ends.
@@ -321,7 +374,7 @@ class TableTargets:
         import pyarrow
 
         names = [table.source, table.target]
-        facts = list(self.pairs[etype])
+        facts = [np.asarray(end, np.int64) for end in edges]
         relations: Any = None
         if table.relation_column is not None:
             names.append(table.relation_column)
@@ -437,14 +490,26 @@ def name_of_table(owner: Any) -> str:
     return f"the table of {spoken_type(owner)}"
 
 
-def _no_labels(labels: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
+def _first_rows(
+    arrays: Arrays, first: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Of each block of edges its first one, and which of them are the first with their ends."""
+    for block in arrays.blocks(first):
+        own = np.arange(block.start, block.start + len(first[block]))
+        yield block.start, np.flatnonzero(first[block] == own)
+
+
+def _no_labels(labels: Mapping[str, Any], num_rows: int, arrays: Arrays) -> NDArray[Any]:
     """What rows without labels have, where labels are of some kind."""
     made = Labels.of_json(labels)
-    shape = (num_rows,)
+    shape: tuple[int, ...] = (num_rows,)
     if made.is_multilabel or (made.kind == "reals" and made.width > 1):
-        shape = (num_rows, made.num_classes or made.width)  # type: ignore[assignment]
+        shape = (num_rows, made.num_classes or made.width)
     is_real = made.kind == "reals"
-    return np.full(shape, np.nan if is_real else -1, np.float32 if is_real else np.int64)
+    unknown = arrays.empty(shape, np.float32 if is_real else np.int64)
+    for block in arrays.blocks(unknown):
+        unknown[block] = np.nan if is_real else -1
+    return unknown
 
 
 def _places(texts: Any, words: Any) -> Int64Array:
@@ -466,11 +531,3 @@ def _numbered_alike(
         pairs = numbers * (int(both.max(initial=0)) + 1) + both
         numbers = np.unique(pairs, return_inverse=True)[1].reshape(-1)
     return numbers[: len(first[0])], numbers[len(first[0]) :]
-
-
-def _is_labelled(label: NDArray[Any]) -> NDArray[np.bool_]:
-    if label.dtype.kind == "f":
-        is_unknown = np.isnan(label)
-    else:
-        is_unknown = label < 0
-    return ~(is_unknown if label.ndim == 1 else is_unknown.any(axis=1))

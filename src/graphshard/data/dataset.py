@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +19,31 @@ from torch import Tensor
 from .._base.files import check_text
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
 from ..errors import GraphValueError
-from ..graph import Graph, graph, heterograph
-from ..graph import add_self_loop as with_self_loops
-from ..graph import remove_self_loop as without_self_loops
-from ..graph import to_bidirected as in_both_directions
+from ..graph import Graph
+from ..graph.structure import check_type_name
+from ..partition.edge_lists import count_alike
+from ..partition.graph_files import GraphFiles
+from ._array_graph import (
+    ArrayGraph,
+    Arrays,
+    EndArrays,
+    both_directions,
+    edge_list,
+    with_inverse_numbers,
+    with_inverses,
+    with_self_loops,
+)
 from ._folder import FolderArrays, how_to_read, read_folder
-from .npy import SparseRows, dense_features, feature_dtype, padded_features
+from .npy import (
+    SparseRows,
+    dense_features,
+    feature_dtype,
+    most_in_a_row,
+    padded_features,
+    plain_numbers,
+)
+
+_BLOCK_VALUES = 1 << 22  # of features that are made dense or real at a time
 
 SPLITS = ("train", "val", "test")
 """The three sets of nodes; a set is the field ``{name}_mask`` of the target type."""
@@ -133,6 +154,21 @@ class NodeDataset:
         """Number of relation ids in ``edata['etype']``, or of relations of a typed graph."""
         return len(self.relation_names) or len(self.graph.canonical_etypes)
 
+    @property
+    def source(self) -> Graph:
+        """What `graphshard.partition.partition_graph` takes."""
+        return self.graph
+
+    @property
+    def node_counts(self) -> dict[str, int]:
+        """Nodes of each type."""
+        return {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
+
+    @property
+    def target_fields(self) -> Mapping[str, Tensor]:
+        """Fields of the target's nodes."""
+        return self.graph.nodes[self.target].data
+
     def node_ids(self, split: str) -> Tensor:
         """Ids of the target nodes in a set, ``'train'``, ``'val'`` or ``'test'``, ascending."""
         if split not in SPLITS:
@@ -224,58 +260,163 @@ def load_dataset(
     """
     if idtype not in INDEX_DTYPES:
         raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype})")
+    read = read_dataset_arrays(
+        name_or_path,
+        Arrays(),
+        split=split,
+        features=features,
+        row_normalize=row_normalize,
+        to_bidirected=to_bidirected,
+        add_inverse=add_inverse,
+        add_self_loop=add_self_loop,
+        as_typed=as_typed,
+        dtype=dtype,
+        max_feature_bytes=max_feature_bytes,
+        keep_sparse=keep_sparse,
+    )
+    return read.dataset(idtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetArrays:
+    """A data set whose graph is arrays, in memory or on disk; for the rest see `NodeDataset`."""
+
+    name: str
+    content: ArrayGraph
+    num_classes: int
+    target: str
+    class_names: tuple[str, ...] = ()
+    relation_names: tuple[str, ...] = ()
+    links: tuple[CanonicalEType, ...] = ()
+    reverse_of: tuple[CanonicalEType | None, ...] = ()
+
+    def dataset(self, idtype: torch.dtype = torch.int64) -> NodeDataset:
+        """The data set with its graph in memory."""
+        others = {name: value for name, value in vars(self).items() if name != "content"}
+        return NodeDataset(graph=self.content.graph(idtype), **others)
+
+    @property
+    def source(self) -> GraphFiles:
+        """What `graphshard.partition.partition_graph` takes."""
+        return self.content.files()
+
+    @property
+    def node_counts(self) -> dict[str, int]:
+        """Nodes of each type."""
+        return self.content.num_nodes
+
+    @property
+    def target_fields(self) -> dict[str, Any]:
+        """Fields of the target's nodes; label and masks are tensors."""
+        of_nodes = self.content.nodes[self.target]
+        names = [name for name in ("label", *MASKS) if name in of_nodes]
+        return of_nodes | {name: torch.as_tensor(of_nodes[name]) for name in names}
+
+
+def read_dataset_arrays(
+    name_or_path: str | os.PathLike[str],
+    arrays: Arrays,
+    *,
+    split: int | None = None,
+    features: bool = True,
+    row_normalize: bool | Collection[str] = False,
+    to_bidirected: bool = False,
+    add_inverse: bool = False,
+    add_self_loop: bool = False,
+    as_typed: bool = False,
+    dtype: torch.dtype | None = None,
+    max_feature_bytes: int = 4 * 2**30,
+    keep_sparse: bool = False,
+) -> DatasetArrays:
+    """Read a data set as `load_dataset` does.
+
+    Args:
+        arrays: Where what has a row for each node or edge is. On disk, arrays of the folder are
+            mapped, and edges and dense features are never whole in memory.
+
+    Raises:
+        FileNotFoundError: There is neither a bundled data set nor a folder of that name.
+        ValueError: The folder is damaged, or an option does not fit what it holds.
+        TypeError: A dtype is of the wrong kind.
+    """
     if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype (got {dtype})")
     folder = _folder_of(name_or_path)
-    arrays = read_folder(folder, split, features)
-    _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
-    dtypes = {t: dtype or feature_dtype(folder, m) for t, m in arrays.features.items()}
+    read = read_folder(folder, split, features, arrays)
+    _check_options(read, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
+    dtypes = {t: dtype or feature_dtype(folder, m) for t, m in read.features.items()}
     sparse = {
         ntype: matrix
-        for ntype, matrix in arrays.features.items()
+        for ntype, matrix in read.features.items()
         if keep_sparse
         and isinstance(matrix, SparseRows)
         and math.prod(matrix.shape) * dtypes[ntype].itemsize > max_feature_bytes
     }
-    dense = {t: matrix for t, matrix in arrays.features.items() if t not in sparse}
-    _check_feature_size(dense, folder, dtypes, max_feature_bytes)
+    dense = {t: matrix for t, matrix in read.features.items() if t not in sparse}
+    if arrays.folder is None:
+        _check_feature_size(dense, folder, dtypes, max_feature_bytes)
 
+    graph = ArrayGraph(
+        arrays=arrays,
+        num_nodes=dict(read.num_nodes),
+        ends=dict(read.edges),
+        nodes={ntype: {} for ntype in read.num_nodes},
+        edges={etype: {} for etype in read.edges},
+    )
     relation_names: Sequence[str] = ()
-    target = arrays.target
-    if arrays.edge_type is not None and as_typed:
-        g, target = _typed_knowledge_graph(arrays, add_inverse, idtype), ENTITY
-    elif arrays.edge_type is not None:
-        g, relation_names = _knowledge_graph(arrays, add_inverse, dtype or torch.float32, idtype)
-    elif DEFAULT_CANONICAL_ETYPE in arrays.edges:
-        g = _plain_graph(arrays, to_bidirected, add_self_loop, idtype)
-    else:
-        try:
-            g = _typed_graph(arrays.edges, arrays.num_nodes, add_inverse, idtype)
-        except GraphValueError as error:  # a name that is none
-            raise ValueError(f"{folder}: {error}") from None
+    target = read.target
+    if read.edge_type is not None and as_typed:
+        graph, target = _typed_knowledge_graph(graph, read), ENTITY
+    elif read.edge_type is not None:
+        graph, relation_names = _knowledge_graph(graph, read, add_inverse, dtype or torch.float32)
+    if add_inverse and not relation_names:
+        graph, _ = with_inverses(graph, ())
+    if to_bidirected:
+        graph = both_directions(graph)
+    if add_self_loop:
+        graph = with_self_loops(graph)
+    try:
+        for etype in graph.ends:
+            for name, what in zip(
+                etype, ("a node type", "a relation name", "a node type"), strict=True
+            ):
+                check_type_name(name, what)
+        for ntype in graph.num_nodes:
+            check_type_name(ntype, "a node type")
+    except GraphValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
-    for ntype, matrix in arrays.features.items():
+    for ntype, matrix in read.features.items():
         is_normalized = row_normalize if isinstance(row_normalize, bool) else ntype in row_normalize
-        of_type = g.nodes[target if ntype == arrays.target else ntype].data
+        fields = graph.nodes[target if ntype == read.target else ntype]
         if ntype in sparse:
-            columns, values = padded_features(sparse[ntype], dtypes[ntype], is_normalized)
-            of_type["feat_columns"], of_type["feat_values"] = columns, values
+            most = most_in_a_row(sparse[ntype])
+            make: Any = partial(padded_features, num_places=most)
+            names = ["feat_columns", "feat_values"]
         else:
-            of_type["feat"] = dense_features(matrix, dtypes[ntype], is_normalized)
+            make, names = _dense, ["feat"]
+        is_ready = isinstance(matrix, np.memmap) and matrix.dtype == _numpy_dtype(dtypes[ntype])
+        if is_ready and not is_normalized:
+            fields["feat"] = matrix
+            continue
+        made = _made(
+            arrays, matrix, partial(make, dtype=dtypes[ntype], row_normalize=is_normalized)
+        )
+        fields |= zip(names, made, strict=True)
     links: dict[CanonicalEType, CanonicalEType | None] = {}
-    if arrays.edge_masks is not None:
-        links = _with_masks_of_facts(g, arrays, as_typed, add_inverse)
+    if read.edge_masks is not None:
+        links = _with_masks_of_facts(graph, read, as_typed, add_inverse)
     else:
-        fields = g.nodes[target].data
-        fields["label"] = torch.from_numpy(arrays.label)
+        fields = graph.nodes[target]
+        fields["label"] = read.label
         for name in SPLITS:
-            fields[f"{name}_mask"] = torch.from_numpy(arrays.masks[name])
-    return NodeDataset(
+            fields[f"{name}_mask"] = read.masks[name]
+    return DatasetArrays(
         name=folder.name,
-        graph=g,
-        num_classes=max(int(arrays.label.max(initial=-1)) + 1, len(arrays.class_names)),
+        content=graph,
+        num_classes=max(int(read.label.max(initial=-1)) + 1, len(read.class_names)),
         target=target,
-        class_names=arrays.class_names,
+        class_names=read.class_names,
         relation_names=tuple(relation_names),
         links=tuple(links),
         reverse_of=tuple(links.values()),
@@ -283,23 +424,25 @@ def load_dataset(
 
 
 def _with_masks_of_facts(
-    g: Graph, arrays: FolderArrays, as_typed: bool, has_inverse: bool
+    graph: ArrayGraph, read: FolderArrays, as_typed: bool, has_inverse: bool
 ) -> dict[CanonicalEType, CanonicalEType | None]:
     """Set the masks of facts; the relations to predict, each with that of its inverses.
 
     Inverses are in no split where they are edges of the same relation.
     """
-    assert arrays.edge_type is not None and arrays.edge_masks is not None
-    chosen = {DEFAULT_CANONICAL_ETYPE: np.ones(len(arrays.edge_type), bool)}
-    if as_typed:
-        names = enumerate(_short_names(arrays.relation_names))
-        chosen = {(ENTITY, name, ENTITY): arrays.edge_type == number for number, name in names}
+    assert read.edge_type is not None
+    assert read.edge_masks is not None
+    arrays = graph.arrays
+    names = _short_names(read.relation_names) if as_typed else []
+    relations = [(ENTITY, name, ENTITY) for name in names] or [DEFAULT_CANONICAL_ETYPE]
     links: dict[CanonicalEType, CanonicalEType | None] = {}
-    for etype, is_of_relation in chosen.items():
-        for name, mask in arrays.edge_masks.items():
-            rows = torch.zeros(g.num_edges(etype), dtype=torch.bool)
-            rows[: is_of_relation.sum()] = torch.from_numpy(mask[is_of_relation])
-            g.edges[etype].data[f"{name}_mask"] = rows
+    for relation, etype in enumerate(relations):
+        for name, mask in read.edge_masks.items():
+            chosen = mask
+            if as_typed:
+                chosen = arrays.chosen(mask, _is_of_relation(arrays, read.edge_type, relation))
+            inverses = np.zeros(graph.num_edges(etype) - len(chosen), bool)
+            graph.edges[etype][f"{name}_mask"] = arrays.joined([chosen, inverses])
         inverse = (ENTITY, f"rev_{etype[1]}", ENTITY) if as_typed else etype
         links[etype] = inverse if has_inverse else None
     return links
@@ -359,60 +502,100 @@ def _check_feature_size(
         )
 
 
-def _plain_graph(arrays: FolderArrays, both: bool, self_loops: bool, idtype: torch.dtype) -> Graph:
-    edges = _tensors(arrays.edges[DEFAULT_CANONICAL_ETYPE], idtype)
-    g = graph(edges, num_nodes=arrays.num_nodes[arrays.target])
-    if both:
-        g = in_both_directions(g)
-    return with_self_loops(without_self_loops(g)) if self_loops else g
-
-
 def _knowledge_graph(
-    arrays: FolderArrays, add_inverse: bool, dtype: torch.dtype, idtype: torch.dtype
-) -> tuple[Graph, list[str]]:
-    assert arrays.edge_type is not None
-    edges, etype = arrays.edges[DEFAULT_CANONICAL_ETYPE], arrays.edge_type
-    names = list(arrays.relation_names)
+    graph: ArrayGraph, read: FolderArrays, add_inverse: bool, dtype: torch.dtype
+) -> tuple[ArrayGraph, list[str]]:
+    assert read.edge_type is not None
+    names = list(read.relation_names)
+    graph = replace(graph, edges={DEFAULT_CANONICAL_ETYPE: {"etype": read.edge_type}})
     if add_inverse:
-        edges = np.concatenate([edges, edges[::-1]], axis=1)
-        etype = np.concatenate([etype, etype + len(names)])
+        graph = with_inverse_numbers(graph, len(names))
         names += [f"rev_{name}" for name in names]
-    g = graph(_tensors(edges, idtype), num_nodes=arrays.num_nodes[arrays.target])
-    g.edata["etype"] = torch.from_numpy(etype)
-    _, group, count = np.unique(
-        edges[1] * max(len(names), 1) + etype, return_inverse=True, return_counts=True
+    fields = graph.edges[DEFAULT_CANONICAL_ETYPE]
+    fields["norm"] = _norm(graph, fields["etype"], max(len(names), 1), dtype)
+    return graph, names
+
+
+def _norm(
+    graph: ArrayGraph, etype: np.ndarray, num_relations: int, dtype: torch.dtype
+) -> Tensor | np.ndarray:
+    """1 over the number of edges of the same relation into the same node, ``[num_edges, 1]``."""
+    arrays, (_, dst) = graph.arrays, graph.ends[DEFAULT_CANONICAL_ETYPE]
+    if arrays.folder is None:
+        _, group, count = np.unique(
+            dst * num_relations + etype, return_inverse=True, return_counts=True
+        )
+        return torch.from_numpy(1.0 / count[group.reshape(-1)]).to(dtype).unsqueeze(1)
+    counts = arrays.empty(len(dst), np.int64)
+    num_nodes = graph.num_nodes[DEFAULT_CANONICAL_ETYPE[2]]
+    count_alike(edge_list(arrays, dst, etype, (num_nodes, num_relations)), arrays.folder, counts)
+    norm = arrays.empty((len(dst), 1), _numpy_dtype(dtype))
+    for rows in arrays.blocks(counts, norm):
+        norm[rows, 0] = 1.0 / counts[rows]
+    return norm
+
+
+def _typed_knowledge_graph(graph: ArrayGraph, read: FolderArrays) -> ArrayGraph:
+    assert read.edge_type is not None
+    arrays, (src, dst) = graph.arrays, graph.ends[DEFAULT_CANONICAL_ETYPE]
+    ends: dict[CanonicalEType, EndArrays] = {}
+    for relation, name in enumerate(_short_names(read.relation_names)):
+        is_in = _is_of_relation(arrays, read.edge_type, relation)
+        ends[ENTITY, name, ENTITY] = arrays.chosen(src, is_in), arrays.chosen(dst, is_in)
+    return ArrayGraph(
+        arrays=arrays,
+        num_nodes={ENTITY: read.num_nodes[read.target]},
+        ends=ends,
+        nodes={ENTITY: {}},
+        edges={etype: {} for etype in ends},
     )
-    g.edata["norm"] = torch.from_numpy(1.0 / count[group.reshape(-1)]).to(dtype).unsqueeze(1)
-    return g, names
 
 
-def _typed_knowledge_graph(arrays: FolderArrays, add_inverse: bool, idtype: torch.dtype) -> Graph:
-    assert arrays.edge_type is not None
-    edges = arrays.edges[DEFAULT_CANONICAL_ETYPE]
-    relations = {
-        (ENTITY, name, ENTITY): edges[:, arrays.edge_type == r]
-        for r, name in enumerate(_short_names(arrays.relation_names))
-    }
-    num_nodes = {ENTITY: arrays.num_nodes[arrays.target]}
-    return _typed_graph(relations, num_nodes, add_inverse, idtype)
+def _is_of_relation(arrays: Arrays, edge_type: np.ndarray, relation: int) -> np.ndarray:
+    is_in = arrays.empty(len(edge_type), bool)
+    for rows in arrays.blocks(edge_type, is_in):
+        is_in[rows] = edge_type[rows] == relation
+    return is_in
 
 
-def _typed_graph(
-    relations: dict[CanonicalEType, np.ndarray],
-    num_nodes: dict[str, int],
-    add_inverse: bool,
-    idtype: torch.dtype,
-) -> Graph:
-    if add_inverse:
-        inverse = {(d, f"rev_{name}", s): pair[::-1] for (s, name, d), pair in relations.items()}
-        relations = relations | inverse
-    data = {etype: _tensors(pair, idtype) for etype, pair in relations.items()}
-    return heterograph(data, num_nodes_dict=num_nodes, idtype=idtype)
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def _tensors(edges: np.ndarray, idtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    src, dst = (torch.from_numpy(np.ascontiguousarray(side)).to(idtype) for side in edges)
-    return src, dst
+def _dense(
+    features: np.ndarray | SparseRows, dtype: torch.dtype, row_normalize: bool
+) -> tuple[Tensor, ...]:
+    if isinstance(features, np.memmap):
+        path = Path(features.filename or "")
+        features = plain_numbers(path, np.array(features), "f")
+    return (dense_features(features, dtype, row_normalize),)
+
+
+def _made(
+    arrays: Arrays,
+    matrix: np.ndarray | SparseRows,
+    make: Callable[[np.ndarray | SparseRows], tuple[Tensor, ...]],
+) -> list[Any]:
+    """What is made of the rows of a matrix: on disk block by block."""
+    if arrays.folder is None:
+        return list(make(matrix))
+    num_rows, num_columns = matrix.shape
+    at_once = max(_BLOCK_VALUES // max(num_columns, 1), 1)
+    made: list[np.ndarray] = []
+    for first in range(0, max(num_rows, 1), at_once):
+        last = min(first + at_once, num_rows)
+        if isinstance(matrix, SparseRows):
+            pieces = make(matrix.rows(first, last))
+        else:
+            pieces = make(matrix[first:last])
+            arrays.release(matrix)
+        made = made or [
+            arrays.empty((num_rows, *piece.shape[1:]), piece.numpy().dtype) for piece in pieces
+        ]
+        for rows, piece in zip(made, pieces, strict=True):
+            rows[first:last] = piece.numpy()
+        arrays.release(*made)
+    return made
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

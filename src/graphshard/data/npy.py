@@ -62,6 +62,21 @@ def read_npy(path: Path) -> np.ndarray:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
 
 
+def map_npy(path: Path) -> np.ndarray:
+    """The same, mapped where it can be: pages are read when they are touched."""
+    try:
+        with open_regular(path) as file:
+            dtype, is_fortran, shape = _read_header(file, path.stat().st_size)
+            start = file.tell()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
+    is_plain = dtype.isnative and dtype.kind != "b" and dtype.itemsize <= 8
+    is_plain = is_plain and (len(shape) < 2 or not is_fortran)
+    if not is_plain or not math.prod(shape):
+        return read_npy(path)
+    return np.memmap(path, dtype, "r", start, shape)
+
+
 def read_npz(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """The arrays of a ``.npz`` file of whose names ``is_read`` is true."""
     try:
@@ -103,8 +118,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_size: int
     return array
 
 
-def _read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """Read one array from a file that must end with it."""
+def _read_header(file: IO[bytes], size: int) -> tuple[np.dtype, bool, tuple[int, ...]]:
+    """Read what is said of an array, with which a file must end: its dtype, order and shape."""
     start = file.read(8)
     if len(start) < 8 or not start.startswith(_MAGIC) or start[6] not in _LENGTH_BYTES:
         raise ValueError("it does not begin as a .npy file")
@@ -120,6 +135,13 @@ def _read_array(file: IO[bytes], size: int) -> np.ndarray:
             f"its header says {dtype} {list(shape)}, {count * dtype.itemsize} bytes, and "
             f"{there} bytes follow"
         )
+    return dtype, is_fortran, shape
+
+
+def _read_array(file: IO[bytes], size: int) -> np.ndarray:
+    """Read one array from a file that must end with it."""
+    dtype, is_fortran, shape = _read_header(file, size)
+    count = math.prod(shape)
     flat = np.empty(count, dtype)
     data = flat.view(np.uint8).data if count else memoryview(b"")
     done = 0
@@ -176,19 +198,30 @@ class SparseRows:
     indptr: np.ndarray
     shape: tuple[int, int]
 
+    def rows(self, first: int, last: int) -> SparseRows:
+        """Some rows."""
+        last = min(last, self.shape[0])
+        ends = self.indptr[first : last + 1]
+        inside = slice(int(ends[0]), int(ends[-1]))
+        shape = last - first, self.shape[1]
+        return SparseRows(self.data[inside], self.indices[inside], ends - ends[0], shape)
 
-def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
+
+def read_array(path: Path, ndim: int, kind: str, *, is_mapped: bool = False) -> np.ndarray:
     """Read one ``.npy`` file of ``ndim`` dimensions.
 
     Args:
         kind: ``'i'`` integers (returned as int64), ``'f'`` real numbers, ``'b'`` bool.
+        is_mapped: Map it instead; then it has the dtype that the file has, for `plain_numbers`.
     """
-    array = read_npy(path)
+    array = map_npy(path) if is_mapped else read_npy(path)
     if array.ndim != ndim or array.dtype.kind not in _ALLOWED[kind]:
         raise ValueError(
             f"{path} must hold {_KINDS[kind]} in {ndim} dimension(s) (got {array.dtype} "
             f"{array.shape})"
         )
+    if isinstance(array, np.memmap):
+        return array
     return plain_numbers(path, array, kind)
 
 
@@ -216,10 +249,16 @@ def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
-    """Read ``{stem}.npy`` (dense) or ``{stem}.npz`` (CSR) of a folder; None if there is neither."""
+def read_features(
+    folder: Path, stem: str, *, is_mapped: bool = False
+) -> np.ndarray | SparseRows | None:
+    """Read ``{stem}.npy`` (dense) or ``{stem}.npz`` (CSR) of a folder; None if there is neither.
+
+    Args:
+        is_mapped: Map what is dense, see `read_array`.
+    """
     if is_there(folder / f"{stem}.npy"):
-        return read_array(folder / f"{stem}.npy", 2, "f")
+        return read_array(folder / f"{stem}.npy", 2, "f", is_mapped=is_mapped)
     path = folder / f"{stem}.npz"
     if not is_there(path):
         return None
@@ -272,7 +311,7 @@ def feature_dtype(folder: Path, features: np.ndarray | SparseRows) -> torch.dtyp
     """
     data = features if isinstance(features, np.ndarray) else features.data
     if data.dtype.kind == "f":
-        return torch.from_numpy(data[:0]).dtype
+        return torch.from_numpy(np.empty(0, data.dtype)).dtype
     is_wide = data.dtype.itemsize == 8 and data.size
     if is_wide and max(abs(int(data.min())), int(data.max())) > 2**53:
         raise ValueError(
@@ -312,14 +351,19 @@ def dense_features(
     return dense.index_put_((rows, columns), values.to(dtype), accumulate=True)
 
 
+def most_in_a_row(features: SparseRows) -> int:
+    """Non-zeros of the fullest row, at least 1."""
+    return max(1, int(np.diff(features.indptr).max(initial=0)))
+
+
 def padded_features(
-    features: SparseRows, dtype: torch.dtype, row_normalize: bool
+    features: SparseRows, dtype: torch.dtype, row_normalize: bool, num_places: int
 ) -> tuple[Tensor, Tensor]:
-    """The non-zeros of each row side by side, in as many places as the fullest row has.
+    """The non-zeros of each row side by side, in so many places.
 
     Returns:
-        Columns, int32 ``[num_rows, most]``, counted from 1, and 0 behind a row's last; and values
-        ``[num_rows, most]``, 0 there.
+        Columns, int32 ``[num_rows, num_places]``, counted from 1, and 0 behind a row's last; and
+        values ``[num_rows, num_places]``, 0 there.
     """
     counts = torch.from_numpy(np.diff(features.indptr).astype(np.int64))
     rows = torch.repeat_interleave(torch.arange(features.shape[0]), counts)
@@ -330,7 +374,7 @@ def padded_features(
     places = (
         torch.arange(rows.numel()) - torch.from_numpy(features.indptr[:-1].astype(np.int64))[rows]
     )
-    shape = features.shape[0], max(1, int(counts.max()) if counts.numel() else 0)
+    shape = features.shape[0], num_places
     columns = torch.zeros(shape, dtype=torch.int32)
     columns[rows, places] = torch.from_numpy(features.indices.astype(np.int32)) + 1
     padded = torch.zeros(shape, dtype=dtype)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +25,12 @@ from ..graph import (
     to_csv,
     to_parquet,
 )
+from ._array_graph import Arrays, folder_of_arrays
 from ._folder import check_node_count, is_of_facts
-from .dataset import MASKS, NodeDataset, load_dataset
+from .dataset import MASKS, DatasetArrays, NodeDataset, read_dataset_arrays
 from .settings import Preparation as Preparation  # where users look for it
 from .splits import split_by_fractions
+from .task import partition_dataset, warn_of_task
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 
@@ -67,6 +71,46 @@ def read_dataset(name: str, preparation: Preparation = _AS_PUBLISHED) -> NodeDat
         return _read_table(path, preparation)
     if path.suffix in _DGL_GRAPHS:
         return _read_dgl_graph(path, preparation)
+    return _read_folder(name, preparation, Arrays()).dataset()
+
+
+def partition_by_name(
+    name: str,
+    num_parts: int,
+    out: str | os.PathLike[str],
+    *,
+    preparation: Preparation = _AS_PUBLISHED,
+    title: str | None = None,
+    **arguments: Any,
+) -> Path:
+    """Read a data set as `read_dataset` does, and partition it as `partition_dataset`.
+
+    With ``part_method="multilevel"``, or ``memory``, the edges of a folder of arrays, and dense
+    features, are never whole in memory.
+
+    Args:
+        title: Name of the graph and of the JSON; None: the data set's.
+        **arguments: More for `partition_dataset`.
+
+    Returns:
+        The path of the JSON.
+
+    Raises:
+        FileNotFoundError: There is no such data set.
+        ValueError: The data set is damaged, or an argument does not fit it.
+    """
+    is_folder = Path(name).suffix not in (*_TABLES, *_DGL_GRAPHS)
+    with folder_of_arrays(Path(out), arguments) if is_folder else nullcontext() as folder:
+        dataset: NodeDataset | DatasetArrays
+        if folder is None:
+            dataset = read_dataset(name, preparation)
+        else:
+            dataset = _read_folder(name, preparation, Arrays(folder))
+        warn_of_task(dataset)
+        return partition_dataset(dataset, num_parts, out, name=title, **arguments)
+
+
+def _read_folder(name: str, preparation: Preparation, arrays: Arrays) -> DatasetArrays:
     folder = _folder(name)
     title, relations = Path(folder).name, has_relations(folder)
     is_normalized = title in NORMALIZED_WITH_LOOPS
@@ -76,8 +120,9 @@ def read_dataset(name: str, preparation: Preparation = _AS_PUBLISHED) -> NodeDat
             f"self_loops and bidirected are for graphs without relations, and {name} has relations;"
             " inverse adds the inverse of every relation"
         )
-    return load_dataset(
+    return read_dataset_arrays(
         folder,
+        arrays,
         row_normalize=(
             NORMALIZED_TYPES.get(title, is_normalized)
             if preparation.row_normalize is None

@@ -19,9 +19,9 @@ remainders again, and then, among the rows that are left, those of validation, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..ops import counter_random
 from . import _columns
 from ._columns import family_of
+from ._row_ids import Int64Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +39,14 @@ Masks = dict[str, NDArray[np.bool_]]
 """A mask over the rows for each of `SPLITS`."""
 
 SPLITS = ("train", "val", "test")
+
+Zeros: TypeAlias = Callable[[int, type[bool]], NDArray[np.bool_]]
+_KeyedRows: TypeAlias = tuple[Int64Array, NDArray[np.uint64], Int64Array]
+"""Numbers of rows, the key of each, and its stratum."""
+
+_BLOCK_ROWS = 1 << 20
+_MOST_BITS = 20
+_SIGN = np.uint64(1 << 63)
 
 _SPLIT_DOMAIN = 0x2545F4914F6CDD1D
 _NAMES = {
@@ -52,7 +61,9 @@ _NAMES = {
 }
 
 
-def split_by_names(column: pa.Array | pa.ChunkedArray, name: str = "split") -> Masks:
+def split_by_names(
+    column: pa.Array | pa.ChunkedArray, name: str = "split", *, zeros: Zeros = np.zeros
+) -> Masks:
     """The split that a column of names says.
 
     Names are train (or training), val (valid, validation, dev) and test (testing), in any case,
@@ -60,13 +71,14 @@ def split_by_names(column: pa.Array | pa.ChunkedArray, name: str = "split") -> M
 
     Args:
         name: Of the column, for errors.
+        zeros: Makes a mask.
 
     Raises:
         ValueError: It is no text, has other names, or no training row.
     """
     from pyarrow import compute
 
-    masks = _empty(len(column))
+    masks = {split: zeros(len(column), bool) for split in SPLITS}
     others: dict[str, int] = {}
     for start, piece in _columns.pieces(column):
         if family_of(piece.type) not in ("text", "null"):
@@ -98,12 +110,15 @@ def split_by_names(column: pa.Array | pa.ChunkedArray, name: str = "split") -> M
     return _with_training(masks, f"column '{name}'")
 
 
-def split_by_masks(columns: Mapping[str, tuple[str, pa.Array | pa.ChunkedArray]]) -> Masks:
+def split_by_masks(
+    columns: Mapping[str, tuple[str, pa.Array | pa.ChunkedArray]], *, zeros: Zeros = np.zeros
+) -> Masks:
     """The split that up to three columns of true and false, or 1 and 0, say.
 
     Args:
         columns: For some of `SPLITS` the name of the column, for errors, and its values. Null is
             false.
+        zeros: Makes a mask.
 
     Raises:
         ValueError: A column has other values or another length, or no row is for training.
@@ -115,7 +130,8 @@ def split_by_masks(columns: Mapping[str, tuple[str, pa.Array | pa.ChunkedArray]]
             f"columns of masks must have one length (got {sorted(lengths)}); take them from one "
             "table"
         )
-    masks = _empty(lengths.pop())
+    num_rows = lengths.pop()
+    masks = {split: zeros(num_rows, bool) for split in SPLITS}
     for split, (name, column) in columns.items():
         for start, piece in _columns.pieces(column):
             if family_of(piece.type) not in ("boolean", "number", "null"):
@@ -136,17 +152,20 @@ def split_by_masks(columns: Mapping[str, tuple[str, pa.Array | pa.ChunkedArray]]
     return _with_training(masks, f"column '{columns['train'][0]}'")
 
 
-def split_by_rows(num_rows: int, rows: Mapping[str, NDArray[np.integer[Any]]]) -> Masks:
+def split_by_rows(
+    num_rows: int, rows: Mapping[str, NDArray[np.integer[Any]]], *, zeros: Zeros = np.zeros
+) -> Masks:
     """The split that lists of row numbers say, as read from files of ids.
 
     Args:
         rows: For some of `SPLITS` the numbers of its rows, in any order; twice is as once.
+        zeros: Makes a mask.
 
     Raises:
         ValueError: A number is no row, or no row is for training.
     """
     _check_keys(rows)
-    masks = _empty(num_rows)
+    masks = {split: zeros(num_rows, bool) for split in SPLITS}
     for split, numbers in rows.items():
         numbers = np.asarray(numbers)
         wrong = (numbers < 0) | (numbers >= num_rows)
@@ -166,6 +185,7 @@ def split_by_fractions(
     seed: int = 0,
     takes_part: NDArray[np.bool_] | None = None,
     classes: NDArray[np.int64] | None = None,
+    zeros: Zeros = np.zeros,
 ) -> Masks:
     """A random split with given shares of the rows.
 
@@ -173,31 +193,39 @@ def split_by_fractions(
         fractions: Of training, validation and test; those left out are 0. They sum to at most 1.
         takes_part: Which rows are shared out; None: all.
         classes: Of each row, by which the split is stratified; rows with -1 take no part.
+        zeros: Makes a mask.
 
     Raises:
         ValueError: The fractions cannot be, or the training set would be empty.
     """
     shares = checked_fractions(fractions)
-    chosen = np.ones(num_rows, bool) if takes_part is None else takes_part
-    if classes is not None:
-        chosen = chosen & (classes >= 0)
-    rows = np.flatnonzero(chosen)
     state = counter_random.key_state(seed, _SPLIT_DOMAIN)
-    keys = counter_random.states(state, torch.from_numpy(rows)).numpy().view(np.uint64)
-    rows = rows[np.argsort(keys)]
-    stratum = np.zeros(len(rows), np.int64) if classes is None else classes[rows]
-    sizes = np.bincount(stratum)
-    small = np.min_scalar_type(max(len(sizes) - 1, 0))  # 16 bits are sorted by radix
-    rows = rows[np.argsort(stratum.astype(small), kind="stable")]
-    first = np.cumsum(sizes) - sizes  # where the rows of a stratum, not yet given away, begin
-    masks = _empty(num_rows)
-    left = sizes.copy()
-    for split, count in zip(SPLITS, _counts(len(rows), shares), strict=True):
-        taken = _proportional(count, left)
-        starts = np.repeat(first - (np.cumsum(taken) - taken), taken)
-        masks[split][rows[starts + np.arange(count)]] = True
-        first, left = first + taken, left - taken
-    return _with_training(masks, _of_rows(len(rows), fractions))
+
+    def blocks() -> Iterator[_KeyedRows]:
+        for start in range(0, num_rows, _BLOCK_ROWS):
+            rows = np.arange(start, min(start + _BLOCK_ROWS, num_rows))
+            if takes_part is not None:
+                rows = rows[takes_part[start : start + len(rows)]]
+            stratum = np.zeros(len(rows), np.int64) if classes is None else classes[rows]
+            if classes is not None:
+                rows, stratum = rows[stratum >= 0], stratum[stratum >= 0]
+            keys = counter_random.states(state, torch.from_numpy(rows)).numpy().view(np.uint64)
+            yield rows, keys, stratum
+
+    sizes = np.zeros(0, np.int64)
+    for _, _, stratum in blocks():
+        counts = np.bincount(stratum, minlength=len(sizes))
+        counts[: len(sizes)] += sizes
+        sizes = counts
+    num_chosen = int(sizes.sum())
+    left, ranks = sizes, []
+    for count in _counts(num_chosen, shares):
+        left = left - _proportional(count, left)
+        ranks.append(sizes - left)
+    return _with_training(
+        _masks_of_ranks(num_rows, blocks, np.stack(ranks), zeros),
+        _of_rows(num_chosen, fractions),
+    )
 
 
 def split_by_time(
@@ -206,6 +234,7 @@ def split_by_time(
     *,
     takes_part: NDArray[np.bool_] | None = None,
     name: str = "time",
+    zeros: Zeros = np.zeros,
 ) -> Masks:
     """A split with the oldest rows for training and the newest for testing.
 
@@ -217,31 +246,122 @@ def split_by_time(
         fractions: As for `split_by_fractions`.
         takes_part: Which rows are shared out; None: all.
         name: Of the column, for errors.
+        zeros: Makes a mask.
 
     Raises:
         ValueError: The column has no order of time, the fractions cannot be, the training set would
             be empty, or so many rows have one time that a set is left without rows.
     """
     shares = checked_fractions(fractions)
-    values, has_time = _sortable(times, name)
-    if takes_part is not None:
-        has_time = has_time & takes_part
-    rows = np.flatnonzero(has_time)
-    rows = rows[np.argsort(values[rows], kind="stable")]
-    ordered = values[rows]
-    counts = _counts(len(rows), shares)
-    split_of = np.repeat(np.arange(4), [*counts, len(rows) - sum(counts)])
-    split_of = split_of[np.searchsorted(ordered, ordered, side="left")]
-    masks = _empty(len(times))
-    for number, split in enumerate(SPLITS):
-        masks[split][rows[split_of == number]] = True
-        if counts[number] and not masks[split].any():
+
+    def blocks() -> Iterator[_KeyedRows]:
+        for first, piece in _columns.pieces(times):
+            keys, has_time = _sortable(piece, name)
+            if takes_part is not None:
+                has_time = has_time & takes_part[first : first + len(piece)]
+            rows = np.flatnonzero(has_time)
+            yield first + rows, keys[rows], np.zeros(len(rows), np.int64)
+
+    num_chosen = sum(len(rows) for rows, _, _ in blocks())
+    counts = _counts(num_chosen, shares)
+    ranks = np.cumsum(counts)[:, None]
+    masks = _masks_of_ranks(len(times), blocks, ranks, zeros)
+    for split, count in zip(SPLITS, counts, strict=True):
+        if count and not masks[split].any():
+            num_times = len(np.unique(np.concatenate([keys for _, keys, _ in blocks()])))
             raise ValueError(
                 f"column '{name}' must have enough different times for the {split} set (got "
-                f"{len(np.unique(ordered))} among {len(rows)} rows, and rows of one time stay "
-                "together); choose other fractions, or a split at random"
+                f"{num_times} among {num_chosen} rows, and rows of one time stay together); choose "
+                "other fractions, or a split at random"
             )
-    return _with_training(masks, _of_rows(len(rows), fractions))
+    return _with_training(masks, _of_rows(num_chosen, fractions))
+
+
+def _masks_of_ranks(
+    num_rows: int, blocks: Callable[[], Iterator[_KeyedRows]], ranks: Int64Array, zeros: Zeros
+) -> Masks:
+    """The rows up to the first rank of their stratum, those from there to the second, and so on.
+
+    Args:
+        blocks: Rows that take part, the key and the stratum of each, whenever it is called.
+        ranks: ``[num_splits, num_strata]``: how many keys of a stratum are in this split or one
+            before. Rows with the key of the last of them are all in it.
+    """
+    masks = {split: zeros(num_rows, bool) for split in SPLITS}
+    last = _keys_of_ranks(num_rows, blocks, ranks)
+    for rows, keys, stratum in blocks():
+        is_before = np.zeros(len(rows), bool)
+        for split, of_split, keys_of_split in zip(SPLITS, ranks, last, strict=True):
+            is_inside = (of_split[stratum] > 0) & (keys <= keys_of_split[stratum])
+            masks[split][rows[is_inside & ~is_before]] = True
+            is_before |= is_inside
+    return masks
+
+
+def _keys_of_ranks(
+    num_rows: int, blocks: Callable[[], Iterator[_KeyedRows]], ranks: Int64Array
+) -> NDArray[np.uint64]:
+    """The key of each rank, from 1, among those of its stratum; any for rank 0.
+
+    Keys are counted by their highest bits, then those that begin as the one that is sought by their
+    next bits, until few are left, which are put in order: so it is not kept which keys there are.
+    """
+    num_splits, num_strata = ranks.shape
+    prefix = np.zeros(ranks.shape, np.uint64)
+    if not num_strata:
+        return prefix
+    most_bits = max(_MOST_BITS - (num_strata - 1).bit_length(), 1)
+    left, depth = ranks.copy(), 0
+    of_splits = np.arange(num_splits)
+    num_near = num_splits * num_rows
+    while depth < 64 and num_near > _BLOCK_ROWS:
+        bits = min(most_bits, 64 - depth)
+        counts = np.zeros((num_splits, num_strata << bits), np.int64)
+        for split, keys, stratum in _beginning_so(blocks, prefix, depth):
+            places = keys >> np.uint64(64 - depth - bits) & np.uint64((1 << bits) - 1)
+            # Before any bit is known, the keys of one split are those of all.
+            counts[split if depth else slice(None)] += np.bincount(
+                stratum << bits | places.astype(np.int64), minlength=num_strata << bits
+            )
+        totals = np.cumsum(counts.reshape(num_splits, num_strata, -1), axis=2)
+        place = (totals >= left[:, :, None]).argmax(axis=2)
+        grid = of_splits[:, None], np.arange(num_strata), place
+        of_place = counts.reshape(totals.shape)[grid]
+        left = left - (totals[grid] - of_place)
+        prefix = (prefix << np.uint64(bits) if depth else prefix) | place.astype(np.uint64)
+        depth += bits
+        num_near = int(of_place.sum())
+    if depth == 64:
+        return prefix
+    near: list[list[tuple[NDArray[np.uint64], Int64Array]]] = [[] for _ in of_splits]
+    for split, keys, stratum in _beginning_so(blocks, prefix, depth):
+        near[split].append((keys, stratum))
+    for split in of_splits.tolist():
+        pieces = near[split if depth else 0]
+        if not pieces:
+            continue
+        keys, stratum = map(np.concatenate, zip(*pieces, strict=True))
+        order = np.lexsort((keys, stratum))
+        starts = np.searchsorted(stratum[order], np.arange(num_strata))
+        has_one = ranks[split] > 0
+        prefix[split, has_one] = keys[order[(starts + left[split] - 1)[has_one]]]
+    return prefix
+
+
+def _beginning_so(
+    blocks: Callable[[], Iterator[_KeyedRows]], prefix: NDArray[np.uint64], depth: int
+) -> Iterator[tuple[int, NDArray[np.uint64], Int64Array]]:
+    """For each split the keys whose first bits are those of its stratum, and their strata.
+
+    With a depth of 0 they are the same for all, and come for the first alone.
+    """
+    for _, keys, stratum in blocks():
+        if depth == 0:
+            yield 0, keys, stratum
+            continue
+        for split, of_split in enumerate(prefix):
+            is_alike = keys >> np.uint64(64 - depth) == of_split[stratum]
+            yield split, keys[is_alike], stratum[is_alike]
 
 
 def checked_fractions(fractions: Sequence[float]) -> tuple[Fraction, Fraction, Fraction]:
@@ -293,40 +413,30 @@ def _proportional(count: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return taken
 
 
-def _sortable(
-    times: pa.Array | pa.ChunkedArray, name: str
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _sortable(piece: pa.Array, name: str) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Exact numbers in the order of time, and which rows have one."""
     import pyarrow as pa
 
-    numbers, valid = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
-    for _, piece in _columns.pieces(times):
-        family = family_of(piece.type)
-        has_time = _columns.is_valid(piece)
-        if family not in ("time", "number", "null"):
-            raise ValueError(
-                f"column '{name}' must hold dates, timestamps or numbers to split by time (got "
-                f"{piece.type}); convert it to one of them"
-            )
-        if family == "time":
-            narrow = pa.types.is_date32(piece.type) or pa.types.is_time32(piece.type)
-            piece = piece.cast(pa.int32()) if narrow else piece
-            piece = piece.cast(pa.int64())
-        elif family == "null" or _columns.is_real(piece.type):
-            reals = _columns.numbers(piece)
-            has_time = ~np.isnan(reals)
-            numbers.append(np.where(has_time, reals, 0.0))
-            valid.append(has_time)
-            continue
-        numbers.append(piece.fill_null(0).to_numpy(zero_copy_only=False))
-        valid.append(has_time)
-    if len(numbers) > 1:
-        del numbers[0]
-    return np.concatenate(numbers), np.concatenate(valid)
-
-
-def _empty(num_rows: int) -> Masks:
-    return {split: np.zeros(num_rows, bool) for split in SPLITS}
+    family = family_of(piece.type)
+    if family not in ("time", "number", "null"):
+        raise ValueError(
+            f"column '{name}' must hold dates, timestamps or numbers to split by time (got "
+            f"{piece.type}); convert it to one of them"
+        )
+    if family == "null" or _columns.is_real(piece.type):
+        reals = _columns.numbers(piece) + 0.0  # no -0.0
+        has_time = ~np.isnan(reals)
+        bits = np.where(has_time, reals, 0.0).view(np.uint64)
+        return np.where(bits >> np.uint64(63), ~bits, bits | _SIGN), has_time
+    has_time = _columns.is_valid(piece)
+    if family == "time":
+        narrow = pa.types.is_date32(piece.type) or pa.types.is_time32(piece.type)
+        piece = piece.cast(pa.int32()) if narrow else piece
+        piece = piece.cast(pa.int64())
+    numbers = piece.fill_null(0).to_numpy(zero_copy_only=False)
+    if numbers.dtype == np.uint64:
+        return numbers, has_time
+    return numbers.astype(np.int64).view(np.uint64) ^ _SIGN, has_time
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:

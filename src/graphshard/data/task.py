@@ -26,11 +26,10 @@ from torch import Tensor
 from .._base.files import read_json_regular, write_json
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
-from ..graph import Graph
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
 from ..partition.save import partition_graph
-from .dataset import SPLITS, NodeDataset
+from .dataset import SPLITS, DatasetArrays, NodeDataset
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 3
@@ -129,7 +128,9 @@ class TaskInfo:
         return not self.kind.startswith("node")
 
     @classmethod
-    def of_dataset(cls, dataset: NodeDataset, options: dict[str, Any] | None = None) -> TaskInfo:
+    def of_dataset(
+        cls, dataset: NodeDataset | DatasetArrays, options: dict[str, Any] | None = None
+    ) -> TaskInfo:
         """What there is to know about a data set."""
         if dataset.links:
             return cls(
@@ -147,7 +148,7 @@ class TaskInfo:
             num_classes=dataset.num_classes,
             num_relations=len(dataset.relation_names) or None,
             class_names=dataset.class_names,
-            is_multilabel=dataset.graph.nodes[dataset.target].data["label"].ndim > 1,
+            is_multilabel=dataset.target_fields["label"].ndim > 1,
             options=options,
             relation_names=dataset.relation_names,
         )
@@ -187,11 +188,11 @@ def task_warnings(
     return lines
 
 
-def warn_of_task(dataset: NodeDataset) -> None:
+def warn_of_task(dataset: NodeDataset | DatasetArrays) -> None:
     """Warn of what training on a data set would warn of."""
     if dataset.links:
         return
-    fields = dataset.graph.nodes[dataset.target].data
+    fields = dataset.target_fields
     label = fields["label"]
     if label.ndim != 1:
         return
@@ -367,7 +368,7 @@ def _count(content: Mapping[str, Any], key: str) -> int | None:
 
 
 def partition_dataset(
-    dataset: NodeDataset,
+    dataset: NodeDataset | DatasetArrays,
     num_parts: int,
     out: str | os.PathLike[str],
     *,
@@ -393,7 +394,8 @@ def partition_dataset(
         ValueError: There are more parts than nodes, or the field does not fit; and those of
             `graphshard.partition.partition_graph`.
     """
-    num_nodes = dataset.graph.num_nodes()
+    counts = dataset.node_counts
+    num_nodes = sum(counts.values())
     if num_parts > num_nodes:
         raise ValueError(
             f"there must be no more parts, or workers, than nodes of {dataset.name}, {num_nodes} "
@@ -401,8 +403,9 @@ def partition_dataset(
         )
     name = dataset.name if name is None else name
     if balance_field is not None:
-        arguments["balance_ntypes"] = balance_classes(dataset.graph, dataset.target, balance_field)
-    partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
+        fields, target = dataset.target_fields, dataset.target
+        arguments["balance_ntypes"] = balance_classes(fields, counts, target, balance_field)
+    partition_graph(dataset.source, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
     build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
@@ -410,15 +413,21 @@ def partition_dataset(
     return json_path
 
 
-def balance_classes(graph: Graph, target: str, field: str) -> Tensor | dict[str, Tensor]:
-    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
-    fields = graph.nodes[target].data
+def balance_classes(
+    fields: Mapping[str, Any], num_nodes: Mapping[str, int], target: str, field: str
+) -> Tensor | dict[str, Tensor]:
+    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them.
+
+    Args:
+        fields: Tensors or arrays of the target's nodes.
+        num_nodes: By node type.
+    """
     if field not in fields:
         raise ValueError(
             f"balance_ntypes must name a node feature of type '{target}' (got {field!r}; "
             f"there are {', '.join(sorted(fields))})"
         )
-    values = fields[field]
+    values = torch.as_tensor(fields[field])
     if values.ndim != 1:
         raise ValueError(
             f"balance_ntypes needs one value per node (got {field!r} of shape "
@@ -431,7 +440,7 @@ def balance_classes(graph: Graph, target: str, field: str) -> Tensor | dict[str,
             f"{distinct.numel()} values for {values.numel()} nodes); leave it out, or name a "
             "feature such as the class"
         )
-    if len(graph.ntypes) == 1:
+    if len(num_nodes) == 1:
         return classes
-    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
+    zeros = {ntype: torch.zeros(n, dtype=torch.int64) for ntype, n in num_nodes.items()}
     return zeros | {target: classes}

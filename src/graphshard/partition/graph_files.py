@@ -8,12 +8,13 @@ some numbers of each node, and for none of the edges.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from .._base.files import PathLike, open_regular
 from .._base.kernels import num_threads
-from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE as _ONLY
+from .._base.typing import DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from ._edge_files import kernels
 from ._local_part import BATCH_EDGES, GraphSource, check_type_names
 from .checked_files import DTYPE_NAMES, RowSource, identity_of
@@ -31,18 +33,25 @@ _BLOCK_BYTES = 1 << 25  # rows that are put in order at a time
 _GAP_BYTES = 1 << 14  # that are read and left out, rather than beginning another read
 
 
+EdgePaths: TypeAlias = "ArrayPath | tuple[ArrayPath, ArrayPath]"
+ArrayPath: TypeAlias = "PathLike | ArrayFile"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphFiles:
     """A graph in ``.npy`` files, for `partition_graph`.
 
     Args:
         num_nodes: Number of nodes; of several types, by type.
-        edges: A file of ``[2, num_edges]`` integers, row 0 sources, row 1 destinations; of several
-            relations, by (source type, relation, destination type).
+        edges: A file of ``[2, num_edges]`` integers, row 0 sources, row 1 destinations; or a pair
+            of files of ``[num_edges]``, sources and destinations; of several relations, by (source
+            type, relation, destination type). An `ArrayFile` may stand for a path.
         node_features: By name, a file, or a tensor, of a row for each node; of several node types,
             a dict of those by type.
         edge_features: The same of edges; of several relations, by relation.
         idtype: int32 or int64: dtype of local ids in the files of parts.
+        by_content: Whether a run that was interrupted is known by what the files hold, rather than
+            by their names and times: for files that are made anew for each run.
 
     Example:
         >>> files = GraphFiles(num_nodes=10**8, edges="edges.npy")
@@ -50,15 +59,16 @@ class GraphFiles:
     """
 
     num_nodes: int | Mapping[str, int]
-    edges: PathLike | Mapping[CanonicalEType, PathLike]
+    edges: EdgePaths | Mapping[CanonicalEType, EdgePaths]
     node_features: Mapping[str, Any] = field(default_factory=dict)
     edge_features: Mapping[Any, Any] = field(default_factory=dict)
     idtype: torch.dtype = torch.int64
+    by_content: bool = False
 
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array in a ``.npy`` file.
+    """An array in a ``.npy`` file, or some of it.
 
     Args:
         offset: Where its first number begins.
@@ -72,13 +82,15 @@ class ArrayFile:
     status: tuple[int, ...]
 
     @classmethod
-    def open(cls, path: PathLike) -> ArrayFile:
-        """Read the header.
+    def open(cls, path: ArrayPath) -> ArrayFile:
+        """Read the header, unless that was done.
 
         Raises:
             ValueError: It is not a file that `numpy.save` writes of numbers in rows.
             OSError: It cannot be opened.
         """
+        if isinstance(path, ArrayFile):
+            return path
         path = Path(path)
         with open_regular(path) as file:
             try:
@@ -130,6 +142,56 @@ class ArrayFile:
     def identity(self) -> list[Any]:
         """What another file, or the same with other numbers, has not."""
         return [str(self.path.absolute()), str(self.dtype), list(self.shape), *self.status]
+
+    def content_identity(self) -> list[Any]:
+        """Dtype, shape and digest of the numbers."""
+        digest = hashlib.blake2b(digest_size=16)
+        count = int(np.prod(self.shape, dtype=object))
+        at_once = max(_BLOCK_BYTES // max(self.dtype.itemsize, 1), 1)
+        for first in range(0, count, at_once):
+            digest.update(self.read(first, min(at_once, count - first)).view(np.uint8).data)
+        return [str(self.dtype), list(self.shape), digest.hexdigest()]
+
+
+@dataclass(frozen=True)
+class _EdgeFile:
+    """The ends of edges in one file, or in two.
+
+    Args:
+        dst_start: Place of the first destination among the numbers of its file.
+    """
+
+    src: ArrayFile
+    dst: ArrayFile
+    dst_start: int
+    count: int
+
+    @classmethod
+    def open(cls, paths: EdgePaths) -> _EdgeFile:
+        if not isinstance(paths, tuple):
+            both = ArrayFile.open(paths)
+            if len(both.shape) != 2 or both.shape[0] != 2 or both.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{both.path} must hold integers of shape [2, num_edges] (got {both.dtype} "
+                    f"{list(both.shape)}); write numpy.stack([src, dst])"
+                )
+            return cls(both, both, both.shape[1], both.shape[1])
+        src, dst = map(ArrayFile.open, paths)
+        for file in (src, dst):
+            if file.shape != src.shape or len(file.shape) != 1 or file.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{src.path} and {dst.path} must hold integers of one shape [num_edges] (got "
+                    f"{src.dtype} {list(src.shape)} and {dst.dtype} {list(dst.shape)}); write the "
+                    "sources and the destinations of all edges"
+                )
+        return cls(src, dst, 0, src.shape[0])
+
+    def read(self, first: int, count: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Sources and destinations of some edges, int32 or int64."""
+        src, dst = self.src.read(first, count), self.dst.read(self.dst_start + first, count)
+        if src.dtype != dst.dtype or src.dtype not in (np.int32, np.int64):
+            return src.astype(np.int64), dst.astype(np.int64)
+        return src, dst
 
 
 @dataclass(frozen=True)
@@ -194,17 +256,15 @@ class FileSource(GraphSource):
 
     def __init__(self, files: GraphFiles) -> None:
         counts, edges = files.num_nodes, files.edges
-        if isinstance(counts, int) != isinstance(edges, str | os.PathLike):
+        if isinstance(counts, int) == isinstance(edges, Mapping):
             raise TypeError(
                 "num_nodes and edges must both be of one type, or both dicts by type and by "
                 f"relation (got {type(counts).__name__} and {type(edges).__name__})"
             )
         by_type = {DEFAULT_NTYPE: counts} if isinstance(counts, int) else dict(counts)
-        by_relation: dict[CanonicalEType, PathLike]
-        if isinstance(edges, str | os.PathLike):
-            by_relation = {DEFAULT_CANONICAL_ETYPE: edges}
-        else:
-            by_relation = dict(edges)
+        is_plain = not isinstance(edges, Mapping)
+        by_relation: dict[CanonicalEType, EdgePaths]
+        by_relation = dict(edges) if isinstance(edges, Mapping) else {_ONLY: edges}
         if files.idtype not in INDEX_DTYPES:
             raise ValueError(f"idtype must be torch.int32 or torch.int64 (got {files.idtype})")
         self.ntypes = sorted(by_type)
@@ -220,8 +280,8 @@ class FileSource(GraphSource):
         self.node_counts = [int(by_type[ntype]) for ntype in self.ntypes]
         if min(self.node_counts, default=0) < 0:
             raise ValueError(f"num_nodes must not be negative (got {by_type})")
-        self._edges = [_edge_file(by_relation[etype]) for etype in self.canonical_etypes]
-        self.edge_counts = [file.shape[1] for file in self._edges]
+        self._edges = [_EdgeFile.open(by_relation[etype]) for etype in self.canonical_etypes]
+        self.edge_counts = [file.count for file in self._edges]
         self.src_type = [self.ntypes.index(src) for src, _, _ in self.canonical_etypes]
         self.dst_type = [self.ntypes.index(dst) for _, _, dst in self.canonical_etypes]
         self.idtype = files.idtype
@@ -231,12 +291,9 @@ class FileSource(GraphSource):
             "node", files.node_features, isinstance(counts, int), self.ntypes, self.node_counts
         )
         self._edge_features = _features_by_owner(
-            "edge",
-            files.edge_features,
-            isinstance(edges, str | os.PathLike),
-            self.canonical_etypes,
-            self.edge_counts,
+            "edge", files.edge_features, is_plain, self.canonical_etypes, self.edge_counts
         )
+        self._by_content = files.by_content
 
     def edges(self, relation: int) -> tuple[Tensor, Tensor]:
         """All edges, in memory; for what cannot do with a batch at a time."""
@@ -253,17 +310,17 @@ class FileSource(GraphSource):
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         file, count = self._edges[relation], self.edge_counts[relation]
         for first in range(0, count, BATCH_EDGES):
-            size = min(BATCH_EDGES, count - first)
-            src, dst = (file.read(row * count + first, size) for row in (0, 1))
-            if file.dtype not in (np.int32, np.int64):
-                src, dst = src.astype(np.int64), dst.astype(np.int64)
-            for ids, ends, types in ((src, "sources", self.src_type), (dst, "", self.dst_type)):
+            src, dst = file.read(first, min(BATCH_EDGES, count - first))
+            for ids, path, ends, types in (
+                (src, file.src.path, "sources", self.src_type),
+                (dst, file.dst.path, "destinations", self.dst_type),
+            ):
                 most = self.node_counts[types[relation]]
                 if ids.min() < 0 or ids.max() >= most:
                     bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
                     raise ValueError(
-                        f"{file.path} must hold {ends or 'destinations'} in [0, {most}) (got "
-                        f"{bad}); correct num_nodes, or the file"
+                        f"{path} must hold {ends} in [0, {most}) (got {bad}); correct num_nodes, "
+                        "or the file"
                     )
             yield src, dst
 
@@ -278,12 +335,18 @@ class FileSource(GraphSource):
 
     def identity(self) -> dict[str, Any]:
         """Of all files, and of features that are tensors; their bytes."""
+
+        def of_file(file: ArrayFile) -> list[Any]:
+            return file.content_identity() if self._by_content else file.identity()
+
         features = []
         for owner in (*self._node_features, *self._edge_features):
             for name, item in sorted(owner.items()):
-                of_item = item.identity() if isinstance(item, ArrayFile) else identity_of(item)
+                of_item = of_file(item) if isinstance(item, ArrayFile) else identity_of(item)
                 features.append([name, *of_item])
-        return {"edges": [file.identity() for file in self._edges], "features": features}
+        # One file of both ends, or two.
+        files = [dict.fromkeys((file.src, file.dst)) for file in self._edges]
+        return {"edges": [list(map(of_file, some)) for some in files], "features": features}
 
     def node_features(self, type_id: int) -> dict[str, Tensor]:
         return _tensors(self._node_features[type_id])
@@ -306,16 +369,6 @@ class FileSource(GraphSource):
             if isinstance(item, ArrayFile):
                 rows[name] = FileRows(item, ids, count)
         return rows
-
-
-def _edge_file(path: PathLike) -> ArrayFile:
-    file = ArrayFile.open(path)
-    if len(file.shape) != 2 or file.shape[0] != 2 or file.dtype.kind not in "iu":
-        raise ValueError(
-            f"{file.path} must hold integers of shape [2, num_edges] (got {file.dtype} "
-            f"{list(file.shape)}); write numpy.stack([src, dst])"
-        )
-    return file
 
 
 def _features_by_owner(

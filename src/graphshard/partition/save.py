@@ -198,7 +198,7 @@ def partition_graph(
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
-    is_streamed = _check_memory(memory, part_method)
+    is_streamed = keeps_edges_on_disk(memory, part_method)
     if halo_tolerance is not None and not 1.0 <= halo_tolerance < math.inf:
         raise ValueError(
             f"halo_tolerance must be at least 1: largest halo over mean (got {halo_tolerance!r}); "
@@ -299,8 +299,12 @@ def partition_graph(
     return _mapping(source, relabeling.old_node_ids, old_edge_ids)
 
 
-def _check_memory(memory: int | None, part_method: PartMethod) -> bool:
-    """Whether edges are to stay on disk."""
+def keeps_edges_on_disk(memory: int | None, part_method: PartMethod) -> bool:
+    """Whether `partition_graph` keeps edges on disk.
+
+    Raises:
+        ValueError: ``memory`` cannot be.
+    """
     if memory is None:
         return isinstance(part_method, str) and part_method == "multilevel"
     if isinstance(memory, bool) or not isinstance(memory, int) or memory < _LEAST_MEMORY:

@@ -263,8 +263,7 @@ def partition(
     --tables).
     """
     from ...data import partition_tables
-    from ...data.prepare import read_dataset
-    from ...data.task import partition_dataset, warn_of_task
+    from ...data.prepare import partition_by_name
 
     names = {field.name for field in dataclasses.fields(Preparation)}
     preparation = {name: value for name, value in options.items() if name in names}
@@ -308,10 +307,15 @@ def partition(
         assert data is not None
         if encodings_from is not None:
             raise ValueError("encodings_from is for tables (got a data set); leave it out")
-        dataset = read_dataset(data, Preparation(**preparation))
-        warn_of_task(dataset)
-        noted = {"data": Path(data).name, **preparation}
-        written = partition_dataset(dataset, parts, out, name=name, options=noted, **common)
+        written = partition_by_name(
+            data,
+            parts,
+            out,
+            preparation=Preparation(**preparation),
+            title=name,
+            options={"data": Path(data).name, **preparation},
+            **common,
+        )
     if not quiet:
         console = Console(markup=False, emoji=False)
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
