@@ -169,18 +169,8 @@ class _Checker:
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         differing: set[int] = set()
         for first, last in _batches(sizes):
-            if not self.outer[:, first:last].any():
-                continue
-            owners = {part: self._ends(part) for part in range(first, last)}
-            for part in np.flatnonzero(self.outer[:, first:last].any(axis=1)).tolist():
-                ends = owners.get(part) or self._ends(part)
-                ids = ends.outer
-                for owner, of_owner in owners.items():
-                    places = ((ids >= starts[owner]) & (ids < starts[owner + 1])).nonzero().view(-1)
-                    theirs = of_owner.of(ids[places] - starts[owner])
-                    ours = ends.of(places + ends.num_inner)
-                    if not all(map(torch.equal, ours, theirs)):
-                        differing.add(part)
+            if self.outer[:, first:last].any():
+                differing |= self._differing(first, last, starts)
         for part in range(num_parts):
             same = part not in differing
             self._expect(part, same, "an outer edge joins other nodes than at its owner")
@@ -189,6 +179,27 @@ class _Checker:
                 expected = self.entering[part][foreign]
                 complete = np.array_equal(expected, self.leaving[part][foreign])
                 self._expect(part, complete, "an edge that leaves it is missing")
+
+    def _differing(self, first: int, last: int, starts: list[int]) -> set[int]:
+        """The parts that have edges of parts from ``first`` to ``last`` and join others by them."""
+        owners = {part: self._ends(part) for part in range(first, last)}
+        parts = np.flatnonzero(self.outer[:, first:last].any(axis=1)).tolist()
+        return {
+            p for p in parts if not self._agrees(owners.get(p) or self._ends(p), owners, starts)
+        }
+
+    @staticmethod
+    def _agrees(
+        ends: _HomogenisedEnds, owners: dict[int, _HomogenisedEnds], starts: list[int]
+    ) -> bool:
+        """Whether the edges that a part has of some owners join what they do there."""
+        for owner, of_owner in owners.items():
+            ids = ends.outer
+            places = ((ids >= starts[owner]) & (ids < starts[owner + 1])).nonzero().view(-1)
+            theirs = of_owner.of(ids[places] - starts[owner])
+            if not all(map(torch.equal, ends.of(places + ends.num_inner), theirs)):
+                return False
+        return True
 
     def _ends(self, part: int) -> _HomogenisedEnds:
         return _HomogenisedEnds(load_structure(self.config, part, checksum=False))
