@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from partition_cases import contents, plain, typed
-from test_partition_writer import assign, rewrite, swap_first_two
+from test_partition_writer import assign, put, rewrite, swap_first_two
 
 from graphshard.errors import PartitionFormatError
 from graphshard.fullbatch import load_dgl_partition_data
+from graphshard.graph import graph
 from graphshard.partition import (
     load_partition,
     load_partition_book,
@@ -22,6 +23,7 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
+from graphshard.partition.checked_files import TensorFile
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
@@ -29,13 +31,33 @@ pytestmark = pytest.mark.usefixtures("no_syncing")
 # The structure, with digests that agree
 
 
-@pytest.fixture(params=["coo", "csc", "csr"])
+KEYS = {
+    "pointers": ("src", "indptr"),
+    "gaps": ("src", "dst/wide", "halo/wide", "outer/wide"),
+    "coo": ("coo/src", "coo/dst"),
+    "csc": ("csc/indptr", "csc/indices"),  # edges are in this order, so it needs no ids
+    "csr": ("csr/indptr", "csr/indices", "csr/eids"),
+}
+
+
+@pytest.fixture(params=list(KEYS))
 def one_format(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    made = tmp_path / "parts"
-    partition_graph(plain(), "g", 2, made, graph_formats=request.param, quiet=True)
-    return made, request.param
+    """Both forms of today, and the three of format 1."""
+    made, form = tmp_path / "parts", request.param
+    if form == "pointers":
+        ends = torch.arange(50).repeat(8), torch.arange(400) * 7 % 50
+        partition_graph(graph(ends), "g", 2, made, quiet=True)
+    elif form == "gaps":
+        partition_graph(plain(), "g", 2, made, quiet=True)
+    else:
+        old = "plain" if form == "coo" else "grouped"
+        shutil.copytree(Path(__file__).parent / "format_1" / old, made)
+        others = [key for name in ("coo", "csc", "csr") if name != form for key in KEYS[name]]
+        rewrite(made, 0, "part_graph", lambda t: [t.pop(key, None) for key in others])
+    return made, form
 
 
+OLD = Path(__file__).parent / "format_1"
 ENTRIES = (-(2**63), -(2**31), -1, 1, 10**4, 2**31 - 1, 2**31, 2**62, 2**63 - 1)
 
 
@@ -53,35 +75,58 @@ def test_pointers_and_ids_that_lead_outside_are_told(
     one_format: tuple[Path, str], run_all: bool
 ) -> None:
     folder, name = one_format
-    original = contents(folder)
-    keys = ("src", "dst") if name == "coo" else ("indptr", "indices", "eids")
-    if name == "csc":
-        keys = keys[:2]  # edges are in this order, so it needs no ids
-    for key in keys:
+    original, sound = contents(folder), verify_partition(folder / "g.json")
+    for key in KEYS[name]:
+        held = TensorFile.open(folder / "part0/graph.safetensors").read()[key]
+        whole = torch.iinfo(held.dtype)
         for place in (0, 3, -1):
             for value in ENTRIES[:: 1 if run_all else 3]:
-                if key == "indptr" and place == 3 and value == 1:
-                    continue  # which may be right
-                if key != "indptr" and value == 1:
+                if not whole.min <= value <= whole.max or max(place, 0) >= len(held):
                     continue
-                rewrite(folder, 0, "part_graph", assign(f"{name}/{key}", place, value))
+                if value == 1 and (place == 3 or "indptr" not in key):
+                    continue  # which may be right
+                rewrite(folder, 0, "part_graph", assign(key, place, value))
                 is_refused(folder)
                 for file, content in original.items():
                     (folder / file).write_bytes(content)
-    assert verify_partition(folder / "g.json") == []
+    assert verify_partition(folder / "g.json") == sound  # nothing, or the size of a file
 
 
 def test_pointers_whose_differences_overflow_are_told(tmp_path: Path) -> None:
     """Steps of 2 ** 62 wrap around to the right number of edges, and none of them is negative."""
-    partition_graph(plain(), "g", 2, tmp_path, graph_formats="csc", quiet=True)
+    shutil.copytree(OLD / "grouped", tmp_path, dirs_exist_ok=True)
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["csc/indices"], tensors["csc/indptr"] = (
+            tensors[f"csc/{name}"].long() for name in ("indices", "indptr")
+        )
         pointer = tensors["csc/indptr"]
         pointer[1:5] = torch.tensor([2**62, -(2**63), -(2**62), 0])
         assert bool((pointer[:6].diff() >= 0).all())
 
     rewrite(tmp_path, 0, "part_graph", change)
     is_refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.update({"src": t["src"].double()}),
+        lambda t: t.update({"src": t["src"].view(1, -1)}),
+        lambda t: t.update({"dst/gaps": t["dst/gaps"].int()}),
+        lambda t: t.update({"halo/wide": t["halo/wide"].int()}),
+        lambda t: t.update({"outer/gaps": t["outer/gaps"][:-1].clone()}),
+        lambda t: t.update({"outer/gaps": torch.full_like(t["outer/gaps"], 255)}),
+        lambda t: t.update({"indptr": torch.zeros(5, dtype=torch.int32)}),
+        lambda t: t.pop("dst/gaps"),
+        lambda t: t.clear(),
+        put("halo", 0, 2**62),
+        put("halo", 0, -(2**63)),
+    ],
+)
+def test_columns_that_contradict_the_maps_are_told(change: Any, folder: Path) -> None:
+    rewrite(folder, 0, "part_graph", change)
+    is_refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +144,13 @@ def test_pointers_whose_differences_overflow_are_told(tmp_path: Path) -> None:
         lambda t: t.pop("coo/dst"),
         lambda t: t.clear(),
         swap_first_two("node/_ID"),
+        swap_first_two("edge/_ID"),
+        assign("node/_ID", -1, 10**6),
+        assign("edge/_ID", -1, -1),
+        assign("node/_ID", -1, 0),
+        assign("edge/_ID", -1, 0),
+        assign("node/inner_node", -1, 1),
+        assign("node/part_id", 0, 1),
         assign("edge/_TYPE", 0, 77),
         assign("edge/_TYPE", 0, -1),
         assign("node/_TYPE", -1, 2**31 - 1),
@@ -106,23 +158,24 @@ def test_pointers_whose_differences_overflow_are_told(tmp_path: Path) -> None:
         assign("edge/inner_edge", -1, 1),
     ],
 )
-def test_columns_that_contradict_the_maps_are_told(change: Any, folder: Path) -> None:
-    rewrite(folder, 0, "part_graph", change)
-    is_refused(folder)
+def test_columns_of_format_1_that_contradict_the_maps_are_told(change: Any, tmp_path: Path) -> None:
+    shutil.copytree(OLD / "typed", tmp_path, dirs_exist_ok=True)
+    rewrite(tmp_path, 0, "part_graph", change)
+    is_refused(tmp_path)
 
 
 def test_an_own_edge_that_ends_elsewhere_is_told_before_ranks_use_it(folder: Path) -> None:
     num_inner = load_partition_book(folder / "g.json", 0)[0].metadata()[0]["num_nodes"]
-    rewrite(folder, 0, "part_graph", assign("coo/dst", 0, num_inner))
+    rewrite(folder, 0, "part_graph", put("dst", 0, num_inner))
     with pytest.raises(PartitionFormatError, match="ends at a node of another part"):
         load_dgl_partition_data(folder / "g.json", 0)
-    rewrite(folder, 0, "part_graph", assign("coo/dst", 0, num_inner - 1))  # a venue
+    rewrite(folder, 0, "part_graph", put("dst", 0, num_inner - 1))  # a venue
     with pytest.raises(PartitionFormatError, match="ends at a node that is not of type"):
         load_dgl_partition_data(folder / "g.json", 0)
 
 
 def test_formats_that_hold_other_edges_are_told(tmp_path: Path) -> None:
-    partition_graph(plain(), "g", 2, tmp_path, graph_formats=("csc", "csr"), quiet=True)
+    shutil.copytree(OLD / "grouped", tmp_path, dirs_exist_ok=True)
     rewrite(tmp_path, 0, "part_graph", swap_first_two("csr/indices"))
     (problem,) = verify_partition(tmp_path / "g.json")
     assert problem == "part 0: its edges in the format csr are others than its edges"
@@ -144,7 +197,7 @@ def test_orig_ids_of_another_form_are_told(folder: Path) -> None:
 # Damage without digests that agree
 
 
-@pytest.mark.parametrize("key", ["edge/_TYPE", "coo/src", "node/_ID"])
+@pytest.mark.parametrize("key", ["src", "dst/gaps", "halo/wide"])
 def test_a_flipped_bit_of_the_structure_does_not_load(key: str, folder: Path) -> None:
     flip(folder / "part1/graph.safetensors", key)
     for load in (load_partition, load_dgl_partition_data):

@@ -273,6 +273,7 @@ def test_tensors_are_aligned_and_mapped(tmp_path: Path) -> None:
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     path = str(tmp_path / "part0/node_feats.safetensors")
     ranges = [[int(end, 16) for end in line[0].split("-")] for line in maps if line[-1] == path]
+    feats.pop("_N/orig_id")  # in 32 bits
     for feature in feats.values():
         assert any(start <= feature.data_ptr() < stop for start, stop in ranges)
 

@@ -427,37 +427,56 @@ def assign(key: str, place: int, value: int) -> Callable[[dict[str, torch.Tensor
     return change
 
 
+def ids_in(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The ids that a file holds as differences."""
+    steps = tensors[f"{name}/gaps"].long()
+    steps[steps == 255] = tensors[f"{name}/wide"]
+    return steps.cumsum(0)
+
+
+def put(name: str, place: int, value: int) -> Callable[[dict[str, torch.Tensor]], object]:
+    """Change one of the ids that a file holds as differences."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        ids = ids_in(tensors, name)
+        ids[place] = value if value is not None else ids[place - 1]
+        tensors[f"{name}/gaps"] = torch.full((len(ids),), 255, dtype=torch.uint8)
+        tensors[f"{name}/wide"] = ids.diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+    return change
+
+
+TWICE: Any = None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (swap_first_two("node/_ID"), "inner nodes are not those of node_map"),
-        (swap_first_two("edge/_ID"), "inner edges are not those of edge_map"),
-        (assign("node/_ID", -1, 10**6), r"a global node id is not in \[0, 77\)"),
-        (assign("edge/_ID", -1, -1), "a global edge id is not in"),
-        (assign("node/_ID", -1, 0), "a halo node belongs to the part"),
-        (assign("edge/_ID", -1, 0), "a halo edge belongs to the part"),
-        (assign("node/inner_node", -1, 1), "inner_node does not mark exactly the first"),
-        (assign("edge/inner_edge", 0, 0), "inner_edge does not mark exactly the first"),
-        (assign("node/_TYPE", 0, 2), "node types contradict node_map"),
-        (assign("edge/_TYPE", 0, 5), "edge types contradict edge_map"),
-        (assign("node/part_id", 0, 1), "part_id contradicts node_map"),
-        (assign("coo/src", 0, 10**6), "an edge ends outside the part"),
-        (assign("coo/dst", 0, -1), "an edge ends outside the part"),
+        (put("halo", -1, 10**6), r"an id of 'halo' is not in \[0, 77\)"),
+        (put("outer", -1, -1), "an id of 'outer' is not in"),
+        (put("halo", -1, 0), "a halo node belongs to the part"),
+        (put("outer", -1, 0), "a halo edge belongs to the part"),
+        (put("halo", -1, TWICE), "a foreign node is there twice"),
+        (put("outer", -1, TWICE), "a foreign edge is there twice"),
+        (lambda t: t.pop("halo/wide"), "'halo/wide' is missing"),
+        (lambda t: t.update({"dst/wide": t["dst/wide"].repeat(2)}), "more than its gaps ask for"),
+        (lambda t: t.update({"dst/wide": t["dst/wide"][:0]}), "fewer than its gaps ask for"),
+        (lambda t: t.update({"src": t["src"][1:].clone()}), "sources of edges, and"),
         (
-            assign("coo/dst", 0, 0),
-            "an edge is not owned by|not ordered by type|other types|joins other nodes",
+            lambda t: t.update({"dst/gaps": t["dst/gaps"][:-1].clone()}),
+            "destinations of edges, and",
         ),
-        (
-            assign("coo/dst", -1, 0),
-            "an edge is not owned by|not ordered by type|other types|joins other nodes",
-        ),
-        (assign("coo/src", -1, 0), "other types|joins other nodes"),
+        (assign("src", 0, 10**6), "an edge ends outside the part"),
+        (put("dst", 0, -1), "an id of 'dst' is not in"),
+        (put("dst", 0, 0), "an edge is not owned by|not ordered by type|other types|joins other"),
+        (put("dst", -1, 0), "an edge is not owned by|not ordered by type|other types|joins other"),
+        (assign("src", -1, 0), "other types|joins other nodes"),
     ],
 )
 def test_a_wrong_structure_is_told(change: Any, message: str, folder: Path) -> None:
     rewrite(folder, 0, "part_graph", change)
     problems = verify_partition(folder / "g.json")
-    assert any(re.search(message, problem) for problem in problems)
+    assert any(re.search(message, problem) for problem in problems), problems
 
 
 def test_wrong_features_are_told(folder: Path) -> None:
@@ -467,7 +486,7 @@ def test_wrong_features_are_told(folder: Path) -> None:
     rewrite(folder, 0, "node_feats", lambda tensors: tensors.pop("paper/orig_id"))
     (problem,) = verify_partition(folder / "g.json")
     assert problem.startswith(f"part 0: file {folder / 'part0/node_feats.safetensors'} must hold")
-    assert "orig_id, one int64 for each of the nodes of type paper (got none)" in problem
+    assert "orig_id, one whole number for each of the nodes of type paper (got none)" in problem
     with pytest.raises(PartitionFormatError, match="must hold orig_id"):
         load_partition(folder / "g.json", 0)
     rewrite(folder, 0, "node_feats", lambda tensors: tensors.update({"paper/x": torch.ones(2)}))
@@ -479,7 +498,7 @@ def test_wrong_features_are_told(folder: Path) -> None:
 
 
 def test_a_structure_without_its_columns_does_not_load(folder: Path) -> None:
-    rewrite(folder, 0, "part_graph", lambda tensors: tensors.pop("node/part_id"))
+    rewrite(folder, 0, "part_graph", lambda tensors: tensors.pop("src"))
     with pytest.raises(PartitionFormatError, match="is not the structure of a part"):
         load_partition(folder / "g.json", 0)
 
@@ -492,7 +511,7 @@ def test_edges_that_differ_from_their_owners_are_told(tmp_path: Path) -> None:
         tmp_path,
         0,
         "part_graph",
-        lambda tensors: tensors["coo/src"][-2:].copy_(tensors["coo/src"][-2:].flip(0)),
+        lambda tensors: tensors["src"][-2:].copy_(tensors["src"][-2:].flip(0)),
     )
     (problem,) = verify_partition(tmp_path / "g.json")
     assert problem == "part 0: an outer edge joins other nodes than at its owner"

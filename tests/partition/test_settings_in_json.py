@@ -46,6 +46,7 @@ SETTINGS = {
 OURS_ALONE: dict[str, list[Any]] = {
     "graph_formats": ["coo", [1], ["dense"], None],
     "edges_by_destination": ["yes", 1],
+    "idtype": ["int16", None, ["int32"]],
 }
 
 

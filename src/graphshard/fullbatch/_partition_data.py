@@ -20,11 +20,12 @@ from .._base.device import device_of
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
-from ..graph import NTYPE, Graph
+from ..graph import NTYPE
 from ..partition import RangePartitionBook
 from ..partition.format import read_config
-from ..partition.load import load_part
+from ..partition.load import load_features, load_structure
 from ..partition.pyg_folder import PyGPartition, is_pyg_folder
+from ..partition.structure import PartStructure
 from .topology import narrow
 
 _INT16_MAX = 2**15 - 1
@@ -300,15 +301,16 @@ def load_dgl_partition_data(
         return _of_pyg(partition, own_partition_idx).to(device, feature_device)
     config = read_config(partition_json_file)
     _check_part(own_partition_idx, config.num_parts)
-    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
-        config, own_partition_idx, feature_digests=checksums
-    )
+    structure = load_structure(config, own_partition_idx)
+    book = structure.book
+    node_feats = load_features(config, own_partition_idx, "node_feats", checksums=checksums)
+    edge_feats = load_features(config, own_partition_idx, "edge_feats", checksums=checksums)
     data = PartitionData(
-        graph_name=name,
+        graph_name=config.graph_name,
         rank=own_partition_idx,
         partition_book=book,
-        node_type_names=tuple(ntypes),
-        canonical_etypes=tuple(etypes),
+        node_type_names=tuple(book.ntypes),
+        canonical_etypes=tuple(book.canonical_etypes),
         node_features={**node_feats, NTYPE: _node_types(book, own_partition_idx)},
         edge_features=edge_feats,
         edges={},
@@ -316,7 +318,7 @@ def load_dgl_partition_data(
         build=config.build,
     )
     try:
-        edges = _relation_edges(data, graph)
+        edges = _relation_edges(data, structure)
     except ValueError as error:
         raise PartitionFormatError(
             f"part {own_partition_idx} of {config.path} contradicts itself ({error}); partition "
@@ -393,7 +395,9 @@ def _node_types(book: RangePartitionBook, part: int) -> Tensor:
     return torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(torch.tensor(sizes))
 
 
-def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, RelationEdges]:
+def _relation_edges(
+    data: PartitionData, structure: PartStructure
+) -> dict[CanonicalEType, RelationEdges]:
     """The edges of each relation, from the homogenised local graph; inner edges come first.
 
     Raises:
@@ -401,8 +405,8 @@ def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, R
     """
     book = data.partition_book
     num_inner = int(book.metadata()[data.rank]["num_edges"])
-    src, dst = (ends[:num_inner] for ends in graph.adjacency().coo())
-    global_ids = graph.ndata["_ID"]
+    src, dst = (ends[:num_inner] for ends in structure.adjacency.coo())
+    global_ids = structure.node_ids()
     owner = book.nid2partid(global_ids)
     node_type, per_type_id = book.map_to_per_ntype(global_ids)
     rows = torch.empty_like(per_type_id)
@@ -411,14 +415,13 @@ def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, R
         rows[of_type] = data.node_map(ntype).local_of(per_type_id[of_type], owner[of_type])
     rows = narrow(rows, int(rows.max()) + 1 if rows.numel() else 0)
     owner = owner.to(torch.int16 if data.num_parts <= _INT16_MAX else torch.int32)
-    edge_type = graph.edata["_TYPE"][:num_inner]
-    edges, start = {}, 0
+    offsets, edges = book.local_etype_offset, {}
     for index, etype in enumerate(data.canonical_etypes):  # inner edges are sorted by relation
-        stop = start + int((edge_type == index).sum())
-        ends = src[start:stop], dst[start:stop]
-        _check_ends(ends, node_type, data, etype)
-        edges[etype] = RelationEdges(owner[ends[0]], rows[ends[0]], rows[ends[1]])
-        start = stop
+        ends = [some[offsets[index] : offsets[index + 1]] for some in (src, dst)]
+        _check_ends((ends[0], ends[1]), node_type, data, etype)
+        edges[etype] = RelationEdges(
+            owner.index_select(0, ends[0]), *(rows.index_select(0, some) for some in ends)
+        )
     return edges
 
 

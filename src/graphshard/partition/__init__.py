@@ -5,6 +5,7 @@ from ._book import PartitionBook, RangePartitionBook
 from ._convert import convert_partition
 from ._metis import UndirectedGraph, metis_available, metis_partition
 from ._stats import Balance, PartitionStats, PartSizes
+from ._verify import verify_partition
 from .assign import BalanceWarning
 from .graph_files import GraphFiles
 from .load import (
@@ -12,7 +13,6 @@ from .load import (
     load_partition_book,
     load_partition_feats,
     load_partition_stats,
-    verify_partition,
 )
 from .save import partition_graph
 

@@ -31,9 +31,10 @@ from ._writer import PartitionWriter, check_graph_name
 from .checked_files import RowSource, TensorFile
 from .dgl_folder import DGL_PART_FILES
 from .format import PartitionConfig, etype_key, read_config, triples_of
-from .load import load_part, open_features
+from .load import load_part, load_structure, num_ids, open_features
 from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder
 from .save import partition_graph
+from .structure import original_ids, stored_dtype
 
 Layout = Literal["graphshard", "dgl"]
 _SLICE_BYTES = 1 << 24
@@ -92,7 +93,13 @@ def _feature_rows(
     file = open_features(config, config.book(part), kind)
     file.check_digest()
     if isinstance(file, TensorFile):
-        yield dict(file.read())
+        features: dict[str, Tensor | RowSource] = dict(file.read())
+        totals = num_ids(kind, config.book(part))
+        for owner, total in totals.items():
+            ids = features[name := f"{owner}/orig_id"]
+            assert isinstance(ids, Tensor)
+            features[name] = original_ids(ids, total)
+        yield features
         return
     with file.rows() as rows:
         yield dict(rows)
@@ -274,41 +281,60 @@ def _joined(
 def _to_ours(config: PartitionConfig, folder: Path) -> Path:
     leaving = torch.zeros(config.num_parts, dtype=torch.int64)  # cut edges, by owner of the source
     num_copies = torch.zeros(config.num_parts, dtype=torch.int64)  # of which the owner has a copy
-    sizes, by_destination, formats = [], True, set()
+    sizes, by_destination, formats = [], True, set(config.graph_formats)
+    idtypes = set()
     with PartitionWriter(folder, config.graph_name) as writer:
         for part in range(config.num_parts):
-            graph, _, _, book, *_ = load_part(config, part, load_feats=False)
-            inner_nodes = graph.ndata["inner_node"]
-            inner_edges = graph.edata["inner_edge"]
-            count = int(inner_edges.sum())
-            src, dst = graph.edges()
-            owners = graph.ndata["part_id"][src]
+            structure = load_structure(config, part)
+            book, count = structure.book, structure.num_inner_edges
+            src, dst = structure.adjacency.coo()
+            owners = structure.node_parts()[src.long()]
             cut = owners[:count][owners[:count] != part]
             leaving += torch.bincount(cut, minlength=config.num_parts)
             num_copies[part] = int((owners[count:] == part).sum())
             offsets = book.local_etype_offset
             for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
-                ends = dst[start:stop]
-                by_destination &= bool((ends[1:] >= ends[:-1]).all())
-            structure = config.open_part(part, "part_graph").read()
-            formats |= {name.split("/")[0] for name in structure} - {"node", "edge"}
-            writer.write_file(part, "part_graph", structure)
+                by_destination &= _ascends(dst[start:stop])
+            if config.layout == "dgl":
+                stored = config.open_part(part, "part_graph").read()
+                formats |= {name.split("/")[0] for name in stored} - {"node", "edge"}
+            idtypes.add(structure.idtype)
+            pieces = structure.pieces(len(config.etypes) == 1 and _ascends(dst))
+            writer.write_file(part, "part_graph", pieces.columns())
             for kind in _FEATURES:
                 with _feature_rows(config, part, kind) as features:
-                    writer.write_file(part, kind, features)
+                    writer.write_file(part, kind, _narrowed(features, num_ids(kind, book)))
             sizes.append(
                 PartSizes(
-                    inner_nodes=int(inner_nodes.sum()),
-                    halo_nodes=int((~inner_nodes).sum()),
+                    inner_nodes=structure.num_inner_nodes,
+                    halo_nodes=len(structure.halo),
                     inner_edges=count,
-                    outer_edges=len(owners) - count,
+                    outer_edges=len(structure.outer),
                     cut_edges=len(cut),
                     bytes=writer.part_bytes(part),
                 )
             )
         has_all = torch.equal(leaving, num_copies)
-        writer.commit(_our_content(config, tuple(sizes), has_all, by_destination, formats))
+        idtype = torch.int64 if torch.int64 in idtypes else torch.int32
+        content = _our_content(config, tuple(sizes), has_all, by_destination, formats)
+        writer.commit({**content, "idtype": str(idtype).removeprefix("torch.")})
     return writer.json_path
+
+
+def _ascends(ids: Tensor) -> bool:
+    return bool((ids[1:] >= ids[:-1]).all())
+
+
+def _narrowed(
+    features: Mapping[str, Tensor | RowSource], totals: Mapping[str, int]
+) -> dict[str, Tensor | RowSource]:
+    """Features with original ids as files of ours hold them."""
+    narrowed = dict(features)
+    for owner, total in totals.items():
+        ids = narrowed[name := f"{owner}/orig_id"]
+        whole = ids if isinstance(ids, Tensor) else torch.cat(list(ids.slices()))
+        narrowed[name] = whole.to(stored_dtype(total))
+    return narrowed
 
 
 def _our_content(

@@ -33,6 +33,7 @@ from ._book import RangePartitionBook
 from ._edge_files import kernels
 from ._metis import IntArray
 from .checked_files import PiecewiseRows, Rows, RowSource, etype_key, identity_of
+from .structure import PartStructure, id_dtype
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
@@ -250,32 +251,6 @@ _NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class LocalPart:
-    """Structure of one part: what each local node and each local edge is, the inner ones first.
-
-    ``node_ids`` and ``edge_ids`` are homogenised, ``src`` and ``dst`` local.
-    """
-
-    node_ids: Tensor
-    node_types: Tensor
-    node_parts: Tensor
-    num_inner_nodes: int
-    edge_ids: Tensor
-    edge_types: Tensor
-    num_inner_edges: int
-    src: Tensor
-    dst: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.node_ids)
-
-    @property
-    def num_edges(self) -> int:
-        return len(self.edge_ids)
-
-
-@dataclass(frozen=True)
 class CutEdges:
     """The edges of one relation whose ends lie in different parts, by the part of their source.
 
@@ -319,14 +294,16 @@ def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[
 
 def cut_part(
     relabeling: Relabeling, part: int, num_hops: int, cut_edges: list[CutEdges]
-) -> LocalPart:
+) -> PartStructure:
     """Build the local graph of one part; see the note on the module."""
-    book = relabeling.book
+    sizes = relabeling.node_sizes, relabeling.edge_sizes
+    source = relabeling.source
+    book = RangePartitionBook.of_sizes(part, source.ntypes, source.canonical_etypes, *sizes)
     num_relations = len(relabeling.relations)
     first, last = relabeling.node_range(part)
     inner = [slice(*relabeling.edge_range(part, relation)) for relation in range(num_relations)]
     sources = [edges.sources[own] for edges, own in zip(relabeling.relations, inner, strict=True)]
-    halo_mark = np.zeros(relabeling.source.num_nodes, dtype=bool)
+    halo_mark = np.zeros(source.num_nodes, dtype=bool)
     frontier = _mark_new(halo_mark, sources, first, last)
     outer = [_NO_IDS] * num_relations
     if num_hops >= 1:
@@ -339,62 +316,34 @@ def cut_part(
     outer_src = [_sources(relabeling, r, outer[r]) for r in range(num_relations)]
     outer_dst = [_destinations(relabeling, r, outer[r]) for r in range(num_relations)]
     _mark_new(halo_mark, outer_src + outer_dst, first, last)
-    node_ids = np.concatenate([np.arange(first, last), np.flatnonzero(halo_mark)])
-    local = torch.empty(relabeling.source.num_nodes, dtype=torch.int64)
-    local[torch.from_numpy(node_ids)] = torch.arange(node_ids.shape[0])
+    halo = np.flatnonzero(halo_mark)
+    num_nodes = last - first + len(halo)
+    dtype = id_dtype(num_nodes)
+    local = torch.empty(source.num_nodes, dtype=dtype)
+    torch.arange(last - first, out=local[first:last])
+    local[torch.from_numpy(halo)] = torch.arange(last - first, num_nodes, dtype=dtype)
 
-    outer_ids = [
-        book.map_to_homo_eid(ids, etype).numpy()
-        for ids, etype in zip(outer, relabeling.source.canonical_etypes, strict=True)
-    ]
-    order = np.argsort(_join(outer_ids), kind="stable")
+    outer_ids = _join(
+        [
+            book.map_to_homo_eid(ids, etype).numpy()
+            for ids, etype in zip(outer, source.canonical_etypes, strict=True)
+        ]
+    )
+    order = np.argsort(outer_ids, kind="stable")
     num_inner_edges = sum(ids.shape[0] for ids in sources)
     num_edges = num_inner_edges + order.shape[0]
-    edge_ids, edge_types, src, dst = (
-        torch.empty(num_edges, dtype=dtype)
-        for dtype in (torch.int64, torch.int32, torch.int64, torch.int64)
-    )
-    # Each column of the edges is as large as all else together, so it is filled in place.
-    edge_start = sum(map(sum, relabeling.edge_sizes[:part]))
-    torch.arange(edge_start, edge_start + num_inner_edges, out=edge_ids[:num_inner_edges])
+    src, dst = torch.empty(num_edges, dtype=dtype), torch.empty(num_edges, dtype=dtype)
+    # Both are as large as all else together, so they are filled in place.
     stop = 0
     for relation, ids in enumerate(sources):
         span = slice(stop, stop := stop + ids.shape[0])
-        edge_types[span] = relation
         torch.index_select(local, 0, torch.from_numpy(ids), out=src[span])
-        dst[span] = _inner_destinations(relabeling, part, relation)
-    outer_types = np.repeat(np.arange(num_relations), [ids.shape[0] for ids in outer])
-    for column, outer_column in (
-        (edge_ids, _join(outer_ids)),
-        (edge_types, outer_types),
-        (src, local.numpy()[_join(outer_src)]),
-        (dst, local.numpy()[_join(outer_dst)]),
-    ):
-        column[num_inner_edges:] = torch.from_numpy(outer_column[order])
-    node_types, _ = book.map_to_per_ntype(node_ids)
-    return LocalPart(
-        node_ids=torch.from_numpy(node_ids),
-        node_types=node_types.to(torch.int32),
-        node_parts=book.nid2partid(node_ids),
-        num_inner_nodes=last - first,
-        edge_ids=edge_ids,
-        edge_types=edge_types,
-        num_inner_edges=num_inner_edges,
-        src=src,
-        dst=dst,
-    )
-
-
-def grouped_edges(adjacency: Adjacency, formats: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors of a part's edges in those of some formats that are "csc" or "csr"."""
-    tensors: dict[str, Tensor] = {}
-    for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
-        if name in formats:
-            indptr, indices, eids = grouped()
-            tensors |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
-            if eids is not None:
-                tensors[f"{name}/eids"] = eids
-    return tensors
+        dst[span] = _inner_destinations(relabeling, part, relation, dtype)
+    for column, ends in ((src, outer_src), (dst, outer_dst)):
+        column[num_inner_edges:] = local[torch.from_numpy(_join(ends)[order])]
+    adjacency = Adjacency(src, dst, num_nodes, num_nodes, check=False)
+    outer_in_order = torch.from_numpy(outer_ids[order])
+    return PartStructure(book, adjacency, torch.from_numpy(halo), outer_in_order, source.idtype)
 
 
 def _join(pieces: list[IdArray]) -> IdArray:
@@ -406,14 +355,16 @@ def _sources(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArr
     return relabeling.relations[relation].sources[positions].astype(np.int64)
 
 
-def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Tensor:
+def _inner_destinations(
+    relabeling: Relabeling, part: int, relation: int, dtype: torch.dtype
+) -> Tensor:
     """Local id of the destination of each edge of one relation that a part owns."""
     sizes, type_id = relabeling.node_sizes, relabeling.source.dst_type[relation]
     start = sum(row[type_id] for row in sizes[:part])
     stop = start + sizes[part][type_id]
     before = sum(sizes[part][:type_id])
     in_degrees = np.diff(relabeling.relations[relation].indptr[start : stop + 1])
-    local = torch.arange(before, before + stop - start)
+    local = torch.arange(before, before + stop - start, dtype=dtype)
     return local.repeat_interleave(torch.from_numpy(in_degrees))
 
 

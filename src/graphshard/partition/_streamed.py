@@ -23,8 +23,9 @@ format is that of `save`: so a reader cannot tell which of the two wrote a parti
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,7 +39,6 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType
 from ..errors import MetisError
-from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._edge_files import (
     BATCH_EDGES,
@@ -51,7 +51,7 @@ from ._edge_files import (
     node_dtype,
 )
 from ._journal import Journal
-from ._local_part import IdArray, grouped_edges
+from ._local_part import IdArray
 from ._metis import UndirectedGraph
 from ._multilevel import (
     DEFAULT_HALO_TOLERANCE,
@@ -66,7 +66,8 @@ from ._node_order import GRAY_PLACES, NUM_DIGITS
 from ._stats import Balance, PartSizes, measure_balance
 from ._writer import PartitionWriter
 from .assign import Constraint, distinct_constraints, fill_empty_parts, repaired
-from .checked_files import FileRecord, RowSource, etype_key, write_tensors
+from .checked_files import FileRecord, RowSource, StreamedColumn, etype_key, write_tensors
+from .structure import StructurePieces, id_dtype, stored_dtype
 
 DEFAULT_MEMORY = 1 << 29
 """Bytes for edges in flight, in all threads together, besides what is kept for each node."""
@@ -117,7 +118,6 @@ class Streaming:
     num_parts: int
     num_hops: int
     trainers_per_part: int
-    formats: tuple[str, ...]
     tolerance: float
     seed: int
     reorder: bool
@@ -450,10 +450,9 @@ class _Stages:
     def _write_part(
         self, folder: Path, view: _PartsView, part: int, outer: SpillFile
     ) -> dict[str, Any]:
-        structure = _PartStructure(view, part, outer)
-        columns = structure.columns(self.asked.formats)
+        structure = _LocalPieces(view, part, outer)
         files = {
-            "part_graph": columns,
+            "part_graph": structure.pieces().columns(),
             "node_feats": self._node_columns(view, part),
             "edge_feats": self._edge_columns(view, part),
         }
@@ -474,7 +473,7 @@ class _Stages:
             ids = torch.from_numpy(members - source.offsets[type_id])
             for name, rows in source.node_feature_rows(type_id, ids).items():
                 columns[f"{ntype}/{name}"] = rows
-            columns[f"{ntype}/orig_id"] = ids
+            columns[f"{ntype}/orig_id"] = ids.to(stored_dtype(source.node_counts[type_id]))
             if trainers is not None:
                 columns[f"{ntype}/trainer_id"] = torch.from_numpy(
                     trainers[members].astype(np.int64)
@@ -500,7 +499,9 @@ class _Stages:
 
             for name, rows in source.edge_feature_rows(relation, ids, count).items():
                 columns[f"{key}/{name}"] = rows
-            columns[f"{key}/orig_id"] = StreamedColumn(torch.int64, count, ids)
+            dtype = stored_dtype(source.edge_counts[relation])
+            stored = partial(_converted, ids, dtype)
+            columns[f"{key}/orig_id"] = StreamedColumn(dtype, count, stored)
             if trainers is not None:
                 columns[f"{key}/trainer_id"] = self._edge_trainers(view, part, relation, trainers)
         return columns
@@ -527,27 +528,6 @@ class _Stages:
                 blocks[type_id].append(old_ids[first : first + size] - self.source.offsets[type_id])
                 first += size
         return [torch.from_numpy(np.concatenate(some)) for some in blocks]
-
-
-@dataclass(frozen=True)
-class StreamedColumn:
-    """Numbers that are made piece by piece, while they are written.
-
-    Args:
-        count: How many there are in all.
-        pieces: Makes them, from the first on, whenever it is called.
-    """
-
-    dtype: torch.dtype
-    count: int
-    pieces: Callable[[], Iterator[Tensor]]
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.count,))
-
-    def slices(self) -> Iterator[Tensor]:
-        return self.pieces()
 
 
 class _PartsView:
@@ -674,7 +654,7 @@ def _reached_edges(view: _PartsView, part: int, num_hops: int) -> Iterator[npt.N
             yield records
 
 
-class _PartStructure:
+class _LocalPieces:
     """The local graph of a part, column by column; see `_local_part`."""
 
     def __init__(self, view: _PartsView, part: int, outer: SpillFile) -> None:
@@ -696,6 +676,7 @@ class _PartStructure:
         self._ranks = np.empty(num_words, dtype=np.int64)
         self._num_halo: int = kernels().rank_words(self._bits, self._ranks)
         self._num_inner = self._last - self._first
+        self._dtype = id_dtype(self._num_inner + self._num_halo)
         self._num_inner_edges = sum(view.edge_sizes[part])
 
     def sizes(self) -> dict[str, int]:
@@ -708,76 +689,19 @@ class _PartStructure:
             "cut_edges": self._cut_edges,
         }
 
-    def columns(self, formats: Sequence[str]) -> dict[str, Tensor | RowSource]:
-        """What the file of the part's structure holds."""
-        view, part = self._view, self._part
-        num_nodes = self._num_inner + self._num_halo
-        num_edges = self._num_inner_edges + self._num_outer
-        edge_start = int(view.edge_starts[part, 0]) if view.edges else 0
-        node_types = [(i, size) for i, size in enumerate(view.node_sizes[part])]
-        edge_types = [(i, size) for i, size in enumerate(view.edge_sizes[part])]
-        inner_nodes, inner_edges = self._num_inner, self._num_inner_edges
-        columns: dict[str, Tensor | RowSource] = {
-            "node/_ID": StreamedColumn(
-                torch.int64, num_nodes, lambda: _chain(_ids(self._first, inner_nodes), self._halo())
-            ),
-            "node/_TYPE": StreamedColumn(
-                torch.int32,
-                num_nodes,
-                lambda: _chain(
-                    _runs(node_types, torch.int32),
-                    (view.book.map_to_per_ntype(ids)[0].to(torch.int32) for ids in self._halo()),
-                ),
-            ),
-            "node/part_id": StreamedColumn(
-                torch.int64,
-                num_nodes,
-                lambda: _chain(
-                    _runs([(part, inner_nodes)], torch.int64),
-                    (view.book.nid2partid(ids) for ids in self._halo()),
-                ),
-            ),
-            "node/inner_node": StreamedColumn(
-                torch.bool,
-                num_nodes,
-                lambda: _runs([(1, inner_nodes), (0, self._num_halo)], torch.bool),
-            ),
-            "edge/_ID": StreamedColumn(
-                torch.int64,
-                num_edges,
-                lambda: _chain(_ids(edge_start, inner_edges), self._outer_ids()),
-            ),
-            "edge/_TYPE": StreamedColumn(
-                torch.int32,
-                num_edges,
-                lambda: _chain(
-                    _runs(edge_types, torch.int32),
-                    (
-                        view.book.map_to_per_etype(ids)[0].to(torch.int32)
-                        for ids in self._outer_ids()
-                    ),
-                ),
-            ),
-            "edge/inner_edge": StreamedColumn(
-                torch.bool,
-                num_edges,
-                lambda: _runs([(1, inner_edges), (0, self._num_outer)], torch.bool),
-            ),
-        }
-        idtype = view.source.idtype
-        src = StreamedColumn(
-            idtype, num_edges, lambda: _chain(self._inner_src(), self._outer_ends("src"))
+    def pieces(self) -> StructurePieces:
+        """What is written of it."""
+        return StructurePieces(
+            num_inner_nodes=self._num_inner,
+            num_halo_nodes=self._num_halo,
+            num_inner_edges=self._num_inner_edges,
+            num_outer_edges=self._num_outer,
+            by_destination=len(self._view.edges) == 1,
+            src=lambda: itertools.chain(self._inner_src(), self._outer_ends("src")),
+            dst=lambda: itertools.chain(self._inner_dst(), self._outer_ends("dst")),
+            halo=self._halo,
+            outer=self._outer_ids,
         )
-        dst = StreamedColumn(
-            idtype, num_edges, lambda: _chain(self._inner_dst(), self._outer_ends("dst"))
-        )
-        if "coo" in formats:
-            columns |= {"coo/src": src, "coo/dst": dst}
-        if set(formats) - {"coo"}:  # grouped in memory
-            ends = [torch.cat([torch.zeros(0, dtype=idtype), *c.slices()]) for c in (src, dst)]
-            adjacency = Adjacency(ends[0], ends[1], num_nodes, num_nodes, check=False)
-            columns |= grouped_edges(adjacency, formats)
-        return columns
 
     def _halo(self) -> Iterator[Tensor]:
         """Ids of the nodes of others, ascending."""
@@ -807,8 +731,7 @@ class _PartStructure:
                 yield self._local_ids(block.cols)
 
     def _inner_dst(self) -> Iterator[Tensor]:
-        idtype = self._view.source.idtype
-        numbers = np.int32 if idtype == torch.int32 else np.int64
+        numbers = np.int32 if self._dtype == torch.int32 else np.int64
         for relation in range(len(self._view.edges)):
             for block in self._view.inner_blocks(self._part, relation):
                 start = block.first_row - self._first
@@ -816,26 +739,13 @@ class _PartStructure:
                 yield torch.from_numpy(np.repeat(rows, block.degrees))
 
     def _local_ids(self, ids: NodeArray) -> Tensor:
-        made = torch.empty(len(ids), dtype=self._view.source.idtype)
+        made = torch.empty(len(ids), dtype=self._dtype)
         kernels().find_local_ids(ids, self._first, self._last, self._bits, self._ranks, made)
         return made
 
 
-def _chain(*pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    for some in pieces:
-        yield from some
-
-
-def _ids(first: int, count: int) -> Iterator[Tensor]:
-    for start in range(first, first + count, BATCH_EDGES):
-        yield torch.arange(start, min(start + BATCH_EDGES, first + count))
-
-
-def _runs(runs: Iterable[tuple[int, int]], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Each value as often as it is said."""
-    for value, count in runs:
-        for start in range(0, count, BATCH_EDGES):
-            yield torch.full((min(BATCH_EDGES, count - start),), value, dtype=dtype)
+def _converted(pieces: Callable[[], Iterator[Tensor]], dtype: torch.dtype) -> Iterator[Tensor]:
+    return (piece.to(dtype) for piece in pieces())
 
 
 def _within_limits(
@@ -874,7 +784,7 @@ def _work_of(source: EdgeSource, asked: Streaming) -> dict[str, Any]:
     if asked.given is not None:
         digest.update(np.ascontiguousarray(asked.given).data)
     return {
-        "version": 1,
+        "version": 2,
         "graph": dict(source.identity()),
         "nodes": dict(zip(source.ntypes, source.node_counts, strict=True)),
         "edges": [
@@ -887,7 +797,6 @@ def _work_of(source: EdgeSource, asked: Streaming) -> dict[str, Any]:
         "num_hops": asked.num_hops,
         "method": asked.method,
         "trainers": asked.trainers_per_part,
-        "formats": list(asked.formats),
         "tolerance": asked.tolerance,
         "halo_tolerance": asked.halo_tolerance,
         "seed": asked.seed,

@@ -127,6 +127,27 @@ class PiecewiseRows:
             yield from Rows(self.source, piece).slices()
 
 
+@dataclass(frozen=True)
+class StreamedColumn:
+    """Numbers that are made piece by piece, while they are written.
+
+    Args:
+        count: How many there are in all.
+        pieces: Makes them, from the first on, whenever it is called.
+    """
+
+    dtype: torch.dtype
+    count: int
+    pieces: Callable[[], Iterator[Tensor]]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count,))
+
+    def slices(self) -> Iterator[Tensor]:
+        return self.pieces()
+
+
 def _gather(source: Tensor) -> Callable[[Tensor], Tensor]:
     """What gathers rows of a tensor; in the calling thread alone, where it can.
 

@@ -6,12 +6,7 @@
     out_path/
     ├── <graph_name>.json             DGL's keys, and ours: format, sizes, digests, statistics
     ├── part0/
-    │   ├── graph.safetensors         local structure
-    │   │     coo/src coo/dst                        [local edges]   } those of graph_formats
-    │   │     csc/indptr csc/indices csc/eids        in-edges        } that were asked for;
-    │   │     csr/indptr csr/indices csr/eids        out-edges       } ids of the graph's idtype
-    │   │     node/_ID node/_TYPE node/part_id node/inner_node       [local nodes]
-    │   │     edge/_ID edge/_TYPE edge/inner_edge                    [local edges]
+    │   ├── graph.safetensors         local structure, see `structure.py`; format 1: `_format_1.py`
     │   ├── node_feats.safetensors    "type/feature"             [inner nodes of the type, ...]
     │   └── edge_feats.safetensors    "src:relation:dst/feature" [inner edges of the relation, ...]
     ├── part1/ ...
@@ -22,8 +17,9 @@
 Names of types may hold any of ``/ : ~``: a feature's name has no slash, so its type is what stands
 before the last one, and where a name has a colon the JSON lists the triples ("canonical_etypes").
 
-"type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that
-the nodes and edges of the type had in the graph that was partitioned.
+"type/orig_id" and "src:relation:dst/orig_id" are always among the features: the ids that the nodes
+and edges of the type had in the graph that was partitioned, in 32 bits where there are at most 2^32
+of them (in format 1 in 64).
 
 How a folder is written, and replaced, is described in `_writer.py`. Folders that DGL wrote are
 read, too; `dgl_folder` draws them.
@@ -44,6 +40,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
+
+import torch
 
 from .._base.files import NotRegularFileError, read_json_regular
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
@@ -78,7 +76,10 @@ __all__ = [
 ]
 
 FORMAT = "graphshard-partition"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)
+
+_IDTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 _BUILD = re.compile(r"[0-9a-f]{16}")
 
@@ -116,7 +117,9 @@ class PartitionConfig:
         halo_hops: Reach of the halo; None where the JSON does not say.
         num_trainers_per_machine: Trainers that share a part; None likewise.
         part_method: How nodes were assigned; None likewise.
-        graph_formats: Formats in which structure is stored; empty likewise.
+        version: Of our format; 0 where the parts are not ours.
+        graph_formats: Formats that `load_partition` builds (format 1 stores them); empty likewise.
+        idtype: Of the ids of the graph that was partitioned; None where its structure says so.
         edges_by_destination: Whether a part's own edges of a relation come by destination; DGL's
             need not.
         build: Digest of everything else in the JSON, which names the partition; None where the
@@ -138,7 +141,9 @@ class PartitionConfig:
     halo_hops: int | None = None
     num_trainers_per_machine: int | None = None
     part_method: str | None = None
+    version: int = 0
     graph_formats: tuple[str, ...] = ()
+    idtype: torch.dtype | None = None
     edges_by_destination: bool = False
     build: str | None = None
     files: tuple[dict[str, PartFile], ...] = ()
@@ -207,8 +212,9 @@ class PartitionConfig:
             )
         if self.layout == "other":
             raise PartitionFormatError(
-                f"{self.path} has format version {shown(version)}, and this graphshard "
-                f"reads {FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
+                f"{self.path} has format version {shown(version)}, and this graphshard reads "
+                f"{' and '.join(map(str, _READ_VERSIONS))}; use the graphshard that wrote it, or "
+                "partition again"
             )
 
 
@@ -312,7 +318,7 @@ def read_content(path: Path) -> Any:
 def _is_read(content: Mapping[str, Any]) -> bool:
     """Whether a JSON is of our format, in the version that is read."""
     version = content.get("format_version")
-    return content.get("format") == FORMAT and type(version) is int and version == FORMAT_VERSION
+    return content.get("format") == FORMAT and type(version) is int and version in _READ_VERSIONS
 
 
 def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str, Any]:
@@ -325,6 +331,13 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
     for name in formats:
         if name not in GRAPH_FORMATS:
             raise ValueError(f"graph_formats must be some of {GRAPH_FORMATS} (got {shown(name)})")
+    version: int = content["format_version"]
+    idtype = None
+    if version > 1:
+        name = required(content, "idtype")
+        if not isinstance(name, str) or name not in _IDTYPES:
+            raise ValueError(f"idtype must be one of {', '.join(_IDTYPES)} (got {shown(name)})")
+        idtype = _IDTYPES[name]
     settings = _read_settings(content)
     files = _read_part_files(content, num_parts)
     try:
@@ -344,6 +357,8 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
     return {
         **settings,
         "layout": "graphshard",
+        "version": version,
+        "idtype": idtype,
         "graph_formats": tuple(formats),
         "edges_by_destination": by_destination,
         "build": build,

@@ -28,17 +28,14 @@ from .._base.files import check_text
 from .._base.kernels import num_threads
 from .._base.typing import CanonicalEType
 from ..graph import Graph
-from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._local_part import (
     CutEdges,
     GraphSource,
     IdArray,
-    LocalPart,
     Relabeling,
     cut_part,
     find_cut_edges,
-    grouped_edges,
     relabel,
 )
 from ._metis import Objective, UndirectedGraph
@@ -57,6 +54,7 @@ from .assign import (
 from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
 from .format import etype_key, triples_of
 from .graph_files import FileSource, GraphFiles
+from .structure import stored_dtype
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
@@ -74,7 +72,6 @@ class _Plan:
 
     relabeling: Relabeling
     assignment: Assignment
-    formats: tuple[str, ...]
 
 
 def partition_graph(
@@ -132,7 +129,7 @@ def partition_graph(
         num_trainers_per_machine: Divide every part among so many trainers; the trainer of a node,
             counted through all parts, is written as the feature "trainer_id" of nodes and edges.
         objtype: What METIS minimises: "cut", edges between parts, or "vol", the halo.
-        graph_formats: Which of "coo", "csc" and "csr" to store; by default "coo".
+        graph_formats: Which of "coo", "csc" and "csr" `load_partition` builds; by default "coo".
         balance_split: Balance training, validation and test nodes: True for all masks named as
             usual (train_mask, val_mask, valid_mask, test_mask, train, val, test), or the names.
         tolerance: What balanced means: the heaviest part weighs at most so many times the mean,
@@ -227,7 +224,6 @@ def partition_graph(
                 num_parts=num_parts,
                 num_hops=num_hops,
                 trainers_per_part=num_trainers_per_machine,
-                formats=formats,
                 tolerance=tolerance,
                 seed=seed,
                 reorder=num_parts > 1 if reorder is None else reorder,
@@ -235,6 +231,7 @@ def partition_graph(
                 num_threads=num_threads(),
                 halo_tolerance=halo_tolerance,
             ),
+            formats=formats,
             objective=objtype,
             return_mapping=return_mapping,
             quiet=quiet,
@@ -279,7 +276,7 @@ def partition_graph(
         del undirected
         relabeling = relabel(source, assignment.parts, order, num_parts)
         del order
-        plan = _Plan(relabeling, assignment, formats)
+        plan = _Plan(relabeling, assignment)
         stats = PartitionStats(
             graph_name=graph_name,
             num_nodes=source.num_nodes,
@@ -328,6 +325,7 @@ def _partition_streamed(
     constraints: Sequence[Constraint] | None,
     asked: Streaming,
     *,
+    formats: tuple[str, ...],
     objective: Objective,
     return_mapping: bool,
     quiet: bool,
@@ -375,7 +373,7 @@ def _partition_streamed(
             parts=made.sizes,
             balances=made.balances,
         )
-        settings = stats, asked.formats, asked.num_hops, asked.trainers_per_part
+        settings = stats, formats, asked.num_hops, asked.trainers_per_part
         writer.commit(_json_content(source, made.book, *settings))
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
@@ -405,17 +403,16 @@ def _write_graph(
     plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
 ) -> PartSizes:
     local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-    tensors = graph_tensors(local, plan.formats, plan.relabeling.source.idtype)
+    pieces = local.pieces(by_destination=len(plan.relabeling.relations) == 1)
     sizes = PartSizes(
         inner_nodes=local.num_inner_nodes,
-        halo_nodes=local.num_nodes - local.num_inner_nodes,
+        halo_nodes=len(local.halo),
         inner_edges=local.num_inner_edges,
-        outer_edges=local.num_edges - local.num_inner_edges,
+        outer_edges=len(local.outer),
         cut_edges=0,
         bytes=0,
     )
-    del local  # what the files hold in another dtype is not needed twice
-    writer.write_file(part, "part_graph", tensors)
+    writer.write_file(part, "part_graph", pieces.columns())
     return sizes
 
 
@@ -442,6 +439,7 @@ def _json_content(
         "halo_hops": num_hops,
         "num_trainers_per_machine": num_trainers_per_machine,
         "graph_formats": list(formats),
+        "idtype": str(source.idtype).removeprefix("torch."),
         "node_map": book.node_map(),
         "edge_map": dict(zip(relations, book.edge_map().values(), strict=True)),
         "ntypes": dict(zip(source.ntypes, itertools.count(), strict=False)),
@@ -531,32 +529,6 @@ def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
                 )
 
 
-def graph_tensors(
-    local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
-) -> dict[str, Tensor | Rows]:
-    """The structure of a part, in some of the formats "coo", "csc" and "csr"."""
-    src, dst = local.src.to(idtype), local.dst.to(idtype)
-    tensors: dict[str, Tensor | Rows] = {
-        "node/_ID": local.node_ids,
-        "node/_TYPE": local.node_types,
-        "node/part_id": local.node_parts,
-        "node/inner_node": _first(local.num_inner_nodes, local.num_nodes),
-        "edge/_ID": local.edge_ids,
-        "edge/_TYPE": local.edge_types,
-        "edge/inner_edge": _first(local.num_inner_edges, local.num_edges),
-    }
-    adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
-    if "coo" in formats:
-        tensors |= {"coo/src": src, "coo/dst": dst}
-    return tensors | grouped_edges(adjacency, formats)
-
-
-def _first(count: int, total: int) -> Tensor:
-    mask = torch.zeros(total, dtype=torch.bool)
-    mask[:count] = True
-    return mask
-
-
 def node_tensors(
     source: GraphSource, trainers: IdArray | None, members: IdArray
 ) -> dict[str, Tensor | Rows]:
@@ -570,7 +542,7 @@ def node_tensors(
         old_ids = torch.from_numpy(ids - source.offsets[type_id])
         for name, feature in source.node_features(type_id).items():
             tensors[f"{ntype}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{ntype}/orig_id"] = old_ids
+        tensors[f"{ntype}/orig_id"] = old_ids.to(stored_dtype(source.node_counts[type_id]))
         if trainers is not None:
             tensors[f"{ntype}/trainer_id"] = torch.from_numpy(trainers[ids])
     return tensors
@@ -588,7 +560,7 @@ def edge_tensors(
         key = etype_key(etype)
         for name, feature in source.edge_features(relation).items():
             tensors[f"{key}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{key}/orig_id"] = old_ids.to(torch.int64)
+        tensors[f"{key}/orig_id"] = old_ids.to(stored_dtype(source.edge_counts[relation]))
         if trainers is not None:
             _, dst = source.edges(relation)
             offset = source.offsets[source.dst_type[relation]]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..._base.files import writing
 from ...partition.format import PartitionConfig
-from ...partition.load import load_part
+from ...partition.load import load_structure
 
 if TYPE_CHECKING:
     from ...partition import PartitionStats
@@ -50,9 +50,9 @@ def count_pairs(config: PartitionConfig) -> PairCounts:
     edges = np.zeros((num_parts, num_parts), dtype=np.int64)
     rows = np.zeros_like(edges)
     for part in range(num_parts):
-        graph = load_part(config, part, load_feats=False)[0]
-        owners = graph.ndata["part_id"].numpy()
-        sources = graph.edges()[0].numpy()[graph.edata["inner_edge"].bool().numpy()]
+        structure = load_structure(config, part)
+        owners = structure.node_parts().numpy()
+        sources = structure.adjacency.coo()[0][: structure.num_inner_edges].numpy()
         edges[part] = np.bincount(owners[sources], minlength=num_parts)
         rows[part] = np.bincount(owners[np.unique(sources)], minlength=num_parts)
         rows[part, part] = 0
