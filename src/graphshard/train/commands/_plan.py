@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
@@ -157,6 +158,7 @@ def plan(
         sampling=sampling_of(config, resolved) if mode == "sample" else None,
         method=method,
     )
+    made = replace(made, notes=(*made.notes, *_taken_for(config, kind)))
     if json is not None:
         with writing(json):
             json.write_text(dumps(made.as_dict(), indent=1) + "\n", encoding="utf-8")
@@ -166,6 +168,14 @@ def plan(
     )
     for line in _lines(made):
         console.print(line, soft_wrap=True)
+
+
+def _taken_for(config: FullBatchConfig | SampledConfig, kind: str) -> Iterator[str]:
+    """What is planned in place of what was asked for."""
+    if ":" in config.model:
+        yield f"{config.model} is taken for sage of the same width, as nothing is known of it"
+    if not kind.startswith("node"):
+        yield f"{kind} is taken for node classification: scores of edges are left out"
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
