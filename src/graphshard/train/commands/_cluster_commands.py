@@ -206,7 +206,9 @@ def launch(
         "Interpreter on the hosts that has graphshard.",
         Unset("the path of this one"),
     ] = None,
-    server_options: Annotated[str, "Further options of graphshard serve.", Unset("none")] = "",
+    server_options: Annotated[
+        str | None, "Further options of graphshard serve.", Unset("none")
+    ] = None,
     tls_certificate: Annotated[
         str | None, "Certificate chain on each host, PEM, for TLS.", Unset("no TLS")
     ] = None,
@@ -288,7 +290,7 @@ def launch(
         workspace=workspace,
         num_trainers=num_trainers,
         environment=environment,
-        server_options=shlex.split(server_options),
+        server_options=shlex.split(server_options or ""),
         tls=tls,
         start_timeout=start_timeout,
         timeout=timeout,
