@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -127,11 +128,17 @@ def told(reports: list[EpochReport]) -> list[str]:
     return [note for note in notes if not note.startswith(("by default", "planned: "))]
 
 
-def test_a_run_that_is_resumed_at_its_end_says_so(tmp_path: Path) -> None:
+def test_a_run_says_what_was_planned_and_one_that_is_resumed_at_its_end_so(tmp_path: Path) -> None:
     data = write_parts(tmp_path, "plain", 1)
     config = config_of(data, checkpoint_dir=str(tmp_path / "c"), save_every=2, epochs=4)
-    FullBatchRun(config).train()
     reports: list[EpochReport] = []
+    took = max(FullBatchRun(config, progress=reports.append).train().peak_memory)
+    planned, *_, compared = [report.note for report in reports if "plan" in (report.note or "")]
+    (mebibytes,) = re.findall(r"planned: ([\d,]+) MiB a worker", planned or "")
+    (in_all,) = re.findall(r"against the plan: memory ([\d,]+) MiB in all \(", compared or "")
+    assert int(mebibytes.replace(",", "")) > 100  # torch alone
+    assert int(in_all.replace(",", "")) * 2**20 > took
+    reports = []
     again = dataclasses.replace(config, resume=True, epochs=3)
     FullBatchRun(again, progress=reports.append).train()
     assert told(reports)[0] == (

@@ -51,7 +51,7 @@ class PlannedRun:
 
     def at_start(self) -> str:
         """A line before the first epoch."""
-        text = f"planned: {_mebibytes(self.memory)} MiB a worker"
+        text = f"planned: {_mebibytes(self.memory)} MiB a worker, Python and torch included"
         if world_size() > 1:
             text += f", {self.sent / 1e6:,.1f} MB sent per epoch"
         return text + ("" if self.seconds is None else f", {self.seconds:.3g} s per epoch")
@@ -59,7 +59,7 @@ class PlannedRun:
     def at_end(self, result: TrainResult) -> str:
         """A line that compares."""
         took = max(result.peak_memory) + self.resident
-        parts = [_compared("memory", self.memory, took, f"{_mebibytes(took)} MiB")]
+        parts = [_compared("memory", self.memory, took, f"{_mebibytes(took)} MiB in all")]
         if self.sent:
             sent = sum(result.bytes_per_epoch)
             parts.append(_compared("bytes", self.sent, sent, f"{sent / 1e6:,.1f} MB"))
