@@ -162,7 +162,8 @@ class NodeDataset:
     @property
     def node_counts(self) -> dict[str, int]:
         """Nodes of each type."""
-        return {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
+        ntypes = self.graph.ntypes
+        return dict(zip(ntypes, map(self.graph.num_nodes, ntypes), strict=True))
 
     @property
     def target_fields(self) -> Mapping[str, Tensor]:
