@@ -32,7 +32,7 @@ CONSTANTS = {
     "MODELS": "Names of the models.",
     "MESSAGE_OPS": "Operators of message functions.",
     "REDUCE_OPS": "Operators of reduce functions.",
-    "SHARES_OF_RANDOM": "Halos that METIS leaves, as a share of those of random parts: least, middle, most.",
+    "SHARES_OF_RANDOM": "Halos of METIS, as shares of those of random parts: least, middle, most.",
     "logger": "The logger of the package, silent until `logging_setup`.",
 }
 

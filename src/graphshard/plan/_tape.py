@@ -29,10 +29,9 @@ from .._base.kernels import LARGE_BYTES
 MALLOC_KEEPS = 32 << 20
 """Blocks up to this size stay with malloc when they are freed."""
 
-HEAP_HOLES = 2.1
-"""What malloc takes for blocks that it keeps, over what they hold: the value that fits eight runs
-of SAGE and GAT (30,000 to 120,000 rows a rank, 1 and 2 ranks), of which none is off by more than
-10 %."""
+HEAP_HOLES = 1.6
+"""What malloc takes for blocks that it keeps, over what they hold: fitted to runs of SAGE in
+large pages, see benchmarks/results/plan_memory_cpu_2026-11-26.md."""
 
 AllocationKind = Literal["pool", "heap", "shared", "mapped"]
 Work = Literal["product", "weights", "edges", "attention", "elements", "start"]
