@@ -426,6 +426,9 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")  # what a test imports says so in the test
         for module in sys.argv[2:]:
             importlib.import_module(module)
+        for module in [m for name, m in sys.modules.items() if name.startswith("graphshard")]:
+            for name in getattr(module, "__all__", ()):  # some are imported when one is used
+                getattr(module, name)
     gc.collect()
     gc.freeze()
     sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))
