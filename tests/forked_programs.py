@@ -428,7 +428,8 @@ if __name__ == "__main__":
             importlib.import_module(module)
         for module in [m for name, m in sys.modules.items() if name.startswith("graphshard")]:
             for name in getattr(module, "__all__", ()):  # some are imported when one is used
-                getattr(module, name)
+                if not module.__name__.startswith("graphshard.train") and name != "predict":
+                    getattr(module, name)  # but not the code of training
     gc.collect()
     gc.freeze()
     sys.exit(_run_to_its_end(*_become(_serve(socket.socket(fileno=int(sys.argv[1]))))))
