@@ -26,6 +26,13 @@ VALUE_TYPES = ("string", "int64", "uint64", "double", "bool", "null")
 """Types, by Arrow's names, in which distinct values are compared and kept."""
 
 
+def arrow_array(values: NDArray[Any]) -> Any:
+    """A pyarrow array of an array."""
+    import pyarrow
+
+    return pyarrow.array(values)
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type of the values themselves: without dictionary, extension, or runs."""
     import pyarrow as pa

@@ -25,10 +25,11 @@ from ..graph.structure import check_type_name
 from ..partition import edge_lists
 from ..partition.format import etype_key
 from ._array_graph import ArrayGraph, Arrays, EdgeEnds, EndArrays, edge_list
-from ._columns import as_text, family_of, plain_type, vectors_of
+from ._columns import arrow_array, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
+from ._repeated_ids import RepeatedIds
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
-from ._table_files import TableBatch, TableSource, typed_column
+from ._table_files import TableBatch, TableSource
 from ._table_report import (
     BadRow,
     EdgeReport,
@@ -254,7 +255,7 @@ class _Reading:
         report.unused = _unused(names, wanted, key, indices=_indices(reader, *joined))
         ids = self.ids[ntype] = RowIds(ntype)
         chunks: dict[str, list[Any]] = {column: [] for column in needed}
-        doubles = _Doubles(reader, needed, self.kept)
+        repeated = RepeatedIds(reader, needed, self.kept)
         asked = list(dict.fromkeys([*needed, *([] if key is None else [key])]))
         if not asked:  # the rows must be counted
             asked = list(reader.schema.names[:1])
@@ -265,14 +266,14 @@ class _Reading:
             if key is None:
                 first = len(ids)
                 numbers = np.arange(first, first + len(kept), dtype=np.int64)
-                rows = ids.add(_arrow(numbers), IdColumn(batch.file, False))
+                rows = ids.add(arrow_array(numbers), IdColumn(batch.file, False))
             else:
                 column = IdColumn(f"{batch.file}, column {key!r}", reader.is_untyped)
                 values = kept.column(key)
                 places: Int64Array | None = None
                 if values.null_count:
                     places = self._refuse_nulls(batch, {key: values}, report.refused, "a node id")
-                    kept = kept.take(_arrow(places))
+                    kept = kept.take(arrow_array(places))
                     values = kept.column(key)
                 before = len(ids)
                 if num_rows is not None and 0 < before == report.num_rows - len(batch.columns):
@@ -282,14 +283,14 @@ class _Reading:
                 if not is_first.all():
                     doubled = np.flatnonzero(~is_first)
                     report.num_duplicates += len(doubled)
-                    doubles.add(batch, kept, rows, doubled, places)
-                    kept = kept.filter(_arrow(is_first))
+                    repeated.add(batch, kept, rows, doubled, places)
+                    kept = kept.filter(arrow_array(is_first))
             self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
         self.columns[ntype] = {
-            name: _column(reader, name, chunks.pop(name), self.kept) for name in needed
+            name: reader.whole_column(name, chunks.pop(name), self.kept) for name in needed
         }
-        doubles.compare(self.columns[ntype], ids, report, self.report)
+        repeated.compare(self.columns[ntype], ids, report, self.report)
         for other, source in zip(table.join, joined, strict=True):
             columns = [name for name in wanted if of_joined.get(name) is source]
             self.columns[ntype] |= self.join(ntype, other, source, columns)
@@ -335,7 +336,7 @@ class _Reading:
             rows = batch.columns
             if key is None:
                 first = report.num_rows
-                values = _arrow(np.arange(first, first + len(rows), dtype=np.int64))
+                values = arrow_array(np.arange(first, first + len(rows), dtype=np.int64))
             else:
                 values = rows.column(key)
             report.num_rows += len(rows)
@@ -358,7 +359,7 @@ class _Reading:
             by_block = np.argsort(block, kind="stable")
             new_rows, block = new_rows[by_block], block[by_block]
             ends = np.searchsorted(block, np.arange(num_blocks + 1))
-            in_order = rows.select(needed).take(_arrow(new_rows)) if needed else rows
+            in_order = rows.select(needed).take(arrow_array(new_rows)) if needed else rows
             for number in np.unique(block).tolist():
                 begin, end = int(ends[number]), int(ends[number + 1])
                 of_block = numbers[new_rows[begin:end]]
@@ -371,7 +372,7 @@ class _Reading:
         columns = {}
         for name in needed:
             pieces = [piece for of_block in chunks for piece in of_block.pop(name)]
-            values = _column(reader, name, pieces, self.kept)
+            values = reader.whole_column(name, pieces, self.kept)
             columns[name] = self._in_order(values, place_of, num_kept, size)
         return columns
 
@@ -424,7 +425,7 @@ class _Reading:
         """Some rows of a column."""
         pieces, start = [], 0
         for chunk in self.kept.passing(values.chunks):
-            rows = chunk.filter(_arrow(np.asarray(is_kept[start : start + len(chunk)])))
+            rows = chunk.filter(arrow_array(np.asarray(is_kept[start : start + len(chunk)])))
             pieces.append(self.kept.put(rows))
             start += len(chunk)
         return self.kept.column(pieces, values.type)
@@ -462,7 +463,7 @@ class _Reading:
             raise ValueError(self._no_edge(etype, reader, report))
         if reader.num_malformed and not report.num_rows:
             reader.check_cells("say by what cells are separated, or whether there is a header")
-        columns = {name: _column(reader, name, chunks.pop(name), self.kept) for name in needed}
+        columns = {name: reader.whole_column(name, chunks.pop(name), self.kept) for name in needed}
         num_nodes = len(self.ids[etype[0]]), len(self.ids[etype[2]])
         is_dropping = self.tables.parallel == "drop"
         report.num_parallel, is_first = _parallel(self.arrays, (src, dst), num_nodes, is_dropping)
@@ -511,7 +512,7 @@ class _Reading:
         if any(column.null_count for column in values):
             both = dict(zip(names, values, strict=True))
             places = self._refuse_nulls(batch, both, report.refused, "an end of an edge")
-            kept = kept.take(_arrow(places))
+            kept = kept.take(arrow_array(places))
             values = [kept.column(name) for name in names]
         ends = [self.ids[etype[0]], self.ids[etype[2]]]
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
@@ -559,7 +560,7 @@ class _Reading:
                 f"{shown_id(values[side][index])!r}); add the node, or pass --dangling drop or add"
             )
         ends_of_all.keep(is_edge)
-        return kept.filter(_arrow(is_edge))
+        return kept.filter(arrow_array(is_edge))
 
     def _add_new(
         self,
@@ -585,15 +586,15 @@ class _Reading:
         if etype[0] != etype[2]:
             for side, of_side in enumerate(places):
                 if len(of_side):
-                    new = values[side].take(_arrow(of_side))
+                    new = values[side].take(arrow_array(of_side))
                     found[side][of_side] = self.ids[etype[2 * side]].add(new, columns[side])
         elif grows[0]:
             order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
-            both = [column.take(_arrow(at)) for column, at in zip(both, places, strict=True)]
+            both = [column.take(arrow_array(at)) for column, at in zip(both, places, strict=True)]
             new = pyarrow.concat_arrays(self._of_one_type(etype[0], both, columns))
             rows = np.empty(len(order), np.int64)
-            rows[order] = self.ids[etype[0]].add(new.take(_arrow(order)), columns[0])
+            rows[order] = self.ids[etype[0]].add(new.take(arrow_array(order)), columns[0])
             found[0][places[0]] = rows[: len(places[0])]
             found[1][places[1]] = rows[len(places[0]) :]
         for side, ntype in enumerate((etype[0], etype[2])):
@@ -1045,91 +1046,7 @@ def _chunks(name: str, joined: Sequence[str], columns: Columns) -> Iterable[Any]
     return vectors_of(columns, joined, name) if joined else columns[name].chunks
 
 
-class _Doubles:
-    """Rows of a table of nodes whose id stood in an earlier row, to be compared with that one."""
-
-    def __init__(self, reader: TableSource, columns: Sequence[str], kept: KeptColumns) -> None:
-        self._reader, self._columns, self._kept = reader, list(columns), kept
-        self._rows: list[Int64Array] = []
-        self._where: list[tuple[str, Int64Array]] = []
-        self._chunks: dict[str, list[Any]] = {name: [] for name in columns}
-
-    def add(
-        self, batch: TableBatch, kept: Any, rows: Int64Array, doubled: Int64Array, places: Any
-    ) -> None:
-        """Keep rows of a batch.
-
-        Args:
-            kept: The rows of the batch that have an id.
-            rows: Their numbers.
-            doubled: Which of them are no first.
-            places: Where in the batch they are; None: all are.
-        """
-        self._rows.append(rows[doubled])
-        at = doubled if places is None else places[doubled]
-        skipped = np.array(sorted(batch.skipped), np.int64)
-        numbers = batch.first_row + at
-        for number in skipped:
-            numbers = numbers + (numbers >= number)
-        self._where.append((batch.file, numbers))
-        for name in self._columns:
-            values, kind = kept.column(name).take(_arrow(doubled)), self._type(name)
-            values = values if values.type == kind else values.cast(kind)
-            self._chunks[name].append(self._kept.put(values))
-
-    def _type(self, name: str) -> Any:
-        return self._reader.schema.field(name).type
-
-    def compare(self, columns: Columns, ids: RowIds, of_type: NodeReport, report: Any) -> None:
-        """Count the rows that say something else than the first of their id, and name some."""
-        if not self._rows:
-            return
-        import pyarrow
-        from pyarrow import compute
-
-        rows = np.concatenate(self._rows)
-        differs = np.full(len(rows), -1, np.int64)
-        for number, name in enumerate(self._columns):
-            values = _column(self._reader, name, self._chunks[name], self._kept)
-            first = columns[name].take(_arrow(rows))
-            if values.type != first.type:
-                values, first = as_text(values), as_text(first)
-            try:
-                is_equal = compute.equal(values, first)
-            except pyarrow.ArrowNotImplementedError:  # of lists
-                pairs = zip(values.to_pylist(), first.to_pylist(), strict=True)
-                is_equal = _arrow(np.array([a == b for a, b in pairs]))
-            equal = compute.fill_null(is_equal, False).to_numpy(zero_copy_only=False)
-            both_null = values.is_null().to_numpy() & first.is_null().to_numpy()
-            differs[(differs < 0) & ~equal & ~both_null] = number
-        conflicting = np.flatnonzero(differs >= 0)
-        of_type.num_conflicting = len(conflicting)
-        if not len(conflicting):
-            return
-        all_ids = ids.arrow()
-        files = np.repeat(np.arange(len(self._where)), [len(at) for _, at in self._where])
-        numbers = np.concatenate([at for _, at in self._where])
-        for index in conflicting[: report.num_wanted()].tolist():
-            column = self._columns[differs[index]]
-            report.note(
-                BadRow(
-                    file=self._where[files[index]][0],
-                    row=int(numbers[index]),
-                    column=column,
-                    value=shown_id(all_ids[int(rows[index])]),
-                    problem="this id came before with another value in the column",
-                    cure="the first row counts; drop the wrong one",
-                )
-            )
-
-
 # ---------------------------------------------------------------------- small things
-
-
-def _arrow(values: NDArray[Any]) -> Any:
-    import pyarrow
-
-    return pyarrow.array(values)
 
 
 def _plain(values: Any) -> Any:
@@ -1138,12 +1055,6 @@ def _plain(values: Any) -> Any:
 
     is_dictionary = pyarrow.types.is_dictionary(values.type)
     return values.dictionary_decode() if is_dictionary else values
-
-
-def _column(reader: TableSource, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
-    """A column of all batches, with a type."""
-    values = kept.column(pieces, reader.schema.field(name).type)
-    return typed_column(values, kept, reader.has_decimal_comma) if reader.is_untyped else values
 
 
 def _such_as(values: Any) -> str:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from .._base.kernels import kernels_for, num_threads
+from ._columns import arrow_array
 
 Int64Array = NDArray[np.int64]
 _CANONICAL = r"^(0|-?[1-9][0-9]*)$"
@@ -181,7 +182,7 @@ class RowIds:
         order = np.argsort(first, kind="stable")
         of_value = np.full(len(ids.dictionary), -1, np.int64)
         in_order = used[order]
-        of_value[in_order] = self.add(ids.dictionary.take(_arrow(in_order)), column)
+        of_value[in_order] = self.add(ids.dictionary.take(arrow_array(in_order)), column)
         return of_value[places]
 
     def _note_type(self, kind: Any, column: IdColumn) -> None:
@@ -271,12 +272,6 @@ class RowIds:
 
 
 # ---------------------------------------------------------------------- kinds of ids
-
-
-def _arrow(values: NDArray[Any]) -> Any:
-    import pyarrow
-
-    return pyarrow.array(values)
 
 
 def _type_to_keep(kind: Any) -> Any:
@@ -406,7 +401,7 @@ def _integers_of_text(ids: Any, may_be_large: bool) -> tuple[_Keys, NDArray[np.b
     for row in np.flatnonzero(is_integer & (lengths > 18)).tolist():
         is_integer[row] = low <= int(cells[row].as_py()) < high
     kind = pyarrow.uint64() if may_be_large else pyarrow.int64()
-    numbers = cells.filter(_arrow(is_integer)).cast(kind).to_numpy(zero_copy_only=False)
+    numbers = cells.filter(arrow_array(is_integer)).cast(kind).to_numpy(zero_copy_only=False)
     has_large = may_be_large and _is_beyond_int64(numbers)
     return _Keys("integer", numbers.view(np.int64), has_large), is_integer
 
@@ -702,7 +697,7 @@ class _ArrowBytes:
         rows = self.find(keys)
         is_new = rows < 0
         if is_new.any():
-            encoded = keys.filter(_arrow(is_new)).dictionary_encode()
+            encoded = keys.filter(arrow_array(is_new)).dictionary_encode()
             rows[is_new] = len(self._keys) + encoded.indices.to_numpy(zero_copy_only=False)
             self._keys = pyarrow.concat_arrays([self._keys, encoded.dictionary])
         return rows

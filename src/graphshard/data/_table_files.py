@@ -208,6 +208,15 @@ class TableSource:
         """Whether cells such as 1,5 are numbers: as semicolons are between them."""
         return any(dialect.delimiter == ";" for dialect in self._dialects.values())
 
+    def whole_column(self, name: str, pieces: Sequence[Any], kept: KeptColumns) -> Any:
+        """A column of all batches, with a type.
+
+        Args:
+            pieces: Arrays that were put away in ``kept``, in order.
+        """
+        values = kept.column(pieces, self.schema.field(name).type)
+        return typed_column(values, kept, self.has_decimal_comma) if self.is_untyped else values
+
     def is_index(self, name: str) -> bool:
         """Whether a column is the number of the row that pandas has written."""
         return name not in self.telling_names

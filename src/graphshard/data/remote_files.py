@@ -79,11 +79,17 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
     Raises:
         FileNotFoundError: There is none.
+        OSError: It cannot be read, as a folder.
         ValueError: A URI is none, or its file system cannot be read.
     """
     text = os.fspath(path)
     if not is_uri(text):
-        return Path(text).read_bytes()
+        try:
+            return Path(text).read_bytes()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f"there is no file {text}") from None
+            raise type(error)(f"{text} cannot be read ({error.strerror}); give a file") from None
     system, place = open_uri(text)
     with remote_errors(text):
         try:

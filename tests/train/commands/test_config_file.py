@@ -95,6 +95,9 @@ def test_what_is_wrong_with_a_file_is_one_line(
 def test_a_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", "--config", "none.toml"]) == 2
     assert "there is no file of options none.toml" in capsys.readouterr().err
+    for command in ("plan --tables", "partition --parts 1 --out out --tables"):
+        assert run([*command.split(), "none.toml"]) == 2
+        assert capsys.readouterr().err == "error: there is no file none.toml\n"
 
 
 def test_every_command_takes_a_file() -> None:
