@@ -42,7 +42,9 @@ _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
 
-_VALIDATED_RANKS, _VALIDATED_ON_LINKS, _VALIDATED_BYTES = 2, 1, 2 << 30
+_VALIDATED_RANKS, _VALIDATED_ON_LINKS, _VALIDATED_BYTES = 16, 1, 2 << 30
+_OVER_THE_PLAN = 2.5
+"""The longest epoch that was measured, with a core a rank, over its plan."""
 
 _MEMORY_SPREAD, _MEMORY_SPREAD_ESTIMATED = 0.10, 0.15
 
@@ -220,7 +222,7 @@ def make_plan(
         rows=tuple(rows),
         partitioning=plan_partitioning(graph, method, most),
         fewest=fewest,
-        notes=_notes(graph, network, machines, most),
+        notes=_notes(graph, machines, most),
         rates=machines.rates,
     )
 
@@ -374,7 +376,9 @@ def plan_full_batch(
     return EpochPlan(
         ranks=num_ranks,
         mode=mode,
-        seconds=Range(min(seconds) / (1 + spread), seconds[0], max(seconds) * (1 + spread)),
+        seconds=Range(
+            min(seconds) / (1 + spread), seconds[0], max(seconds) * max(1 + spread, _OVER_THE_PLAN)
+        ),
         compute=compute,
         exchange=exchange,
         memory=Range(min(peaks) * (1 - memory_spread), peaks[0], max(peaks) * (1 + memory_spread)),
@@ -399,8 +403,7 @@ def _not_validated(
         words.append("halo")
     if num_ranks > _VALIDATED_RANKS or peak > _VALIDATED_BYTES:
         words.append("memory")
-    if num_ranks > machines.rates.num_ranks or not machines.rates.spread:
-        words.append("time")
+    words.append("time")  # it was, and was off by more than its rates' spread
     if machines.link is not None and num_ranks > _VALIDATED_ON_LINKS:
         words.append("link")
     return tuple(words)
@@ -564,7 +567,11 @@ def plan_sampled(
     return EpochPlan(
         ranks=num_ranks,
         mode="sampled",
-        seconds=Range.around(compute + exchange, spread),
+        seconds=Range(
+            (compute + exchange) / (1 + spread),
+            compute + exchange,
+            (compute + exchange) * max(1 + spread, _OVER_THE_PLAN),
+        ),
         compute=compute,
         exchange=exchange,
         memory=Range.around(largest.peak, 0.2),
@@ -626,12 +633,13 @@ def plan_partitioning(graph: GraphSize, method: str, num_parts: int) -> Partitio
     )
 
 
-def _notes(graph: GraphSize, network: Network, machines: Machines, most: int) -> tuple[str, ...]:
+def _notes(graph: GraphSize, machines: Machines, most: int) -> tuple[str, ...]:
     rates = machines.rates
     notes = [
         f"rates: {rates.source}; {rates.num_ranks} rank(s) beside each other, off by "
         f"{100 * rates.uncertainty:.0f} %"
     ]
+    notes.append(f"epochs that were measured took up to {_OVER_THE_PLAN} times what was planned")
     if len(graph.parts) != most > 1:
         low, expected, high = graph.share
         notes.append(
@@ -639,9 +647,7 @@ def _notes(graph: GraphSize, network: Network, machines: Machines, most: int) ->
             f"{high:.2f}) of those of random parts"
         )
     if most > rates.num_ranks:
-        notes.append(f"times of more than {rates.num_ranks} rank(s) on a host are not validated")
+        notes.append(f"of more than {rates.num_ranks} rank(s) on a host no time was measured")
     if machines.link is not None:
         notes.append("the link is taken as idle otherwise, and its latency as that of this host")
-    if ":" in network.model:
-        notes.append("an own model is taken for SAGE")
     return tuple(notes)
