@@ -341,13 +341,16 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256, help="0: sampling and features alone")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=int, help="of the link in Mbit/s; not shaped without it")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
+    if args.rate:
+        os.environ["RATE"] = str(args.rate)
+    load, link = os.getloadavg()[0], f", {args.rate} Mbit/s" if args.rate else ""
     body = [
-        f"Two hosts; {args.rounds} rounds in which the sides run in turn; median (least to most) "
-        f"of the rounds' medians. Load before the first: {load:.1f}.",
+        f"Two hosts{link}; {args.rounds} rounds in which the sides run in turn; median (least to "
+        f"most) of the rounds' medians. Load before the first: {load:.1f}.",
         "",
     ]
     for question in args.question or questions:

@@ -4,6 +4,7 @@
     python benchmarks/wire.py --question exchange --rate 200 --ranks 2 3 4 8
     python benchmarks/wire.py --question epoch --rate 200 1000 --ranks 2 --model sage
     python benchmarks/wire.py --write                   # both, and a file of results
+    python benchmarks/wire.py --question sar --sar FOLDER --rate 1000 --ranks 2
 
 Each rank is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
 goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
@@ -11,7 +12,10 @@ removed at the end, whatever happens. The limit is the larger of what a rank sen
 the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
 torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
 one that receives. Both sides of an epoch's limit are measured: bytes by the counters of the
-interface, and compute as the epoch on links that are not shaped.
+interface, and compute as the epoch on links that are not shaped. SAR itself, from a checkout of its
+repository (https://github.com/IntelLabs/SAR), trains on DGL's partition of the same graph, in turn,
+by the program that it shows: features are those of the partition, so their remote rows are fetched
+once here (``--constant``), and by SAR in each epoch.
 """
 
 from __future__ import annotations
@@ -27,17 +31,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from _common import ROOT, community_graph, markdown_table, write_result
+from _common import PEER_PYTHON, PEERS, ROOT, community_graph, markdown_table, write_result
 from full_batch import forward, make_layers, our_parts
 
 HERE = str(Path(__file__).resolve())
+OURS = (sys.executable, HERE)
 ROWS, COLUMNS = 52_500, 128
 NETWORK = "10.79.0"
 PORT, RAW_PORT = 29600, 29700
@@ -83,8 +88,8 @@ def hosts(num_ranks: int, rate: int) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def on_hosts(num_ranks: int, rate: int, work: list[str]) -> Any:
-    """Run this program on each host; what rank 0 says."""
+def on_hosts(num_ranks: int, rate: int, work: list[str], program: Sequence[str] = OURS) -> Any:
+    """Run a program, this one if none is given, on each host; what rank 0 says."""
     with hosts(num_ranks, rate) as names:
         processes = []
         for rank, name in enumerate(names):
@@ -97,7 +102,7 @@ def on_hosts(num_ranks: int, rate: int, work: list[str]) -> Any:
                 "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": INTERFACE,
             }
-            command = [sys.executable, HERE, *work]
+            command = [*program, *work]
             processes.append(
                 subprocess.Popen(
                     [*f"ip netns exec {name} {ALONE}".split(), IN_BASH, "-", *command],
@@ -113,7 +118,7 @@ def on_hosts(num_ranks: int, rate: int, work: list[str]) -> Any:
             for process in processes:
                 process.kill()
                 process.wait()
-    return json.loads(said[0])
+    return json.loads(said[0].splitlines()[-1])
 
 
 # -- on each host ----------------------------------------------------------------------------------
@@ -186,7 +191,7 @@ def traffic() -> torch.Tensor:
     raise RuntimeError(f"there is no interface {INTERFACE}")
 
 
-def epoch_work(parts: str, model: str, epochs: int) -> None:
+def epoch_work(parts: str, model: str, epochs: int, constant: bool) -> None:
     """Seconds of epochs, and bytes of one; rank 0 prints them."""
     import graphshard as gs
 
@@ -194,7 +199,9 @@ def epoch_work(parts: str, model: str, epochs: int) -> None:
     gs.initialize_comms(timeout=SECONDS)
     data = gs.load_dgl_partition_data(parts, gs.rank())
     graph = gs.construct_full_graph(data)
-    x, y = data.node_features["_N/x"].clone(), data.node_features["_N/y"]
+    x, y = data.node_features["_N/x"], data.node_features["_N/y"]
+    if not constant:  # a copy may change, so its remote rows are fetched in each epoch
+        x = x.clone()
     train = data.node_features["_N/train"].nonzero().view(-1)
     classes = int(gs.comm.all_reduce(y.max().view(1), "max")) + 1
     torch.manual_seed(0)
@@ -245,7 +252,7 @@ def epochs(args: argparse.Namespace) -> list[str]:
     for model in args.model:
         for num_ranks in (n for n in args.ranks if n in (2, 4)):
             work = ["--work", our_parts(graph, num_ranks), "--model", model]
-            work += ["--rounds", str(args.rounds)]
+            work += ["--rounds", str(args.rounds), *["--constant"] * args.constant]
             compute = statistics.median(on_hosts(num_ranks, 0, work)["seconds"])
             for rate in args.rate:
                 result = on_hosts(num_ranks, rate, work)
@@ -263,10 +270,54 @@ def epochs(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def dgl_parts(graph: Path, num_parts: int) -> str:
+    """DGL's partition of the graph, which SAR reads, made once."""
+    folder = graph.with_suffix(f".dgl-{num_parts}")
+    if not (folder / "g.json").exists():
+        program = [PEER_PYTHON, str(PEERS / "dgl_partition.py"), str(graph), str(num_parts)]
+        run(*program, str(folder))
+    return str(folder / "g.json")
+
+
+def beside_sar(args: argparse.Namespace) -> list[str]:
+    """Epochs of SAR and of this package in turn."""
+    if args.sar is None:
+        sys.exit(
+            "--question sar needs --sar FOLDER, a checkout of https://github.com/IntelLabs/SAR"
+        )
+    graph = community_graph(args.folder, args.nodes, args.edges)
+    rows = []
+    for model in args.model:
+        for num_ranks in args.ranks:
+            ours = ["--work", our_parts(graph, num_ranks), "--model", model, "--constant"]
+            ours += ["--rounds", str(args.rounds)]
+            theirs = [str(args.sar), dgl_parts(graph, num_ranks), model, str(args.rounds)]
+            theirs += [f"{NETWORK}.1", INTERFACE]
+            peer = (PEER_PYTHON, str(PEERS / "sar_full.py"))
+            for rate in args.rate:
+                for _ in range(args.turns):
+                    sides = [on_hosts(num_ranks, rate, theirs, peer)]
+                    sides += [on_hosts(num_ranks, rate, ours)]
+                    seconds = [statistics.median(side["seconds"]) for side in sides]
+                    numbers = [side["bytes"] / 1e6 for side in sides]
+                    numbers += [*seconds, seconds[1] / seconds[0]]
+                    rows.append([model, rate, num_ranks, *(f"{x:.2f}" for x in numbers)])
+    heads = ["model", "Mbit/s", "ranks", "MB of SAR", "MB of graphshard", "SAR, s"]
+    return [
+        f"Epochs beside SAR's, 3 layers, hidden 128, {args.nodes:,} nodes, in turn; MB is what the "
+        "busiest rank sends or receives in an epoch:",
+        "",
+        *markdown_table([*heads, "graphshard, s", "ratio"], rows),
+    ]
+
+
+QUESTIONS = {"exchange": exchanges, "epoch": epochs, "sar": beside_sar}
+
+
 def main() -> None:
     """Print the tables, or write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--question", choices=["exchange", "epoch"], action="append")
+    parser.add_argument("--question", choices=list(QUESTIONS), action="append")
     parser.add_argument("--rate", type=int, nargs="+", default=[200], help="Mbit/s")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--model", nargs="+", default=["sage"], choices=["sage", "gat"])
@@ -274,20 +325,23 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sar", type=Path, help="a checkout of SAR, for its question")
+    parser.add_argument("--turns", type=int, default=3, help="of SAR and this package")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
+    parser.add_argument("--constant", action="store_true", help="features are the partition's own")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work == "exchange":
         exchange_work(args.rounds)
         return
     if args.work:
-        epoch_work(args.work, args.model[0], args.rounds)
+        epoch_work(args.work, args.model[0], args.rounds, args.constant)
         return
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         sys.exit("this makes network namespaces, which needs Linux, root and iproute2 (ip, tc)")
     body: list[str] = []
     for question in args.question or ["exchange", "epoch"]:
-        body += [*(exchanges(args) if question == "exchange" else epochs(args)), ""]
+        body += [*QUESTIONS[question](args), ""]
     if args.write:
         write_result("wire", "Exchanges and epochs between hosts", body[:-1])
     else:

@@ -6,7 +6,8 @@
 #
 # The program finds ROLE (server or trainer), HOST (0 or 1), IP_CONFIG (a file with the addresses of
 # both servers), FOLDER (for what both hosts share), and what torch.distributed and its RPC want.
-# usage: [THREADS=1] two_hosts.sh PROGRAM ARGUMENTS...
+# RATE, in Mbit/s, shapes the link.
+# usage: [THREADS=1] [RATE=1000] two_hosts.sh PROGRAM ARGUMENTS...
 set -u
 FOLDER=$(mktemp -d)
 LINK=gsb$$
