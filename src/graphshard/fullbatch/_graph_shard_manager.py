@@ -648,9 +648,7 @@ class GraphShardManager(EdgesOfAllRanks):
                 constant = constants.get_copy(*call.constant)
             if call is not None and constant is not None:
                 results[i] = {call.out_field: constant}
-            elif call is None or (
-                runner.is_oneshot and runner.is_here(call, fields.src, len(calls))
-            ):
+            elif call is None or (runner.is_oneshot and runner.is_here(call, fields.src)):
                 later.append((i, call))
             else:
                 by_source.setdefault(fields.etype[0], []).append((i, call))
@@ -705,7 +703,7 @@ class GraphShardManager(EdgesOfAllRanks):
             value = value_of(fields, func)
             return {func.out_field: runner.deferred(fields.etype, fields.edge.num_rows, value)}
         call = self._compiler.edge_values(fields, func)
-        if call is None or runner.is_here(call, fields.src, 1):
+        if call is None or runner.is_here(call, fields.src):
             return edge_values(self._extended(fields), func)
         companions = runner.companions(call, fields.src)
         ((rows,),) = runner.run([call], companions, self._src_frames)

@@ -35,7 +35,9 @@ those of source fields in a ``local_scope``. [Note: what is kept between calls] 
     A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
     and ``ft`` for the sum. The first read sends along every source field that was set since the
     innermost ``local_scope`` began, so a layer costs one exchange forward and one backward. Fields
-    set through ``dstdata`` do not travel, nor do fields from outside the scope until they are read.
+    set through ``dstdata`` do not travel, nor do fields from outside the scope until they are read,
+    nor those whose rows are here for other relations than the read one's: of the keys and values
+    that HGT has for each relation, what one relation read is of no use to the next.
 
 Left undone: the pass waits for each shard in turn even when a later one has already arrived; the
 fixed order is what makes runs repeatable to the bit.
@@ -486,7 +488,15 @@ class HaloRowCache:
         read = frame[name]
         others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
         distinct = {id(tensor): tensor for tensor in others if tensor is not read}
-        return [tensor for tensor in distinct.values() if self.find(halo, tensor) is None]
+        halos: dict[int, set[int]] = {}
+        for of_halo, of_tensor in self._fields:
+            halos.setdefault(of_tensor, set()).add(of_halo)
+        of_read = halos.get(id(read), set())
+        return [
+            tensor
+            for key, tensor in distinct.items()
+            if self.find(halo, tensor) is None and halos.get(key, set()) <= of_read
+        ]
 
     def put(
         self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
@@ -1224,11 +1234,11 @@ class Runner:
         """The edges of a relation between rows of this rank."""
         return self.transport([etype]).shards(etype)[0]
 
-    def is_here(self, call: Compiled, source: Frame, num_calls: int) -> bool:
-        """Whether nothing has to be fetched for one of some calls in one-shot mode."""
+    def is_here(self, call: Compiled, source: Frame) -> bool:
+        """Whether nothing has to be fetched for a call in one-shot mode."""
         if self.structure.world_size == 1:
             return True
-        if num_calls > 1 or call.source is None:
+        if call.source is None:
             return False
         return self.rows.find(self.transport([call.etype]).halo, source[call.source]) is not None
 

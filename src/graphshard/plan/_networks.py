@@ -7,6 +7,7 @@ variables; see `_tape`. A plain graph is one of one node type and one relation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -120,6 +121,18 @@ class _Layers:
         self.tape.exchanges.append(
             Exchange(self.tape.layer, direction, sent, received, work, rounds)  # type: ignore[arg-type]
         )
+
+    def note_unread_gradients(
+        self, part: PartSize, etype: CanonicalEType, width: float, target: str | None
+    ) -> None:
+        """The gradients, of zeros, of a relation that no loss reads, in sequential mode.
+
+        They return with those of the relations that shared its pass, which a loss does read.
+        """
+        if any(other[0] == etype[0] and other[2] == target for other in part.edges):
+            columns = width * min(self.how.wire, self.tape.itemsize)
+            sent, halo = part.sent.get(etype[0], 0.0), part.halo.get(etype[0], 0.0)
+            self._note("backward", halo * columns, sent * columns, 0.0, "edges")
 
     def _blocks(self, halo: float, width: float) -> int:
         """Into how many blocks of columns a remote shard is taken in sequential mode."""
@@ -608,7 +621,8 @@ def _relations(
         size = _size_of(part, etype, oneshot)
         x = sources[etype[0]]
         before = tape.num_parameters
-        if not oneshot and network.model not in ("gat", "gatv2"):  # one pass per source type
+        shares_pass = not oneshot and network.model not in ("gat", "gatv2")  # with its source type
+        if shares_pass:
             halo, sent = part.halo.get(etype[0], 0.0), part.sent.get(etype[0], 0.0)
             size = *size[:3], halo, sent
         if network.model == "sage":
@@ -621,6 +635,8 @@ def _relations(
         gathered[etype[2]].append(result)
         if target not in (None, etype[2]):
             tape.num_unused += tape.num_parameters - before
+            if shares_pass and x.width > width and tape.records:
+                layers.note_unread_gradients(part, etype, width, target)
         del x, result
     del sources
     out = {}
@@ -698,7 +714,7 @@ def _hgt(
             others=[query], kept=[key, query], passes=2.0,
         )  # fmt: skip
         del key, query
-    _note_hgt(layers, part, width)
+    _note_hgt(layers, part, width, target)
     sums: dict[str, list[TapeRows]] = {t: [] for t in own}
     for etype, score in scores_of.items():
         weight = tape.elementwise(score, "result")
@@ -733,38 +749,34 @@ def _hgt(
     return out
 
 
-def _note_hgt(layers: _Layers, part: PartSize, width: float) -> None:
+def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None) -> None:
     """Exchanges of `graphshard.nn.TypedHGTConv`, forward and backward, and the halo rows.
 
-    Each read of a relation's keys takes along the keys and values of all relations of the source
-    type that were read before; the values are read again for the sums, of all relations of a type
-    together. In sequential mode keys travel alone where a softmax goes over several relations.
+    In one-shot mode keys and values of a relation travel together, once. In sequential mode values
+    are read for the sums, with the keys of all relations of a source type together, and keys alone
+    before that where a softmax goes over several relations.
     """
     tape, how = layers.tape, layers.how
     if how.num_ranks == 1:
         return
     oneshot = how.mode == "oneshot"
     wire = min(how.wire, tape.itemsize)
-    of_source: dict[str, list[CanonicalEType]] = {}
-    into: dict[str, int] = {}
+    num_from = Counter(etype[0] for etype in part.edges)
+    num_into = Counter(etype[2] for etype in part.edges)
+    # Halo rows, sent rows, columns, and whether a loss depends on them.
+    passes: list[tuple[float, float, float, bool]] = []
     for etype in part.edges:
-        into[etype[2]] = into.get(etype[2], 0) + 1
-    passes: list[tuple[float, float, float]] = []  # halo rows, sent rows, columns
-    for etype in part.edges:
-        seen = of_source.setdefault(etype[0], [])
-        seen.append(etype)
         rows = part.halo_of.get(etype, 0.0), part.sent_of.get(etype, 0.0)
-        if oneshot:
-            passes.append((*rows, 2 * width * len(seen)))
-        elif into[etype[2]] > 1:
-            passes.append((*rows, width))
-    for ntype, etypes in of_source.items():
+        if oneshot or num_into[etype[2]] > 1:
+            is_used = not oneshot or target in (None, etype[2])
+            passes.append((*rows, 2 * width if oneshot else width, is_used))
+    for ntype, number in () if oneshot else num_from.items():
         rows = part.halo.get(ntype, 0.0), part.sent.get(ntype, 0.0)
-        passes.append((*rows, (1 if oneshot else 2) * width * len(etypes)))
-    for halo, sent, columns in passes:
+        passes.append((*rows, 2 * width * number, True))
+    for halo, sent, columns, is_used in passes:
         of_pass = sent * columns * wire, halo * columns * wire
         layers._note("forward", *of_pass, 0.0, "edges")
-        if tape.records:
+        if tape.records and is_used:
             if not oneshot and how.rematerialize:
                 layers._note("backward", *of_pass, 0.0, "edges")
             layers._note("backward", *of_pass[::-1], 0.0, "edges")
