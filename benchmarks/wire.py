@@ -3,10 +3,11 @@
 
     python benchmarks/wire.py --question exchange --rate 200 --ranks 2 3 4 8
     python benchmarks/wire.py --question epoch --rate 200 1000 --ranks 2 --model sage
+    python benchmarks/wire.py --question epoch --rate 200 --ranks 4 --ranks-per-host 2
     python benchmarks/wire.py --write                   # both, and a file of results
     python benchmarks/wire.py --question sar --sar FOLDER --rate 1000 --ranks 2
 
-Each rank is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
+Each host is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
 goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
 removed at the end, whatever happens. The limit is the larger of what a rank sends and receives over
 the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
@@ -49,7 +50,9 @@ PORT, RAW_PORT = 29600, 29700
 SECONDS = 280
 INTERFACE = "host"
 ALONE = "unshare --mount --pid --fork --kill-child bash -c"
-IN_BASH = 'mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm; exec "$@"'
+IN_BASH = """mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm
+for i in $(seq $RANKS); do RANK=$((HOST * RANKS + i - 1)) "$@" & PIDS="$PIDS $!"; done
+wait $PIDS"""
 
 
 def run(*words: str) -> None:
@@ -88,14 +91,17 @@ def hosts(num_ranks: int, rate: int) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def on_hosts(num_ranks: int, rate: int, work: list[str], program: Sequence[str] = OURS) -> Any:
+def on_hosts(
+    num_ranks: int, rate: int, work: list[str], program: Sequence[str] = OURS, per_host: int = 1
+) -> Any:
     """Run a program, this one if none is given, on each host; what rank 0 says."""
-    with hosts(num_ranks, rate) as names:
+    with hosts(num_ranks // per_host, rate) as names:
         processes = []
-        for rank, name in enumerate(names):
+        for host, name in enumerate(names):
             environment = {
                 **os.environ,
-                "RANK": str(rank),
+                "HOST": str(host),
+                "RANKS": str(per_host),
                 "WORLD_SIZE": str(num_ranks),
                 "MASTER_ADDR": f"{NETWORK}.1",
                 "MASTER_PORT": str(PORT),
@@ -108,7 +114,7 @@ def on_hosts(num_ranks: int, rate: int, work: list[str], program: Sequence[str] 
                     [*f"ip netns exec {name} {ALONE}".split(), IN_BASH, "-", *command],
                     env=environment,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL if rank else None,
+                    stderr=subprocess.DEVNULL if host else None,
                     text=True,
                 )
             )
@@ -148,7 +154,7 @@ def raw_tcp(rank: int, num_ranks: int, size: int) -> Callable[[], None]:
     return exchange
 
 
-def exchange_work(rounds: int) -> None:
+def exchange_work(rounds: int, per_host: int) -> None:
     """Seconds of each way to exchange, by round; rank 0 prints them."""
     import graphshard as gs
     from graphshard.comm import ragged_all_to_all
@@ -163,8 +169,9 @@ def exchange_work(rounds: int) -> None:
     ways: dict[str, Callable[[], object]] = {
         "graphshard": lambda: ragged_all_to_all(x, splits, splits),
         "all_to_all_single": lambda: dist.all_to_all_single(out, x, splits, splits),
-        "raw TCP": raw_tcp(rank, num_ranks, rows * COLUMNS * 4),
     }
+    if per_host == 1:
+        ways["raw TCP"] = raw_tcp(rank, num_ranks, rows * COLUMNS * 4)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -237,11 +244,15 @@ def exchanges(args: argparse.Namespace) -> list[str]:
     for rate in args.rate:
         for num_ranks in args.ranks:
             work = ["--work", "exchange", "--rounds", str(args.rounds)]
-            result = on_hosts(num_ranks, rate, work)
-            limit = 8 * result["bytes"] / (rate * 1e6)
+            work += ["--ranks-per-host", str(args.ranks_per_host)]
+            result = on_hosts(num_ranks, rate, work, per_host=args.ranks_per_host)
+            leaving = args.ranks_per_host * (num_ranks - args.ranks_per_host) / (num_ranks - 1)
+            limit = 8 * result["bytes"] * leaving / (rate * 1e6)
             ratios = [f"{statistics.median(s) / limit:.2f}" for s in result["seconds"].values()]
-            rows.append([rate, num_ranks, f"{limit:.2f}", *ratios])
-    heads = ["Mbit/s", "ranks", "limit, s", "graphshard", "all_to_all_single", "raw TCP"]
+            ratios += ["-"] * (3 - len(ratios))
+            layout = f"{num_ranks // args.ranks_per_host} x {args.ranks_per_host}"
+            rows.append([rate, layout, f"{limit:.2f}", *ratios])
+    heads = ["Mbit/s", "hosts x ranks", "limit, s", "graphshard", "all_to_all_single", "raw TCP"]
     return ["Exchange of 27 MB a rank, medians over the limit:", "", *markdown_table(heads, rows)]
 
 
@@ -253,20 +264,22 @@ def epochs(args: argparse.Namespace) -> list[str]:
         for num_ranks in (n for n in args.ranks if n in (2, 4)):
             work = ["--work", our_parts(graph, num_ranks), "--model", model]
             work += ["--rounds", str(args.rounds), *["--constant"] * args.constant]
-            compute = statistics.median(on_hosts(num_ranks, 0, work)["seconds"])
+            per_host = args.ranks_per_host
+            compute = statistics.median(on_hosts(num_ranks, 0, work, per_host=per_host)["seconds"])
             for rate in args.rate:
-                result = on_hosts(num_ranks, rate, work)
+                result = on_hosts(num_ranks, rate, work, per_host=per_host)
                 limit, seconds = (
                     8 * result["bytes"] / (rate * 1e6),
                     statistics.median(result["seconds"]),
                 )
                 numbers = [compute, limit, seconds, seconds / max(compute, limit)]
-                rows.append([model, rate, num_ranks, *(f"{number:.2f}" for number in numbers)])
-    heads = ["model", "Mbit/s", "ranks", "compute, s", "link, s", "epoch, s", "over the larger"]
+                layout = f"{num_ranks // per_host} x {per_host}"
+                rows.append([model, rate, layout, *(f"{number:.2f}" for number in numbers)])
+    heads = ["model", "Mbit/s", "hosts x ranks", "compute, s", "link, s", "epoch, s"]
     return [
         f"Epochs, 3 layers, hidden 128, {args.nodes:,} nodes:",
         "",
-        *markdown_table(heads, rows),
+        *markdown_table([*heads, "over the larger"], rows),
     ]
 
 
@@ -320,6 +333,7 @@ def main() -> None:
     parser.add_argument("--question", choices=list(QUESTIONS), action="append")
     parser.add_argument("--rate", type=int, nargs="+", default=[200], help="Mbit/s")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--model", nargs="+", default=["sage"], choices=["sage", "gat"])
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
@@ -332,7 +346,7 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work == "exchange":
-        exchange_work(args.rounds)
+        exchange_work(args.rounds, args.ranks_per_host)
         return
     if args.work:
         epoch_work(args.work, args.model[0], args.rounds, args.constant)
