@@ -69,7 +69,7 @@ OPTIONAL: dict[str, set[str]] = {
     "networkx": {"data", "dgl", "graph"},
     "pandas": set(),
     "pymetis": {"partition"},
-    "pyarrow": {"data", "graph", "train"},
+    "pyarrow": {"data", "train"},
     "scipy": {"data", "dgl", "graph", "partition"},
     "matplotlib": {"train"},
     "tensorboard": {"train"},

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import comm, data, fullbatch, function, nn, ops, partition, pyg, sampling, servers
     from ._base.device import choose_device
     from .comm import gather_grads, initialize_comms, rank, shutdown_comms, sync_params, world_size
+    from .data import from_csv, from_parquet, to_csv, to_parquet
     from .errors import (
         CheckpointError,
         DGLError,
@@ -45,11 +46,9 @@ if TYPE_CHECKING:
         create_block,
         edge_softmax,
         edge_subgraph,
-        from_csv,
         from_dgl,
         from_edge_index,
         from_networkx,
-        from_parquet,
         from_scipy,
         graph,
         heterograph,
@@ -60,13 +59,11 @@ if TYPE_CHECKING:
         save_graphs,
         to_bidirected,
         to_block,
-        to_csv,
         to_dgl,
         to_edge_index,
         to_heterogeneous,
         to_homogeneous,
         to_networkx,
-        to_parquet,
         to_scipy,
     )
     from .partition import partition_graph
@@ -78,8 +75,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = (
-    *("errors", "_base.device", "comm", "graph", "partition", "fullbatch", "sampling", "servers"),
-    *("data", "function", "nn", "ops", "pyg", "train"),
+    *("errors", "_base.device", "comm", "graph", "partition", "data", "fullbatch", "sampling"),
+    *("servers", "function", "nn", "ops", "pyg", "train"),
 )
 
 __all__ = [

@@ -20,8 +20,8 @@ import torch
 from campaign_report import write_report
 from trials import Campaign, run_trials
 
-from graphshard.data import from_ogb, load_dataset
-from graphshard.graph import Graph, from_csv, from_parquet, graph, to_csv, to_parquet
+from graphshard.data import from_csv, from_ogb, from_parquet, load_dataset, to_csv, to_parquet
+from graphshard.graph import Graph, graph
 from graphshard.train.commands import run
 
 COMMAND = "pytest tests/campaigns/test_data_mutations.py --all"

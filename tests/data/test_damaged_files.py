@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard.data import load_dataset
+from graphshard.data import from_csv, from_parquet, load_dataset, to_csv, to_parquet
 from graphshard.data.npy import read_npy, read_npz
-from graphshard.graph import from_csv, from_parquet, graph, to_csv, to_parquet
+from graphshard.graph import graph
 from graphshard.train.commands import run
 
 
@@ -242,11 +242,13 @@ def test_damaged_tables(kind: str, tmp_path: Path) -> None:
     damage = [whole[: len(whole) // 2], b"\xff" * 40, b""]
     for content in damage[1:] if kind == "csv" else damage:
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{path} cannot be read as|{path}, column|{path}: "):
+        with pytest.raises(
+            ValueError, match=f"{path} cannot be read as|{path}, column|{path} is empty"
+        ):
             read(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=f"{path} must be a regular file .a named pipe"):
+    with pytest.raises(ValueError, match=f"{path} must be a regular file"):
         read(path)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"{path}"):

@@ -18,17 +18,9 @@ import pandas as pd
 import pytest
 import torch
 
-from graphshard.data import NodeDataset, load_dataset
+from graphshard.data import NodeDataset, from_csv, from_parquet, load_dataset
 from graphshard.data.prepare import read_dataset, with_links
-from graphshard.graph import (
-    Graph,
-    from_csv,
-    from_parquet,
-    from_scipy,
-    graph,
-    heterograph,
-    remove_self_loop,
-)
+from graphshard.graph import Graph, from_scipy, graph, heterograph, remove_self_loop
 
 DATASETS = Path(
     os.environ.get("GRAPHSHARD_DATASETS")

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import graphshard
-from graphshard.data import NodeDataset
+from graphshard.data import NodeDataset, to_csv, to_parquet
 from graphshard.data.task import partition_dataset
 from graphshard.errors import PartitionFormatError
 from graphshard.fullbatch import load_dgl_partition_data
-from graphshard.graph import Graph, graph, heterograph, save_graphs, to_csv, to_parquet
+from graphshard.graph import Graph, graph, heterograph, save_graphs
 from graphshard.partition import (
     convert_partition,
     load_partition,

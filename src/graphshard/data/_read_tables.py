@@ -28,7 +28,7 @@ from ._array_graph import ArrayGraph, Arrays, EdgeEnds, EndArrays, edge_list
 from ._columns import arrow_array, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._repeated_ids import RepeatedIds
-from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, rows_at_once
+from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, of_one_type, rows_at_once
 from ._table_files import TableBatch, TableSource
 from ._table_report import (
     BadRow,
@@ -592,7 +592,7 @@ class _Reading:
             order = np.argsort(np.concatenate([2 * places[0], 2 * places[1] + 1]), kind="stable")
             both = [_plain(column) for column in values]
             both = [column.take(arrow_array(at)) for column, at in zip(both, places, strict=True)]
-            new = pyarrow.concat_arrays(self._of_one_type(etype[0], both, columns))
+            new = pyarrow.concat_arrays(of_one_type(self.ids[etype[0]], both, columns))
             rows = np.empty(len(order), np.int64)
             rows[order] = self.ids[etype[0]].add(new.take(arrow_array(order)), columns[0])
             found[0][places[0]] = rows[: len(places[0])]
@@ -600,27 +600,6 @@ class _Reading:
         for side, ntype in enumerate((etype[0], etype[2])):
             if side == 0 or etype[0] != etype[2]:
                 self.report.nodes[ntype].num_from_edges += len(self.ids[ntype]) - before[side]
-
-    def _of_one_type(self, ntype: str, both: list[Any], columns: Sequence[IdColumn]) -> list[Any]:
-        """Ids of two columns, cast to a type that holds the values of both."""
-        import pyarrow
-
-        kinds = [ids.type for ids in both]
-        if kinds[0] == kinds[1]:
-            return both
-        candidates = kinds
-        if all(map(pyarrow.types.is_integer, kinds)):
-            candidates = [pyarrow.int64(), pyarrow.uint64()]
-        elif any(map(pyarrow.types.is_large_string, kinds)):
-            candidates = [pyarrow.large_string()]
-        for kind in candidates:
-            try:
-                return [ids.cast(kind) for ids in both]
-            except pyarrow.ArrowException:
-                continue
-        for ids, column in zip(both, columns, strict=True):  # says what is wrong with them
-            self.ids[ntype].add(ids, column)
-        return both
 
     # ------------------------------------------------------------------ what was wrong
 

@@ -12,6 +12,7 @@ becomes text, and nothing was lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -329,6 +330,46 @@ def _typed_keys(ids: Any, column: IdColumn) -> _Keys:
         f"{column.where}: ids must be text, integers, or bytes such as UUIDs (got {kind}); store "
         "them as text"
     )
+
+
+def integers_of_ids(ids: Any, column: IdColumn, cure: str) -> tuple[Int64Array, bool]:
+    """The integers that ids of a table with types are, and whether they are bits of uint64.
+
+    Raises:
+        ValueError: They are of another kind.
+    """
+    keys = _typed_keys(ids, column)
+    if keys.kind != "integer":
+        raise ValueError(
+            f"{column.where}: node ids must be integers (got {ids.type}{_example(keys)}); {cure}"
+        )
+    return keys.values, keys.is_large
+
+
+def of_one_type(table: RowIds, both: list[Any], columns: Sequence[IdColumn]) -> list[Any]:
+    """Ids of two columns, cast to a type that holds the values of both."""
+    import pyarrow
+
+    kinds = [ids.type for ids in both]
+    if kinds[0] == kinds[1]:
+        return both
+    candidates = kinds
+    if all(map(pyarrow.types.is_integer, kinds)):
+        candidates = [pyarrow.int64(), pyarrow.uint64()]
+    elif any(map(pyarrow.types.is_integer, kinds)):
+        is_text = any(map(pyarrow.types.is_string, kinds))
+        is_text |= any(map(pyarrow.types.is_large_string, kinds))
+        candidates = [] if is_text else kinds
+    elif any(map(pyarrow.types.is_large_string, kinds)):
+        candidates = [pyarrow.large_string()]
+    for kind in candidates:
+        try:
+            return [ids.cast(kind) for ids in both]
+        except pyarrow.ArrowException:
+            continue
+    for ids, column in zip(both, columns, strict=True):  # says what is wrong with them
+        table.add(ids, column)
+    return both
 
 
 def _is_beyond_int64(numbers: NDArray[np.uint64]) -> bool:

@@ -296,8 +296,8 @@ class TableSource:
                 schemas = [self._arrow_reader(file).schema for file in self.files]
                 return pyarrow.unify_schemas(schemas, promote_options="permissive")
             return self._parquet_schema()
-        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-            if isinstance(error, FileNotFoundError):
+        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
                 raise
             raise _unreadable(self.name, self.format, error) from error
 
@@ -351,12 +351,17 @@ class TableSource:
         }
         first = dataset.dataset(self.files[:1], **settings).schema
         of_folders = [name for name in first.names if f"{name}=" in "/".join(keys)]
-        schemas = [first]
+        unified = first
         for file in self.files[1:]:
             schema = dataset.ParquetFileFormat().inspect(file, self._filesystem)
             _check_there(file, [n for n in first.names if n not in of_folders], schema.names)
-            schemas.append(schema)
-        unified = pyarrow.unify_schemas(schemas, promote_options="permissive")
+            try:
+                unified = pyarrow.unify_schemas([unified, schema], promote_options="permissive")
+            except pyarrow.ArrowException as error:
+                raise ValueError(
+                    f"{file}: the columns must have types that become one with those of "
+                    f"{self.files[0]} ({error}); write the files alike"
+                ) from None
         self._dataset = dataset.dataset(self.files, schema=unified, **settings)
         return unified
 
@@ -382,7 +387,9 @@ class TableSource:
                         yield from self._numbered(file, self._json_batches(file, columns))
                     else:
                         yield from self._arrow_batches(file, columns)
-        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            if getattr(error, "errno", None) is not None:  # of the system, which names the file
+                raise
             raise _unreadable(self.name, self.format, error) from error
 
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
@@ -960,10 +967,10 @@ def _look_at(
     is_noted = _tells(noted, telling) and not _tells(cells, telling)
     has_header = options.header
     if has_header is None:
-        has_header = not (options.columns or is_noted) and (
-            bool(set(named) & {cell.strip() for cell in cells})
-            or not any(_NUMBER.fullmatch(cell) for cell in cells)
-        )
+        # A number that is asked for may be the place of a column, and no name in a first row.
+        are_numbers = [bool(_NUMBER.fullmatch(cell)) for cell in cells]
+        is_named = bool(set(named) & {cell.strip() for cell in cells}) and not all(are_numbers)
+        has_header = not (options.columns or is_noted) and (is_named or not any(are_numbers))
         if names_before is not None and not options.columns and not named:
             has_header = cells == names_before
     names = [f"column_{i}" for i in range(width)]

@@ -16,18 +16,15 @@ from .._base.typing import CanonicalEType
 from ..graph import (
     Graph,
     add_self_loop,
-    from_csv,
-    from_parquet,
     load_graphs,
     remove_self_loop,
     save_graphs,
     to_bidirected,
-    to_csv,
-    to_parquet,
 )
 from ._array_graph import Arrays, folder_of_arrays
 from ._folder import check_node_count, is_of_facts
 from .dataset import MASKS, DatasetArrays, NodeDataset, read_dataset_arrays
+from .edge_tables import from_table, to_csv, to_parquet
 from .settings import Preparation as Preparation  # where users look for it
 from .splits import split_by_fractions
 from .task import partition_dataset, warn_of_task
@@ -253,7 +250,7 @@ def read_graph(source: str | os.PathLike[str]) -> Graph:
     """
     path = Path(source)
     if path.suffix in _TABLES:
-        return from_csv(path) if path.suffix == ".csv" else from_parquet(path)
+        return from_table(path)
     if path.suffix not in _DGL_GRAPHS:
         return read_dataset(os.fspath(source)).graph
     graphs, _ = load_graphs(path)

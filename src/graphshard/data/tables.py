@@ -414,17 +414,7 @@ class Tables:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
             names = list(reader.schema.names)
-            if len(names) < 2:
-                raise ValueError(
-                    f"{reader.name} must have a column for each end of an edge (got {names}); say "
-                    "by what cells are separated, if they are"
-                )
-            telling = reader.telling_names
-            if len(telling) < 2:
-                telling = names
-            begin = _column_of(reader, source, _SOURCES, telling[0])
-            rest = [column for column in telling if column != begin]
-            end = _column_of(reader, target, _TARGETS, rest[0])
+            begin, end = end_columns(reader, source, target)
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
             else:
@@ -747,6 +737,25 @@ def _column_of(reader: TableSource, asked: str | None, usual: Sequence[str], fir
             if column.casefold() == name:
                 return str(column)
     return first
+
+
+def end_columns(reader: TableSource, source: str | None, target: str | None) -> tuple[str, str]:
+    """The columns of the two ends of edges: those that are said, of usual names, or the first.
+
+    Raises:
+        ValueError: There is none of a name, or no two columns.
+    """
+    names, telling = list(reader.schema.names), reader.telling_names
+    if len(names) < 2 and None in (source, target):
+        raise ValueError(
+            f"{reader.name} must have a column for each end of an edge (got {names}); say by what "
+            "cells are separated, if they are"
+        )
+    if len(telling) < 2:
+        telling = names
+    begin = _column_of(reader, source, _SOURCES, telling[0])
+    rest = [column for column in telling if column != begin] or [begin]
+    return begin, _column_of(reader, target, _TARGETS, rest[0])
 
 
 def _group_of(column: str, ntype: str) -> str:

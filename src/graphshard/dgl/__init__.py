@@ -21,11 +21,9 @@ from ..graph import Graph as Graph
 from ..graph import NodeBatch as NodeBatch
 from ..graph import create_block as create_block
 from ..graph import edge_subgraph as edge_subgraph
-from ..graph import from_csv as from_csv
 from ..graph import from_dgl as from_dgl
 from ..graph import from_edge_index as from_edge_index
 from ..graph import from_networkx as from_networkx
-from ..graph import from_parquet as from_parquet
 from ..graph import from_scipy as from_scipy
 from ..graph import graph as graph
 from ..graph import heterograph as heterograph
@@ -34,13 +32,11 @@ from ..graph import load_graphs as load_graphs
 from ..graph import node_subgraph as node_subgraph
 from ..graph import out_subgraph as out_subgraph
 from ..graph import save_graphs as save_graphs
-from ..graph import to_csv as to_csv
 from ..graph import to_dgl as to_dgl
 from ..graph import to_edge_index as to_edge_index
 from ..graph import to_heterogeneous as to_heterogeneous
 from ..graph import to_homogeneous as to_homogeneous
 from ..graph import to_networkx as to_networkx
-from ..graph import to_parquet as to_parquet
 from ..graph import to_scipy as to_scipy
 from ..sampling import set_dst_lazy_features as set_dst_lazy_features
 from ..sampling import set_edge_lazy_features as set_edge_lazy_features

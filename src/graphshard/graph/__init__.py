@@ -4,17 +4,13 @@
 from ._block import Block, create_block, to_block
 from ._graph import Graph, graph, heterograph
 from .convert import (
-    from_csv,
     from_dgl,
     from_edge_index,
     from_networkx,
-    from_parquet,
     from_scipy,
-    to_csv,
     to_dgl,
     to_edge_index,
     to_networkx,
-    to_parquet,
     to_scipy,
 )
 from .dgl_files import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
@@ -61,11 +57,9 @@ __all__ = [
     "create_block",
     "edge_softmax",
     "edge_subgraph",
-    "from_csv",
     "from_dgl",
     "from_edge_index",
     "from_networkx",
-    "from_parquet",
     "from_scipy",
     "graph",
     "heterograph",
@@ -84,13 +78,11 @@ __all__ = [
     "save_tensors",
     "to_bidirected",
     "to_block",
-    "to_csv",
     "to_dgl",
     "to_edge_index",
     "to_heterogeneous",
     "to_homogeneous",
     "to_networkx",
-    "to_parquet",
     "to_scipy",
     "to_simple",
 ]

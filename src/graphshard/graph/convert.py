@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, EType
-from ...errors import GraphTypeError, GraphValueError
-from .._block import Block, create_block
-from .._graph import Graph, graph, heterograph
-from ..local_graph import LocalGraph
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, EType
+from ..errors import GraphTypeError, GraphValueError
+from ._block import Block, create_block
+from ._graph import Graph, graph, heterograph
+from .local_graph import LocalGraph
 
 if TYPE_CHECKING:
     import networkx
