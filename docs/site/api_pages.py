@@ -14,7 +14,7 @@ import inspect
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 import typer
@@ -232,12 +232,30 @@ def commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
+# The page that shows a command at work, relative to the page of the commands.
+GUIDES = {
+    "partition": "../guides/partitioning.md",
+    "tables": "../guides/your_own_data.md#several-types-and-keeping-it-a-toml-file",
+    "inspect": "../guides/partitioning.md#what-it-cost",
+    "verify": "../guides/partitioning.md#is-it-whole",
+    "convert": "../guides/partitioning.md#dgls-files",
+    "plan": "../guides/training.md#will-it-fit-and-how-long-will-it-take",
+    "train": "../guides/training.md",
+    "predict": "../guides/predictions.md",
+    "trace": "../guides/training.md#where-the-time-goes",
+    "serve": "../guides/graph_servers.md",
+    "copy": "../guides/clusters.md#the-hosts-and-their-parts",
+    "launch": "../guides/clusters.md",
+}
+
+
 def _commands_page() -> str:
     parts = [
         "# Commands\n\nEach takes `--help`. The same from Python: `graphshard.train.commands.run`."
     ]
     for name, command in commands().items():
-        lines = [f"## graphshard {name}", "", (command.help or "").split("\n", 1)[0], ""]
+        summary = (command.help or "").split("\n", 1)[0]
+        lines = [f"## graphshard {name}", "", f"{summary} [At work]({GUIDES[name]}).", ""]
         for parameter in command.params:
             if parameter.name == "help":
                 continue
@@ -245,8 +263,14 @@ def _commands_page() -> str:
             if parameter.param_type_name == "argument":
                 names = str(parameter.metavar or parameter.name)
             text = re.sub(r"\s+", " ", getattr(parameter, "help", None) or "")
+            kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+            if get_origin(kind) is Literal:
+                text += f" One of {', '.join(f'`{choice}`' for choice in get_args(kind))}."
             default = getattr(parameter.default, "value", parameter.default)
-            if default is not False and isinstance(default, int | float | str):
+            described = getattr(parameter, "show_default", None)
+            if isinstance(described, str):
+                text += f" Default: {described}."
+            elif default is not False and isinstance(default, int | float | str):
                 text += f" Default: {'yes' if default is True else default}."
             lines.append(f"* `{names}`: {text}")
         parts.append("\n".join(lines))

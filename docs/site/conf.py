@@ -144,12 +144,20 @@ def find_where_described(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def mark_tables_of_words(app: Any, doctree: nodes.document) -> None:
-    """Give narrow tables of sentences a class: on a phone their cells stand below each other."""
+    """Give narrow tables of sentences a class: on a phone their cells stand below each other.
+
+    In wider ones, columns of sentences have one that keeps them readable while the table scrolls.
+    """
     for table in doctree.findall(nodes.table):
         rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
         lengths = [len(cell.astext()) for row in rows[1:] for cell in row]
         if rows and 2 <= len(rows[0]) <= 3 and lengths and sum(lengths) / len(lengths) > 10:
             table["classes"].append("words")
+        elif rows:
+            for column in zip(*rows, strict=False):
+                if max(len(cell.astext()) for cell in column[1:] or column) > 40:
+                    for cell in column:
+                        cell["classes"].append("sentence")
 
 
 def setup(app: Any) -> dict[str, bool]:

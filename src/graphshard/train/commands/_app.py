@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The application: its commands, and how their errors are shown.
 
-What a command needs for its work it imports when it is run: to show a help text must be quick, and
-torch alone takes seconds to import.
+A help text must be quick: a command is imported when it is called, and imports what it needs for
+its work when it runs. torch alone takes seconds.
 
 Wrong input is one line on standard error and exit code 2, without a traceback. Set the environment
 variable GRAPHSHARD_TRACEBACK to see one.
@@ -10,36 +10,74 @@ variable GRAPHSHARD_TRACEBACK to see one.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
-from ._cluster_commands import copy, launch, serve
 from ._options import CommandOfDGL, CommandWithDefaults
-from ._partitions import convert, inspect, partition, tables, verify
-from ._plan import plan
-from ._predict import predict
-from ._trace import trace
-from ._train import train
+
+# The module of each command, in the order of the help text.
+_MODULES = {
+    **dict.fromkeys(("partition", "tables", "inspect", "verify", "convert"), "_partitions"),
+    **{name: f"_{name}" for name in ("plan", "train", "predict", "trace")},
+    **dict.fromkeys(("serve", "copy", "launch"), "_cluster_commands"),
+}
+
+
+@functools.cache
+def _command(name: str) -> Any:
+    module = importlib.import_module(f"{__package__}.{_MODULES[name]}")
+    alone = typer.Typer(add_completion=False)
+    kind = CommandOfDGL if name in ("copy", "launch") else CommandWithDefaults
+    alone.command(name, cls=kind)(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
+class CommandsByName(Mapping[str, Any]):
+    """The commands, each of which is imported and made when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+class GroupOfCommands(TyperGroup):
+    """The commands by name."""
+
+    commands: Any
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.commands = CommandsByName()
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The flag ``--help``, off: to read None as a flag typer would import pydantic."""
+        option: Any = super().get_help_option(ctx)
+        option.default = False
+        return option
+
 
 app = typer.Typer(
     name="graphshard",
+    cls=GroupOfCommands,
     help="Partition graphs and train graph neural networks on the parts.",
     no_args_is_help=True,
     add_completion=False,
 )
-_COMMANDS = (
-    *(partition, tables, inspect, verify, convert, plan, train, predict, trace),
-    *(serve, copy, launch),
-)
-for command in _COMMANDS:
-    app.command(cls=CommandOfDGL if command in (copy, launch) else CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:

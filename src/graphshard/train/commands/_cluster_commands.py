@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from ..._base.files import remove_abandoned
 from ..._base.settings import Unset
 from ..launch import ExitCode
 from ._options import PartitionPath, options_of, partition_json
@@ -117,6 +116,7 @@ def serve(
 
     The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
     """
+    from ..._base.files import remove_abandoned
     from ...servers import GraphServer, read_ip_config
     from ...servers.rpc import read_token
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from ..._base.files import TemporaryFolder, writing
 from ..._base.settings import Unset
 from ...data.settings import Preparation
 from .._config import FullBatchConfig, SampledConfig
@@ -75,6 +74,7 @@ def plan(
     **settings: Any,
 ) -> None:
     """Say what training will need by the number of ranks: time, memory, bytes sent, disk."""
+    from ..._base.files import TemporaryFolder, writing
     from ...data import Tables, partition_tables
     from ...data.prepare import read_dataset
     from ...plan import Machines, Rates, make_plan, parse_bytes, parse_link

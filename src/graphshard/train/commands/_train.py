@@ -8,7 +8,6 @@ import dataclasses
 import json
 import math
 import os
-import statistics
 import sys
 import threading
 import time
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from ..._base.files import TemporaryFolder
 from ..._base.settings import Unset
 from ...data.settings import Preparation
 from .._config import BALANCED, NEED_IN_EDGES, FullBatchConfig, SampledConfig
@@ -209,6 +207,7 @@ def _partitioned(
     config: AnyConfig, workers: int | None, quiet: bool
 ) -> Iterator[tuple[AnyConfig, int]]:
     """The run on a partition, and its number of workers; a data set is partitioned for it."""
+    from ..._base.files import TemporaryFolder
     from ...data.prepare import has_relations, read_dataset, with_links
     from ...data.task import partition_dataset
     from ...partition.format import read_config
@@ -420,7 +419,7 @@ def sparkline(values: Sequence[float]) -> str:
     """A line of block elements, as high as means of consecutive values; blank where not finite."""
     width = min(_SPARKLINE, len(values))
     bounds = [len(values) * place // width for place in range(width + 1)]
-    means = [statistics.fmean(values[start:stop]) for start, stop in pairwise(bounds)]
+    means = [math.fsum(values[start:stop]) / (stop - start) for start, stop in pairwise(bounds)]
     finite = [mean for mean in means if math.isfinite(mean)]
     if not finite:
         return ""

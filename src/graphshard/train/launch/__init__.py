@@ -7,7 +7,6 @@ And what a cluster needs before: parts copied to its hosts.
 from typing import TYPE_CHECKING, Any
 
 from ..._base.lazy import lazy_name
-from ._watch import stop_on_signals
 from ._worker import (
     WRONG_INPUT_ERRORS,
     ExitCode,
@@ -16,6 +15,7 @@ from ._worker import (
     run_as_worker,
     send_event,
     show_warning,
+    stop_on_signals,
 )
 
 if TYPE_CHECKING:

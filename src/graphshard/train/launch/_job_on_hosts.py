@@ -36,8 +36,8 @@ from ..._base.settings import LONGEST_TIMEOUT
 from ._children import Child, LineStream, how_ended
 from ._host_agent import BEAT_SECONDS, END_SECONDS, ENGINE, MARK, SERVER
 from ._hosts import JobHosts
-from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
-from ._worker import ExitCode
+from ._watch import TAIL_LINES, Watch, report_text
+from ._worker import ExitCode, stop_on_signals
 
 _SIGNALLED = 128
 _RESUMED_SECONDS = 60.0  # in which connections are found to be broken

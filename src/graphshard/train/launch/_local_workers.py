@@ -20,8 +20,8 @@ from typing import Any
 from ...comm.address import JOB_VARIABLE, local_environment
 from ...errors import NOTICE, RankError
 from ._children import Child, LineStream, how_ended, num_cores
-from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
-from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
+from ._watch import TAIL_LINES, Watch, report_text
+from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode, stop_on_signals
 
 _LINE_CHARACTERS = 500
 _REST_SECONDS = 1.0

@@ -26,14 +26,10 @@ ranks there have ended (`launch`); the rules are the same.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import selectors
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import NOTICE
 from ._children import Child, LineStream, end_children, read_streams
@@ -140,28 +136,3 @@ def report_text(failures: Iterable[tuple[str, Sequence[str]]]) -> str:
     for what, printed in others:
         lines.append(f"then {what}: {printed[-1] if printed else 'it said nothing'}")
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that ``finally`` blocks run.
-
-    One that is ignored, as nohup has it, stays ignored.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, stop)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

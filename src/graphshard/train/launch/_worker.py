@@ -11,13 +11,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 from ...errors import ModelError, RankError
-from ._children import signal_with_parent
 
 PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
 EVENTS_VARIABLE = "GRAPHSHARD_EVENTS_FD"
@@ -96,6 +95,8 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
         code = ExitCode.FAILED if error.code else ExitCode.DONE
     except BaseException:
         _mark()
+        import traceback
+
         traceback.print_exc()
         code = ExitCode.FAILED
     for stream in (sys.stdout, sys.stderr):
@@ -152,6 +153,8 @@ def end_with_launcher() -> None:
         parent = os.getppid()
     else:
         return
+    from ._children import signal_with_parent
+
     is_signalled = signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(ExitCode.INTERRUPTED)
@@ -163,3 +166,28 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(ExitCode.INTERRUPTED)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that ``finally`` blocks run.
+
+    One that is ignored, as nohup has it, stays ignored.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
