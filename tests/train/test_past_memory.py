@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
 }
 
 
-USUAL = ("sage", "typed", "bfloat16")
+USUAL = ("typed", "bfloat16")
 
 
 @pytest.mark.parametrize(
