@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hands blocks of memory over as DLPack tensors, which give them back by themselves, in whatever
-// thread they end and without the interpreter's lock. And: reads what other processes share.
+// thread they end and without the interpreter's lock. And: reads what other processes share, and
+// rows of files.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "runtime/file_rows.h"
 #include "runtime/large_blocks.h"
 #include "runtime/shared_blocks.h"
 
@@ -149,6 +153,24 @@ void bind_shared(nb::module_& m) {
       "process"_a, "descriptor"_a, "token"_a);
 }
 
+// Rows of bytes, from a file.
+int read_bytes(int descriptor, int64_t offset, int64_t num_rows, const InVector& rows,
+               const std::optional<InVector>& places, const OutMatrix& out) {
+  const int64_t row_bytes = columns_in(out);
+  const int64_t most = std::numeric_limits<int64_t>::max() / 2;
+  require(offset >= 0 && offset < most, "an offset must not be negative");
+  require(num_rows >= 0 && (row_bytes == 0 || num_rows <= (most - offset) / row_bytes),
+          "a table in a file must have an end");
+  require(!places || rows_in(*places) == rows_in(rows), "places and rows must have one length");
+  require_apart({out}, {rows, places});
+  char* const to = reinterpret_cast<char*>(data_of<uint8_t>(out));
+  const Ids from = ids_of(rows);
+  const Ids at = ids_of(places);
+  const nb::gil_scoped_release release;
+  return read_rows({descriptor, offset, num_rows, row_bytes}, from, at, rows_in(rows), to,
+                   rows_in(out));
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
@@ -159,6 +181,8 @@ void bind_memory(nb::module_& m) {
     return nb::make_tuple(counts.used, counts.waiting, counts.peak);
   });
   bind_shared(m);
+  m.def("read_rows", read_bytes, "descriptor"_a, "offset"_a, "num_rows"_a, "rows"_a.noconvert(),
+        "places"_a.noconvert().none(), "out"_a.noconvert());
 }
 
 }  // namespace graphshard

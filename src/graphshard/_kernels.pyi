@@ -300,6 +300,14 @@ def read_shared(
     into: Tensor,  # uint8, as many bytes as are read
 ) -> int: ...  # 0, or an error number
 def has_left(process: int, descriptor: int, token: int) -> bool: ...
+def read_rows(
+    descriptor: int,  # of a file
+    offset: int,  # bytes before the first row
+    num_rows: int,  # in the file
+    rows: Tensor,  # [n] int32 or int64
+    places: Tensor | None,  # [n], distinct; None for the first n rows in order
+    out: Tensor,  # [m, row_bytes] uint8, written
+) -> int: ...  # 0, or an error number
 
 class Drawing:
     """One draw: `count`, then `write` into arrays of that many. Weights and ids are by position."""

@@ -299,12 +299,15 @@ def other_calls(rng: random.Random) -> list[Recorded]:
     """
     block, into = (torch.zeros(size, dtype=torch.uint8) for size in (4096, 64))
     place = (rng.choice((os.getpid(), -1, 2**31 - 1)), rng.choice((-1, 0, 9999)), 7)
+    rows = torch.tensor([2, 0, 1])
     return [
         Recorded("begin_use", (block, 7, 1)),
         Recorded("is_read", (block, 1, [0, 3])),
         Recorded("mark_left", (block,)),
         Recorded("read_shared", (*place, 1, 0, 0, into)),
         Recorded("has_left", place),
+        Recorded("read_rows", (place[1], 0, 3, rows, None, into.view(8, 8))),
+        Recorded("read_rows", (place[1], 5, 9, rows.int(), rows, into.view(8, 8))),
         Recorded("empty", ([2**11, 2**11], 2, 32)),
         Recorded("release_blocks", ()),
         Recorded("block_counts", ()),

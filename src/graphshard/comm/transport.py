@@ -39,6 +39,7 @@ from ._shared_memory import Hosts as Hosts
 from ._shared_memory import SharedArray as SharedArray
 from ._shared_memory import SharedBlocks as SharedBlocks
 from ._shared_memory import SharedPeer
+from ._shared_memory import named_file as named_file
 from ._shared_memory import share_arrays as share_arrays
 from .address import process_namespace
 from .collectives import (

@@ -8,7 +8,7 @@ every rank what the others need from it, are collective.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.device import device_of
+from .._base.file_rows import RowsInFiles
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import NTYPE
 from ..partition import RangePartitionBook
 from ..partition.format import read_config
-from ..partition.load import load_features, load_structure
+from ..partition.load import features_in_files, load_features, load_structure
 from ..partition.pyg_folder import PyGPartition, is_pyg_folder
 from ..partition.structure import PartStructure
 from .topology import narrow
@@ -75,6 +76,8 @@ class PartitionData:
         device: Where the edges live, and features unless `to` has left them elsewhere.
         build: Digest that names the partition, the same for all its parts; None if what was read
             carries none. Ranks whose parts have different builds are refused.
+        in_files: Features of nodes and edges that were left in their files, by their names among
+            those: tensors there that are mapped, and must not be written to.
     """
 
     graph_name: str
@@ -87,6 +90,7 @@ class PartitionData:
     edges: Mapping[CanonicalEType, RelationEdges]
     device: torch.device
     build: str | None = None
+    in_files: Mapping[str, RowsInFiles] = field(default_factory=dict)
 
     @property
     def num_parts(self) -> int:
@@ -272,6 +276,7 @@ def load_dgl_partition_data(
     *,
     feature_device: torch.device | str | None = None,
     checksums: bool = False,
+    leave_features: bool = False,
 ) -> PartitionData:
     """Read one part of a partition folder, ours, DGL's or PyG's. Needs no process group.
 
@@ -290,12 +295,20 @@ def load_dgl_partition_data(
             those of our folders stay mapped files, for features that a GPU has no room for.
         checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
             does so, and ``graphshard verify`` does it once for all parts.
+        leave_features: Leave the features named ``feat`` in their files, of a partition that
+            graphshard wrote: they take no memory, must not be written to, and come with
+            ``in_files`` besides, for `graphshard.sampling.FileFeatureStore`.
 
     Raises:
         PartitionFormatError: The folder is missing, incomplete or damaged.
         ValueError: ``own_partition_idx`` is not one of its parts, as on ranks beyond their number.
     """
     if is_pyg_folder(Path(partition_json_file)):
+        if leave_features:
+            raise PartitionFormatError(
+                "features can be left in the files of a partition that graphshard wrote alone (got "
+                f"{partition_json_file}, which PyG wrote); graphshard convert makes one of it"
+            )
         partition = PyGPartition.open(Path(partition_json_file))
         _check_part(own_partition_idx, partition.num_parts)
         return _of_pyg(partition, own_partition_idx).to(device, feature_device)
@@ -303,8 +316,22 @@ def load_dgl_partition_data(
     _check_part(own_partition_idx, config.num_parts)
     structure = load_structure(config, own_partition_idx)
     book = structure.book
-    node_feats = load_features(config, own_partition_idx, "node_feats", checksums=checksums)
-    edge_feats = load_features(config, own_partition_idx, "edge_feats", checksums=checksums)
+    in_files: dict[str, RowsInFiles] = {}
+    features = []
+    for kind in ("node_feats", "edge_feats"):
+        if leave_features:
+            left = features_in_files(config, own_partition_idx, kind)
+            in_files.update(left)
+        features.append(
+            load_features(
+                config,
+                own_partition_idx,
+                kind,
+                checksums=checksums,
+                left=tuple(left) if leave_features else (),
+            )
+        )
+    node_feats, edge_feats = features
     data = PartitionData(
         graph_name=config.graph_name,
         rank=own_partition_idx,
@@ -316,6 +343,7 @@ def load_dgl_partition_data(
         edges={},
         device=torch.device("cpu"),
         build=config.build,
+        in_files=in_files,
     )
     try:
         edges = _relation_edges(data, structure)

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
@@ -32,6 +32,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .._base.file_rows import FilePiece, RowsFile, RowsInFiles
 from .._base.files import check_regular, check_text, open_regular, parse_json, writing
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
@@ -265,6 +266,8 @@ class TensorFile:
     shapes: dict[str, tuple[int, ...]]
     blake2b: str
     bytes: int
+    places: dict[str, tuple[torch.dtype, int]]
+    """Of each tensor its dtype, and the bytes of the file before it."""
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
@@ -272,13 +275,14 @@ class TensorFile:
         with reading_part(path, "damaged or incomplete"), open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             _, header = _read_header(file, size)
-            metadata, shapes = _checked_header(header, size - 8 - len(header))
+            metadata, shapes, places = _checked_header(header, size - 8 - len(header))
         if _DIGEST_KEY not in metadata:
             raise PartitionFormatError(
                 f"file {path} carries no {_DIGEST_KEY} digest, so graphshard did not write it; "
                 "partition the graph again"
             )
-        return cls(path, shapes, metadata[_DIGEST_KEY], size)
+        places = {name: (of, 8 + len(header) + start) for name, (of, start) in places.items()}
+        return cls(path, shapes, metadata[_DIGEST_KEY], size, places)
 
     def check_digest(self) -> None:
         """Read every byte, and compare their digest with the one that the header carries."""
@@ -288,10 +292,29 @@ class TensorFile:
                 "partition the graph again"
             )
 
-    def read(self) -> dict[str, Tensor]:
+    def rows(self) -> dict[str, RowsInFiles]:
+        """All tensors with rows, left in the file."""
+        with reading_part(self.path, "damaged or incomplete"):
+            file = RowsFile(self.path)
+        return {
+            name: RowsInFiles(
+                (FilePiece(file, start, self.shapes[name][0]),),
+                dtype,
+                self.shapes[name][1:],
+                dtype,
+            )
+            for name, (dtype, start) in self.places.items()
+            if self.shapes[name]
+        }
+
+    def read(self, left: Collection[str] = ()) -> dict[str, Tensor]:
         """All tensors, mapped from the file: pages are read when touched, those of bools at once.
 
         Writing to a tensor changes this process's copy only, never the file.
+
+        Args:
+            left: Tensors that are mapped so that they take no memory of the process's own, however
+                it is limited. They must not be written to.
         """
         try:
             check_text(str(self.path), "the path of a tensor file")
@@ -299,8 +322,12 @@ class TensorFile:
             raise PartitionFormatError(str(error)) from None
         try:
             check_regular(self.path)
-            with safe_open(self.path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in self.shapes}
+            if left:
+                rows = self.rows()
+                tensors = {name: rows[name].mapped(name not in left) for name in self.shapes}
+            else:
+                with safe_open(self.path, framework="pt") as file:
+                    tensors = {name: file.get_tensor(name) for name in self.shapes}
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise _damaged(self.path, error) from error
         for name, tensor in tensors.items():
@@ -377,30 +404,30 @@ def _read_header(file: IO[bytes], size: int) -> tuple[bytes, bytes]:
 
 def _checked_header(
     header: bytes, data_bytes: int
-) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Metadata and shapes, after checking that the tensors fill the data without gaps."""
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]], dict[str, tuple[torch.dtype, int]]]:
+    """Metadata, shapes and places, after checking that the tensors fill the data without gaps."""
     entries = parse_json(header.rstrip(b" "))
     if not isinstance(entries, dict):
         raise ValueError("its header is not an object")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("its metadata are not texts")
-    places = []
-    shapes = {}
+    spans = []
+    shapes, places = {}, {}
     for name, entry in entries.items():
         dtype, shape, (start, stop) = _checked_entry(name, entry)
-        shapes[name] = shape
-        places.append((start, stop))
+        shapes[name], places[name] = shape, (dtype, start)
+        spans.append((start, stop))
         if stop - start != math.prod(shape) * dtype.itemsize or start % dtype.itemsize:
             raise ValueError(f"the shape and the place of '{name}' contradict each other")
     end = 0
-    for start, stop in sorted(places):
+    for start, stop in sorted(spans):
         if start != end:
             raise ValueError(f"its tensors leave a gap or overlap at byte {end} of the data")
         end = stop
     if end != data_bytes:
         raise ValueError(f"its tensors take {end} bytes, and it has {data_bytes} for them")
-    return metadata, shapes
+    return metadata, shapes, places
 
 
 def _checked_entry(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:

@@ -14,9 +14,11 @@ in vector operations; what costs more than that is left to `verify_partition`.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 import torch
 
+from .._base.file_rows import RowsInFiles
 from .._base.typing import INDEX_DTYPES, CanonicalEType, TensorDict
 from ..errors import PartitionFormatError
 from ..graph import Graph
@@ -221,11 +223,13 @@ def load_features(
     *,
     checksums: bool = False,
     as_stored: bool = False,
+    left: Collection[str] = (),
 ) -> TensorDict:
     """The features of a part's nodes or edges, by "type/name".
 
     Args:
         kind: "node_feats" or "edge_feats".
+        left: Of a partition of ours, what is to take no memory; see `TensorFile.read`.
         checksums: Read every byte and compare the digest.
         as_stored: Leave original ids as the file has them, see `structure.stored_dtype`; they are
             else made int64.
@@ -237,7 +241,7 @@ def load_features(
     file = open_features(config, book, kind)
     if checksums:
         file.check_digest()
-    features = file.read()
+    features = file.read(left) if isinstance(file, TensorFile) else file.read()
     totals = num_ids(kind, book)
     dtypes = INDEX_DTYPES if config.version > 1 else (torch.int64,)
     for owner in owned_rows(kind, book):
@@ -249,6 +253,22 @@ def load_features(
         if not as_stored:
             features[f"{owner}/orig_id"] = original_ids(ids, totals[owner])
     return features
+
+
+def features_in_files(config: PartitionConfig, part_id: int, kind: str) -> dict[str, RowsInFiles]:
+    """The features named "feat" of a part's nodes or edges, by "type/name", left in their file.
+
+    Raises:
+        PartitionFormatError: The file is missing, damaged, or belongs to another partition; or the
+            folder is none of ours.
+    """
+    file = open_features(config, config.book(part_id), kind)
+    if not isinstance(file, TensorFile):
+        raise PartitionFormatError(
+            f"features can be left in the files of a partition that graphshard wrote alone (got "
+            f"{config.path}, which DGL wrote); graphshard convert makes one of it"
+        )
+    return {name: rows for name, rows in file.rows().items() if name.endswith("/feat")}
 
 
 def _without_original_ids(

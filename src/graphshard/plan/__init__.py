@@ -5,6 +5,7 @@ from ._choices import budget_of, fits_oneshot, fits_replicated, oneshot_bytes
 from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
 from ._networks import Exchanges, Network, PartSize, scores
 from ._plan import (
+    BATCHES_EVALUATED,
     EpochPlan,
     Machines,
     PartitioningPlan,
@@ -22,6 +23,7 @@ from ._rates import Rates, parse_bytes, parse_link, read_rates
 from ._tape import Memory, Tape, TapeRows
 
 __all__ = [
+    "BATCHES_EVALUATED",
     "SHARES_OF_RANDOM",
     "EpochPlan",
     "Exchanges",

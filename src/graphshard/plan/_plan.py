@@ -19,7 +19,7 @@ from ._networks import Exchanges, Network, PartSize, scores
 from ._rates import Rates
 from ._tape import Memory, Tape, Work
 
-Mode = Literal["full batch", "full batch, rematerialized", "sampled"]
+Mode = Literal["full batch", "full batch, rematerialized", "sampled", "sampled, features in files"]
 
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
@@ -37,6 +37,9 @@ _OVER_THE_LINK = 1.04
 _OVER_THE_LINK_OF_MORE = 1.25
 """What an exchange takes of the time of its link, with two ranks and with more: 1.16 to 1.32."""
 
+BATCHES_EVALUATED = 4
+"""Batches of training that are one where an evaluation goes layer by layer: it has no gradients."""
+
 _FILE_BYTES_PER_EDGE = 8.0
 _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
@@ -51,7 +54,11 @@ _MEMORY_SPREAD, _MEMORY_SPREAD_ESTIMATED = 0.10, 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How batches are drawn; fields as those of `graphshard.train.SampledConfig`."""
+    """How batches are drawn; fields as those of `graphshard.train.SampledConfig`.
+
+    Args:
+        in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there.
+    """
 
     fanouts: tuple[int, ...]
     batch_size: int = 1000
@@ -59,6 +66,7 @@ class Sampling:
     transport: str = "auto"
     map_features: bool = True
     cache_bytes: float = 0.0
+    in_files: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +247,15 @@ def best_epoch(
 ) -> EpochPlan:
     """The epoch on a number of ranks in the first mode that fits, else in the one that takes least.
 
-    The order: all remote rows at once, one part's at a time, sampled.
+    The order: all remote rows at once, one part's at a time, sampled, sampled from files.
     """
     if sampling is not None:
-        return plan_sampled(graph, network, num_ranks, machines, sampling, method)
+        planned = plan_sampled(graph, network, num_ranks, machines, sampling, method)
+        if planned.fits or sampling.in_files:
+            return planned
+        in_files = replace(sampling, in_files=True)
+        other = plan_sampled(graph, network, num_ranks, machines, in_files, method)
+        return other if other.fits else min(planned, other, key=lambda p: p.memory.expected)
     modes = ["oneshot", "sequential"] if aggregation == "auto" else [aggregation]
     tried = []
     for mode in modes:
@@ -261,7 +274,7 @@ def best_epoch(
     if fitting:
         return fitting[-1]
     usual = Sampling(fanouts=(10,) * network.layers)
-    sampled = plan_sampled(graph, network, num_ranks, machines, usual, method)
+    sampled = best_epoch(graph, network, num_ranks, machines, exchanges, aggregation, usual, method)
     return sampled if sampled.fits else min([*tried, sampled], key=lambda p: p.memory.expected)
 
 
@@ -517,6 +530,8 @@ def plan_sampled(
     part = max(parts, key=lambda p: sum(p.edges.values()))
     here = _on_host(machines, num_ranks)
     items = fixed_items(graph, network, part, rates)
+    if sampling.in_files:
+        items["features"] = 0.0
     whole = graph.num_edges * 4 + graph.num_nodes * 12
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
@@ -529,10 +544,14 @@ def plan_sampled(
     fetched = sum(n * row_bytes[t] for t, n in inputs.items())
     of_batch = fetched + drawn * 12
     items["batches ahead"] = (sampling.prefetch + 1) * of_batch
-    cached = min(sampling.cache_bytes, sum(part.halo.get(t, 0.0) * b for t, b in row_bytes.items()))
+    cacheable = graph.nodes if sampling.in_files else part.halo
+    cached = min(sampling.cache_bytes, sum(cacheable.get(t, 0.0) * b for t, b in row_bytes.items()))
     items["cache"] = cached
-    evaluation = _evaluation(graph, network, part, num_ranks, items)
-    if not _fits(evaluation.peak, machines, num_ranks):
+    if sampling.in_files:
+        evaluation = _evaluation_in_files(graph, network, sampling, batch, items)
+    else:
+        evaluation = _evaluation(graph, network, part, num_ranks, items)
+    if not sampling.in_files and not _fits(evaluation.peak, machines, num_ranks):
         evaluation = _evaluation(graph, network, part, num_ranks, items, "sequential")
     memory = Memory(items)
     tape = Tape(memory, network.itemsize)
@@ -543,7 +562,7 @@ def plan_sampled(
     _add_model(memory, tape, network)
     largest = max(memory, evaluation, key=lambda m: m.peak)
     remote = 1 - 1 / num_ranks
-    is_mapped = sampling.map_features and here == num_ranks
+    is_mapped = (sampling.map_features or sampling.in_files) and here == num_ranks
     rows_sent = 0.0 if is_mapped else fetched * remote
     if cached and rows_sent:
         rows_sent *= max(
@@ -566,7 +585,7 @@ def plan_sampled(
     spread = max(rates.uncertainty, 0.3)
     return EpochPlan(
         ranks=num_ranks,
-        mode="sampled",
+        mode="sampled, features in files" if sampling.in_files else "sampled",
         seconds=Range(
             (compute + exchange) / (1 + spread),
             compute + exchange,
@@ -601,6 +620,26 @@ def _evaluation(
     tape = Tape(memory, network.itemsize, records=False)
     how = Exchanges(mode=mode, num_ranks=num_ranks)
     scores(tape, network, [part] * network.layers, how, graph.target)
+    return memory
+
+
+def _evaluation_in_files(
+    graph: GraphSize,
+    network: Network,
+    sampling: Sampling,
+    batch: float,
+    items: Mapping[str, float],
+) -> Memory:
+    """What an evaluation takes that goes layer by layer, batch by batch."""
+    memory = Memory(dict(items))
+    (block,), drawn = sampled_parts(graph, (-1,), BATCHES_EVALUATED * batch)
+    wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
+    ahead = sampling.prefetch + 2
+    rows = sum(
+        n * max(network.features.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items()
+    )
+    rows += 3 * sum(block.nodes.values()) * max(wide, network.out)
+    memory.take(rows * network.itemsize + drawn * 12 * ahead, "mapped", "evaluation")
     return memory
 
 

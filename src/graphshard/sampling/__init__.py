@@ -6,6 +6,7 @@
 
 from ._dist_loader import DataLoader, LoaderStats, MiniBatch, global_mean
 from .feature_store import FeatureRequest, FeatureStore
+from .file_store import FileFeatureStore
 from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 from .inference import inference
 from .lazy_features import (
@@ -34,6 +35,7 @@ __all__ = [
     "DrawSeed",
     "FeatureRequest",
     "FeatureStore",
+    "FileFeatureStore",
     "GraphStore",
     "LaborSampler",
     "LoaderStats",

@@ -561,7 +561,7 @@ class BatchStages:
 
     def fill_cache(self, positions: Sequence[BatchPosition]) -> None:
         """If there is a cache, draw a pass to count how often it reads each row; collective."""
-        if not isinstance(self.features, CachedFeatureStore):
+        if not isinstance(self.features, CachedFeatureStore) or self.features.is_settled:
             return
         with torch.no_grad():
             drawn = (self.plan.requests(self._drawn(position)) for position in positions)

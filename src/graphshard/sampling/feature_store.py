@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._base.file_rows import RowsInFiles
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import agree, all_reduce
@@ -47,8 +48,8 @@ _FAILED = 1
 _HEAD = 2
 _MOST_SIGNATURES = 2**31
 
-FeatureTables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
-"""(node type or relation, feature name) to rows."""
+FeatureTables: TypeAlias = Mapping[tuple[RowKind, str], Tensor | RowsInFiles]
+"""(node type or relation, feature name) to rows, in memory or in files."""
 
 R = TypeVar("R", bound="LocalFeatureStore")
 _MESSAGE_BYTES = 1 << 26
@@ -286,15 +287,14 @@ class LocalFeatureStore:
     pin_memory = False  # gather rows of tables on the CPU into page-locked memory, for a GPU
 
     def __init__(self, tables: FeatureTables) -> None:
-        # As kernels read them: a view may hold the negative of its numbers.
-        self.tables = {key: rows.resolve_conj().resolve_neg() for key, rows in tables.items()}
+        self.tables = {key: _plain(rows) for key, rows in tables.items()}
         self._is_closed = False
 
     def fill(self, requests: Sequence[FillRequest]) -> None:
         """Write rows to their places; ids of one request are distinct. Collective as `fetch`."""
         for rows in requests:
             for name, out in rows.outs.items():
-                copy_rows(out, rows.places, self.tables[rows.kind, name], rows.ids, check=False)
+                _read_rows(out, rows.places, self.tables[rows.kind, name], rows.ids)
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         """Whether a row comes from elsewhere, bool ``[n]``; None for none of them."""
@@ -439,7 +439,7 @@ class CollectiveFeatureStore(LocalFeatureStore):
             if ids.order is not None:
                 places = rows.places_of(ids.order[ids.num_remote :])
             for name, out in rows.outs.items():
-                copy_rows(out, places, self.tables[rows.kind, name], own_rows, check=False)
+                _read_rows(out, places, self.tables[rows.kind, name], own_rows)
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         if self._state.world_size == 1:
@@ -474,8 +474,8 @@ class MappedFeatureStore(LocalFeatureStore):
     `CollectiveFeatureStore`. Where all ranks are on one host, nothing is ever sent.
 
     Args:
-        tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
-            not seen.
+        tables: As for `CollectiveFeatureStore`, in memory. The rows are copied: later changes to a
+            table are not seen.
         directory: Where the file is while it has a name; by default in shared memory, or where
             temporary files go if that is too small.
 
@@ -486,7 +486,7 @@ class MappedFeatureStore(LocalFeatureStore):
     def __init__(
         self,
         manager: GraphShardManager,
-        tables: FeatureTables,
+        tables: Mapping[tuple[RowKind, str], Tensor],
         *,
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -510,7 +510,7 @@ class MappedFeatureStore(LocalFeatureStore):
         is_far = [leader != hosts.leader[state.rank] for leader in hosts.leader]
         self._is_far = torch.tensor(is_far)
 
-    def holds(self, tables: FeatureTables) -> bool:
+    def holds(self, tables: Mapping[tuple[RowKind, str], Tensor]) -> bool:
         """Whether this rank's rows are, to the bit, what these tables have now."""
         for (kind, name), table in tables.items():
             own = self.tables[kind, name][self._ownership.first(kind) :][: len(table)]
@@ -576,8 +576,30 @@ def _stretches(
                 offset = stop
 
 
-def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
+def _plain(rows: Tensor | RowsInFiles) -> Any:
+    """Rows as kernels read them: a view may hold the negative of its numbers."""
+    return rows if isinstance(rows, RowsInFiles) else rows.resolve_conj().resolve_neg()
+
+
+def _read_rows(
+    out: Tensor, places: Tensor | None, table: Tensor | RowsInFiles, rows: Tensor
+) -> None:
+    """Write rows of a table to their places."""
+    if isinstance(table, RowsInFiles):
+        table.read(out, places, rows)
+    else:
+        copy_rows(out, places, table, rows, check=False)
+
+
+def _gather_into(stream: Tensor, table: Tensor | RowsInFiles, index: Tensor) -> None:
     """Write rows of a table to a stretch of bytes."""
+    if isinstance(table, RowsInFiles):
+        aligned = stream.storage_offset() % table.element_size() == 0
+        into = stream if aligned else torch.empty_like(stream)
+        table.read(into.view(table.dtype).view(index.numel(), *table.shape[1:]), None, index)
+        if not aligned:
+            stream.copy_(into)
+        return
     if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
         out = stream.view(table.dtype).view(index.numel(), *table.shape[1:])
         copy_rows(out, None, table, index, check=False)
@@ -609,12 +631,21 @@ def check_tables(ownership: Ownership, tables: FeatureTables, state: GroupState)
     )
 
 
-def _check_table(ownership: Ownership, kind: RowKind, name: str, table: Tensor) -> None:
+def _check_table(
+    ownership: Ownership, kind: RowKind, name: str, table: Tensor | RowsInFiles
+) -> None:
     label = f"feature {name!r} of {kind!r}"
     if kind not in ownership.ranges:
         raise ValueError(f"{label}: the graph has {list(ownership.ranges)}")
     if isinstance(table, Tensor) and table.is_complex():
         raise TypeError(f"{label} must be real (got {table.dtype}); use torch.view_as_real")
+    if isinstance(table, RowsInFiles):
+        if table.shape[0] != ownership.num_owned(kind):
+            raise ValueError(
+                f"{label} must have a row for each of the {ownership.num_owned(kind)} that this "
+                f"rank owns (got {table.shape[0]} in files)"
+            )
+        return
     check_rows(table, ownership.num_owned(kind), "that this rank owns", label)
 
 
@@ -650,6 +681,8 @@ class CachedFeatureStore(LocalFeatureStore):
         budget_bytes: What the rows and the index (4 bytes for each id of a type of which rows are
             kept) may take on this rank; ranks may differ.
         group: Who takes part in `prepare`; the default group where it is None.
+        once: Keep what is chosen before the first epoch: those after it read much the same rows,
+            and need not be drawn ahead.
 
     Raises:
         ValueError: A negative budget.
@@ -661,6 +694,8 @@ class CachedFeatureStore(LocalFeatureStore):
         ranges: Mapping[RowKind, RangeMap],
         budget_bytes: int,
         group: dist.ProcessGroup | None = None,
+        *,
+        once: bool = False,
     ) -> None:
         if budget_bytes < 0:
             raise ValueError(
@@ -670,6 +705,12 @@ class CachedFeatureStore(LocalFeatureStore):
         self._base, self._ranges, self._group = base, ranges, group
         self.budget_bytes = budget_bytes
         self.content = CacheContent()
+        self._once = once
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is kept stays as it is."""
+        return self._once and self.content.is_prepared
 
     @property
     def hit_rate(self) -> float:
@@ -712,6 +753,7 @@ class CachedFeatureStore(LocalFeatureStore):
         with shared_errors(self._group):
             chosen = self._choose(counts)
         self.content.clear()
+        self.content.is_prepared = True
         for kind in self._kinds():
             ids = chosen.get(kind, torch.empty(0, dtype=torch.int64))
             for name, table in self._fetched(kind, ids).items():
@@ -818,6 +860,7 @@ class CacheContent:
         self.slots: dict[RowKind, Tensor] = {}
         self.tables: dict[tuple[RowKind, str], Tensor] = {}
         self.num_rows = self.num_hits = self.num_misses = 0
+        self.is_prepared = False
 
 
 class _CacheCandidates(NamedTuple):

@@ -54,7 +54,7 @@ TaskName = Literal[
 FREE_FIELDS = frozenset(
     "data device epochs patience timeout save_every checkpoint_dir resume".split()
     # how rows and samples are brought about, not what they are
-    + "transport map_features cache_bytes prefetch".split()
+    + "transport map_features cache_bytes prefetch memory".split()
     # what is written down
     + "run plot tensorboard".split()
     # what they come to is compared instead
@@ -373,6 +373,11 @@ class RunConfig:
         """All fields and the mode, as JSON with sorted keys; `config_from_json` is the way back."""
         return json.dumps({"mode": self.mode, **dataclasses.asdict(self)}, sort_keys=True)
 
+    @property
+    def memory_bytes(self) -> float | None:
+        """What a worker may take, if features stay in files; None where they are in memory."""
+        return None
+
     def graph_options(self) -> dict[str, Any]:
         """How the whole graph is put together; for `graphshard.construct_full_graph`."""
         return {"mode": self.aggregation}
@@ -477,6 +482,9 @@ class SampledConfig(RunConfig):
     In each step every rank draws a block for each layer, for ``batch_size`` of its own training
     nodes. Evaluations are exact, on the whole graph. With ``map_features``, the cache is for rows
     of other hosts.
+
+    With ``memory``, a text or a number of bytes, evaluations compute layer by layer, and what a
+    layer gives is in a file without a name, in the folder of the run or that of the partition.
     """
 
     mode: ClassVar[str] = "sample"
@@ -506,6 +514,12 @@ class SampledConfig(RunConfig):
         int, "sample: memory of a worker for often used rows of others.", Lowest(0)
     ] = 0
     prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", Lowest(0)] = 2
+    memory: Annotated[
+        str | None,
+        "sample: what a worker may take, such as 2GiB: features stay in the files of the "
+        "partition, and rows that are read most in what is left.",
+        Unset("features are in memory"),
+    ] = None
     exclude_targets: Annotated[
         bool | None,
         "sample: tasks on edges: those of a step, and their reverses, carry no messages in it.",
@@ -513,7 +527,14 @@ class SampledConfig(RunConfig):
     ] = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory, int):
+            object.__setattr__(self, "memory", str(self.memory))
         super().__post_init__()
+        if self.memory_bytes is not None and self.cache_bytes:
+            raise ValueError(
+                f"cache_bytes is part of memory, which says it all (got cache_bytes="
+                f"{self.cache_bytes}, memory={self.memory}); leave cache_bytes out"
+            )
         if self.fanouts is None:
             return
         object.__setattr__(self, "fanouts", tuple(self.fanouts))  # a list, where JSON was read
@@ -538,6 +559,12 @@ class SampledConfig(RunConfig):
                 f"fanouts must hold one number per layer (got {len(self.fanouts)} for "
                 f"layers={self.layers})"
             )
+
+    @property
+    def memory_bytes(self) -> float | None:
+        from ..plan import parse_bytes
+
+        return None if self.memory is None else parse_bytes(self.memory)
 
     def resolved(self, facts: GraphFacts | None = None) -> ResolvedSampledConfig:
         """The same run with the model's own values where a field was None."""

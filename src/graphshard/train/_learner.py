@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,6 +121,8 @@ class Learner:
         self.class_weights = class_weights(shard, config)
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
+        #: What gives rows in evaluations, in the place of `node_rows`; or None.
+        self.evaluates: Callable[[], Any] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
 
     @property
@@ -147,13 +149,19 @@ class Learner:
 
     def scores(self) -> Tensor:
         """Scores of this rank's rows, nodes of the target type or edges; collective."""
-        rows = self.node_rows()
+        return self._scores_of(self.node_rows())
+
+    def _scores_of(self, rows: Any) -> Tensor:
         return rows if self._shard.edges is None else self._edge_scores(rows, None)
 
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
         shard = self._shard
-        rows = self.input_rows(shard.features, shard.categories, shard.sparse)
+        features = dict(shard.features)
+        for ntype in features:
+            if f"{ntype}/feat" in shard.data.in_files:  # as they are stored
+                features[ntype] = features[ntype].to(self.device, self._config.torch_dtype)
+        rows = self.input_rows(features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
@@ -203,7 +211,7 @@ class Learner:
         if edges.categories is not None:
             columns += self._rows_of_categories(edges, edges.categories)
         feat = torch.cat(columns, dim=1) if columns else None
-        with self._autocast():
+        with self.autocast():
             assert isinstance(self.model, EdgeNetwork)
             scores: Tensor = self.model.predictor(sources, destinations, feat)
         return scores
@@ -221,13 +229,14 @@ class Learner:
             first = last
         return columns
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """The precision that is configured."""
         is_enabled = self._config.autocast
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_enabled)
 
     def apply(self, graphs: Sequence[MessagePassingGraph], features: ModelFeatures) -> Any:
         """The model's output, in the precision that is configured; collective."""
-        with self._autocast():
+        with self.autocast():
             rows = self.model(graphs, features)
         if ":" in self._config.model:
             targets = self._shard.targets
@@ -324,7 +333,8 @@ class Learner:
     def evaluation_scores(self) -> Any:
         """The scores of all rows without dropout, or for links rows of nodes; collective."""
         self.model.eval()
-        return self.node_rows() if self.links is not None else self.scores()
+        rows = self.node_rows() if self.evaluates is None else self.evaluates()
+        return rows if self.links is not None else self._scores_of(rows)
 
     @torch.no_grad()
     def numbers(self, scores: Any, split: str) -> list[float]:

@@ -131,21 +131,34 @@ class NodeClassifier(nn.Module):
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
         """Scores ``[num_dst, num_classes]``."""
-        if self.encoder is not None:
-            features = F.relu(self.encoder(features))
-        h = self.input_dropout(features)
         if len(self.layers) != len(graphs):
             raise ValueError(
                 f"a model of {len(self.layers)} layers needs {len(self.layers)} graphs (got "
                 f"{len(graphs)}); repeat a whole graph: [graph] * layers"
             )
-        for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
-            rows = self._between(h) if index else h
-            h = self._layer(layer, graph, rows)
-            if self.own is not None:
-                h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
-            if self.norms is not None and index < len(self.norms):
-                h = self._normalized(self.norms[index], h)
+        h = self.first_rows(features)
+        for index, graph in enumerate(graphs):
+            h = self.layer_rows(index, graph, h)
+        return self.last_rows(h)
+
+    def first_rows(self, features: Any) -> Any:
+        """What goes into the first layer, of each node by itself."""
+        if self.encoder is not None:
+            features = F.relu(self.encoder(features))
+        return self.input_dropout(features)
+
+    def layer_rows(self, index: int, graph: MessagePassingGraph, h: Any) -> Any:
+        """What a layer gives, of what the one before it gave, or `first_rows`."""
+        rows = self._between(h) if index else h
+        h = self._layer(self.layers[index], graph, rows)
+        if self.own is not None:
+            h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
+        if self.norms is not None and index < len(self.norms):
+            h = self._normalized(self.norms[index], h)
+        return h
+
+    def last_rows(self, h: Any) -> Any:
+        """What the network gives, of what its last layer gave, of each node by itself."""
         return h
 
     def _normalized(self, norm: nn.Module, h: Any) -> Any:
@@ -403,16 +416,16 @@ class TypedClassifier(NodeClassifier):
         #: Whether a ReLU follows these matrices.
         self.encodes = False
 
-    def forward(
-        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
-    ) -> Tensor | dict[str, Tensor]:
-        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
+    def first_rows(self, features: Mapping[str, Tensor]) -> Any:
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
             if self.encodes:
                 h[ntype] = F.relu(h[ntype])
-        rows = super().forward(graphs, h)
+        return super().first_rows(h)
+
+    def last_rows(self, rows: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
         if isinstance(self.target, str):
             return self._finished(rows[self.target])
         return {ntype: self._finished(rows[ntype]) for ntype in self.target}
@@ -661,14 +674,11 @@ class HGT(TypedClassifier):
         self.output = nn.Linear(hidden, num_classes)
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
 
-    def forward(
-        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor] | Tensor
-    ) -> Tensor | dict[str, Tensor]:
-        """Scores ``[num_dst, num_classes]`` of the target type; of several by type."""
+    def first_rows(self, features: Mapping[str, Tensor] | Tensor) -> Any:
         if isinstance(features, Tensor):
             assert isinstance(self.target, str)
             features = {self.target: features}
-        return super().forward(graphs, features)
+        return super().first_rows(features)
 
     def _finished(self, rows: Tensor) -> Tensor:
         scores: Tensor = self.output(self.dropout(rows))

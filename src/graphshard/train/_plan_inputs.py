@@ -93,6 +93,7 @@ def sampling_of(config: RunConfig, resolved: ResolvedConfig) -> Sampling | None:
         transport=config.transport,
         map_features=config.map_features,
         cache_bytes=config.cache_bytes,
+        in_files=config.memory is not None,
     )
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from .._base.memory import current_memory
 from ..comm import rank, world_size
 from ..comm.collectives import reduce_floats
 from ..plan import (
@@ -20,6 +21,7 @@ from ..plan import (
     Machines,
     PartSize,
     Rates,
+    budget_of,
     plan_full_batch,
     plan_sampled,
     read_rates,
@@ -31,6 +33,8 @@ from ._result import TrainResult
 from ._training_shard import TrainingShard
 
 RATES_VARIABLE = "GRAPHSHARD_RATES"
+_SPREAD = 0.25
+"""Of the memory that is planned for a sampled run: freed blocks that malloc keeps, and the rest."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,14 @@ class PlannedRun:
         sent: Bytes that all ranks send in an epoch.
         seconds: Of an epoch; None without rates.
         resident: Bytes of this process when the run began.
+        items: Bytes of this rank by what they are for.
     """
 
     memory: float
     sent: float
     seconds: float | None
     resident: float
+    items: Mapping[str, float]
 
     def at_start(self) -> str:
         """A line before the first epoch."""
@@ -80,12 +86,17 @@ def _compared(name: str, planned: float, took: float, shown: str) -> str:
 
 
 def planned_run(
-    learner: Learner, shard: TrainingShard, config: ResolvedConfig, resident: float
+    learner: Learner,
+    shard: TrainingShard,
+    config: ResolvedConfig,
+    resident: float,
+    cache_bytes: float = 0.0,
 ) -> PlannedRun | None:
     """The plan of a run that has been set up; collective.
 
     Args:
         resident: Bytes of this process when the run began.
+        cache_bytes: What a cache of rows in files may take.
 
     Returns:
         What the largest and the slowest of all ranks need.
@@ -105,7 +116,7 @@ def planned_run(
     rates = Rates() if path is None else read_rates(path)
     # A program that did something else before has more.
     rates = replace(rates, interpreter=max(rates.interpreter, resident))
-    epoch = _epoch(learner, shard, config, rates)
+    epoch = _epoch(learner, shard, config, rates, cache_bytes)
     # Of each rank: memory, bytes and seconds, which differ.
     figures = [0.0] * (3 * world_size())
     figures[3 * rank() : 3 * rank() + 3] = (
@@ -120,11 +131,36 @@ def planned_run(
         sent=sum(figures[1::3]) if world_size() > 1 else 0.0,
         seconds=None if path is None else max(figures[2::3]),
         resident=resident,
+        items=epoch.items,
     )
 
 
+def room_beside(planned: PlannedRun | None, memory: float) -> int:
+    """Bytes of a budget that a run leaves for rows of files that are read most.
+
+    Raises:
+        ValueError: The run needs more than the budget by itself.
+    """
+    if planned is None:  # what it will need is not known
+        return budget_of(max(0.0, memory - current_memory()))
+    needed = planned.memory * (1 + _SPREAD)
+    if needed > memory:
+        largest = sorted(planned.items.items(), key=lambda item: -item[1])[:3]
+        named = ", ".join(f"{name} {_mebibytes(size)}" for name, size in largest)
+        raise ValueError(
+            f"memory must be at least {_mebibytes(needed)} MiB for a worker of this run (got "
+            f"{_mebibytes(memory)} MiB; most of it in MiB: {named}); give more, a smaller "
+            "batch_size, or partition into more parts"
+        )
+    return int(memory - needed)
+
+
 def _epoch(
-    learner: Learner, shard: TrainingShard, config: ResolvedConfig, rates: Rates
+    learner: Learner,
+    shard: TrainingShard,
+    config: ResolvedConfig,
+    rates: Rates,
+    cache_bytes: float,
 ) -> EpochPlan:
     """An epoch of this rank, of which all others have as much."""
     data, num_ranks = shard.data, world_size()
@@ -161,6 +197,8 @@ def _epoch(
     machines = Machines(rates=rates)
     sampling = sampling_of(config, config)
     if sampling is not None:
+        if sampling.in_files:
+            sampling = replace(sampling, cache_bytes=cache_bytes)
         return plan_sampled(graph, network, num_ranks, machines, sampling)
     how = replace(exchanges_of(config), num_ranks=num_ranks)
     if learner.graph.mode == "sequential":

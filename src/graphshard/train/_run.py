@@ -41,7 +41,10 @@ from ..comm.collectives import (
 )
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
-from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
+from ..partition.format import etype_key, read_config
+from ..sampling import DataLoader, FileFeatureStore, LaborSampler, MiniBatch, NeighborSampler
+from ..sampling.feature_store import CachedFeatureStore, LocalFeatureStore
+from ..sampling.file_store import converted, tables_in_files, with_cache
 from ._checkpoint import Checkpoint, CheckpointFolder
 from ._config import (
     NEED_IN_EDGES,
@@ -55,9 +58,11 @@ from ._config import (
 from ._defaults import defaults_of
 from ._edges import EdgeOrder, RaggedIds, TargetEdges, ends_in_block, rows_in_block
 from ._export import export_run
+from ._layerwise import LayerwiseRows
 from ._learner import Learner, dropout_seed
 from ._links import KindOfEnd
-from ._planned import planned_run
+from ._models import NodeClassifier
+from ._planned import planned_run, room_beside
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -122,6 +127,7 @@ class TrainingRun:
         self._history_file = None if folder is None else HistoryFile(folder)
         self._split_losses: dict[str, float] = {}
         self._tensorboard: TensorBoard | None = None
+        self._cache_bytes = 0
         self._set_up()
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
@@ -130,7 +136,9 @@ class TrainingRun:
             self._report(note=note)
         self._tell_defaults(config)
         self._tell_of_rounding()
-        self._planned = planned_run(self._learner, self._shard, self.config, self._memory.start)
+        self._planned = planned_run(
+            self._learner, self._shard, self.config, self._memory.start, self._cache_bytes
+        )
         if self._planned is not None:
             self._report(note=self._planned.at_start())
         if self._checkpoints is not None and config.resume:
@@ -546,6 +554,13 @@ class SampledRun(TrainingRun):
     def _set_up(self) -> None:
         shard, config = self._shard, self.config
         self._inputs = SampledInputs(shard, self._learner, config.model)
+        self._store: LocalFeatureStore | None = None
+        if config.memory_bytes is not None:
+            self._store = self._store_in_files()
+            if isinstance(self._learner.network, NodeClassifier):
+                self._learner.evaluates = LayerwiseRows(
+                    shard, self._learner, self._inputs, config, self._store
+                )
         for module in self._learner.model.modules():
             allow = getattr(module, "set_allow_zero_in_degree", None)
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
@@ -572,10 +587,34 @@ class SampledRun(TrainingRun):
             transport=config.transport,
             map_features=config.map_features,
             cache_bytes=config.cache_bytes,
+            feature_store=self._store,
         )
         self._seconds_waiting: list[float] = []
         self._seconds = 0.0
         self._num_edges = 0
+
+    def _store_in_files(self) -> LocalFeatureStore:
+        """Where features come from that stay in files, and all else that blocks have."""
+        shard, config, inputs = self._shard, self.config, self._inputs
+        with shared_errors():
+            seen = tables_in_files(read_config(config.data), world_size(), rank())
+        seen = converted(seen, config.torch_dtype)
+        tables = inputs.tables()
+        files = {
+            (kind, name): of_ranks
+            for (kind, name), of_ranks in seen.items()
+            if (kind, name) in tables
+            and f"{kind if isinstance(kind, str) else etype_key(kind)}/{name}"
+            in shard.data.in_files
+        }
+        own = {key: rows for key, rows in tables.items() if key not in files}
+        store = FileFeatureStore(inputs.graph, files, own, map_features=config.map_features)
+        planned = planned_run(self._learner, shard, config, self._memory.start)
+        memory = config.memory_bytes
+        assert memory is not None
+        with shared_errors():
+            self._cache_bytes = room_beside(planned, memory)
+        return with_cache(store, inputs.graph, self._cache_bytes)
 
     def _order_of_edges(self, edges: TargetEdges) -> EdgeOrder:
         """Batches of this rank's share of all training edges, which `_edges` and `_labels` hold."""
@@ -693,7 +732,7 @@ class SampledRun(TrainingRun):
         )
         num_edges = reduce_ints([self._num_edges])[0]
         hit_rate = None
-        if self.config.cache_bytes:
+        if self.config.cache_bytes or isinstance(self._store, CachedFeatureStore):
             hit_rate = reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
         return SamplingReport(
             steps_per_epoch=len(self._loader),
@@ -704,6 +743,8 @@ class SampledRun(TrainingRun):
 
     def _close(self) -> None:
         self._loader.close()
+        if self._store is not None:
+            self._store.close()
 
 
 def train_sampled(

@@ -76,6 +76,16 @@ class SampledInputs:
             (etype,) = shard.data.canonical_etypes
             self.edge_features[etype] = (*self.edge_features.get(etype, ()), PAIR)
 
+    def tables(self) -> dict[tuple[Any, str], Tensor]:
+        """(node type or relation, name) to this rank's rows of all that blocks have."""
+        names: dict[Any, tuple[str, ...]] = {**self.node_features, **self.edge_features}
+        if self._shard.edges is None:
+            target = self._shard.target
+            names[target] = (*names.get(target, ()), LABELS)
+        nodes, edges = self.graph.nodes, self.graph.edges
+        data = {kind: (nodes if isinstance(kind, str) else edges)[kind].data for kind in names}
+        return {(kind, name): data[kind][name] for kind, some in names.items() for name in some}
+
     @property
     def node_features(self) -> dict[str, tuple[str, ...]]:
         """Node type to the features that the first block needs."""
@@ -94,6 +104,23 @@ class SampledInputs:
 
         Every rank's loss must be made to depend on those.
         """
+        graphs = self.weighted(blocks)
+        pairs = None
+        if self._learner.pairs is not None:
+            pairs, graphs[0] = _block_of_pairs(graphs[0])
+        rows, learnt = self._embeddings(graphs[0], pairs)
+        sources = blocks[0].srcnodes
+        features = {ntype: sources[ntype].data[FEATURES] for ntype in self._shard.features}
+        numbers = {ntype: sources[ntype].data[CATEGORIES] for ntype in self._shard.categories}
+        sparse = {
+            ntype: SparseFeatures(sources[ntype].data[COLUMNS], sources[ntype].data[VALUES])
+            for ntype in self._shard.sparse
+        }
+        rows |= self._learner.input_rows(features, numbers, sparse)
+        return graphs, model_features(self._shard, rows), learnt
+
+    def weighted(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks, with what layers read of edges."""
         graphs = list(blocks)
         if self._reads_relations:
             assert self._shard.relation is not None
@@ -109,18 +136,6 @@ class SampledInputs:
                 block.edata["norm"] = norm.to(self._shard.relation[1].dtype)
         if self._reads_degrees:
             self._set_weights(graphs)
-        pairs = None
-        if self._learner.pairs is not None:
-            pairs, graphs[0] = _block_of_pairs(graphs[0])
-        rows, learnt = self._embeddings(graphs[0], pairs)
-        sources = blocks[0].srcnodes
-        features = {ntype: sources[ntype].data[FEATURES] for ntype in self._shard.features}
-        numbers = {ntype: sources[ntype].data[CATEGORIES] for ntype in self._shard.categories}
-        sparse = {
-            ntype: SparseFeatures(sources[ntype].data[COLUMNS], sources[ntype].data[VALUES])
-            for ntype in self._shard.sparse
-        }
-        rows |= self._learner.input_rows(features, numbers, sparse)
         for graph in graphs if self._with_categories else ():
             columns = {etype: graph.edges[etype].data for etype in self._with_categories}
             self._learner.set_edge_features(
@@ -128,7 +143,7 @@ class SampledInputs:
                 {etype: data["feat"] for etype, data in columns.items() if "feat" in data},
                 {etype: data[CATEGORIES] for etype, data in columns.items()},
             )
-        return graphs, model_features(self._shard, rows), learnt
+        return graphs
 
     def _set_weights(self, graphs: list[Block]) -> None:
         """Put ``weight`` on edges. See [Note: degrees of samples]."""

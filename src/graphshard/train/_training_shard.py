@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._base.device import choose_device
+from .._base.file_rows import RowsInFiles
 from .._base.typing import CanonicalEType
 from ..comm import agree, is_initialized, rank, world_size
 from ..comm.collectives import reduce_floats, reduce_ints
@@ -60,7 +61,8 @@ class TrainingShard:
     A row is a node of the target type, or one of the edges of a task on edges.
 
     Args:
-        features: Node type to its features ``[num_owned, width]``; types without are absent.
+        features: Node type to its features ``[num_owned, width]``; types without are absent. Those
+            that stay in files are as they are stored, on the CPU.
         categories: Node type to ``[num_owned, k]`` int64, the numbers of what its nodes are in
             each of ``k`` columns, 0 where unknown; types without are absent.
         sparse: Node type to the non-zeros of features that are too wide to be dense; types without
@@ -123,7 +125,10 @@ class TrainingShard:
         return replace(
             self,
             data=self.data.to(device, feature_device="cpu"),
-            features={ntype: rows.to(device) for ntype, rows in self.features.items()},
+            features={
+                ntype: rows if f"{ntype}/feat" in self.data.in_files else rows.to(device)
+                for ntype, rows in self.features.items()
+            },
             categories={ntype: rows.to(device) for ntype, rows in self.categories.items()},
             sparse={ntype: rows.to(device) for ntype, rows in self.sparse.items()},
             edge_features={etype: rows.to(device) for etype, rows in self.edge_features.items()},
@@ -271,7 +276,8 @@ def check_num_workers(config: RunConfig, num_parts: int, num_workers: int) -> No
 def _read(config: ResolvedConfig) -> TrainingShard:
     """What this rank can say alone; counts are its own, or 0 where nothing is known."""
     choose_device(config.device)
-    data = load_dgl_partition_data(config.data, rank(), checksums=True)
+    stays = config.memory_bytes is not None
+    data = load_dgl_partition_data(config.data, rank(), checksums=True, leave_features=stays)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
     task = _task_info(data, task, config)
@@ -590,7 +596,7 @@ def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, Sparse
 
 def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
     return {
-        etype: _finite_rows(feat, f"{etype_key(etype)}/feat", 2, dtype)
+        etype: _finite_rows(feat, f"{etype_key(etype)}/feat", 2, dtype, data.in_files)
         for etype in data.canonical_etypes
         if (feat := data.edge_features.get(f"{etype_key(etype)}/feat")) is not None
     }
@@ -604,15 +610,23 @@ def _edge_weights(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalETyp
     }
 
 
-def _finite_rows(rows: Tensor, name: str, ndim: int, dtype: torch.dtype) -> Tensor:
-    """Features or weights of edges, checked."""
+def _finite_rows(
+    rows: Tensor,
+    name: str,
+    ndim: int,
+    dtype: torch.dtype,
+    in_files: Mapping[str, RowsInFiles] | None = None,
+) -> Tensor:
+    """Features or weights of edges, checked; those that stay in a file as they are stored."""
     if ndim == 1 and rows.ndim == 2 and rows.shape[1] == 1:
         rows = rows.view(-1)
     if rows.ndim != ndim or (rows.shape[-1:] == (0,) and ndim == 2):
         what = "a matrix with at least one column" if ndim == 2 else "one number per edge"
         raise ValueError(f"'{name}' must be {what} (got shape {tuple(rows.shape)})")
-    converted = rows.to(dtype)
-    if not all_finite([converted]):
+    in_file = None if in_files is None else in_files.get(name)
+    converted = rows.to(dtype) if in_file is None else rows
+    if not _is_finite(converted, in_file, dtype):
+        converted = rows.to(dtype)
         bad = int((~converted.isfinite()).sum())
         raise ValueError(
             f"'{name}' must be finite in {dtype} (got {bad} of {converted.numel()} values that are "
@@ -646,8 +660,10 @@ def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
                 f"features must be a matrix with at least one column (got shape "
                 f"{tuple(feat.shape)} for '{ntype}/feat'); leave 'feat' out to train embeddings"
             )
-        rows = feat.to(dtype)
-        if not all_finite([rows]):
+        in_file = data.in_files.get(f"{ntype}/feat")
+        rows = feat.to(dtype) if in_file is None else feat
+        if not _is_finite(rows, in_file, dtype):
+            rows = feat.to(dtype)
             node, column = map(int, (~rows.isfinite()).nonzero()[0])
             bad = (~rows.isfinite()).any(1)
             original = int(data.node_features[f"{ntype}/orig_id"][node])
@@ -659,6 +675,13 @@ def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
             )
         features[ntype] = rows
     return features
+
+
+def _is_finite(rows: Tensor, in_file: RowsInFiles | None, dtype: torch.dtype) -> bool:
+    """Whether all numbers are, of rows in memory or, read block by block, in a file."""
+    if in_file is None:
+        return all_finite([rows])
+    return all(all_finite([block]) for block in in_file.as_dtype(dtype).blocks())
 
 
 def _check_numbers(
@@ -968,6 +991,7 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
             )
     notes += _unread_columns(shard, config.model)
     dtype = config.torch_dtype
+    data = _without_changed(data)
     features, weights = _edge_features(data, dtype), _edge_weights(data, dtype)
     categories = _edge_categories(data)
     of_edges = {etype_key(etype): rows for etype, rows in categories.items()}
@@ -981,6 +1005,22 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
         edge_categories=categories,
         edge_category_counts={**_category_counts(of_edges), **shard.edge_category_counts},
     )
+
+
+def _without_changed(data: PartitionData) -> PartitionData:
+    """The part, which says of features alone that they are in files if they are so on all ranks.
+
+    Where edges were added or taken out on any rank, their features are in memory on all. Collective
+    where features are in files.
+    """
+    if not data.in_files:
+        return data
+    columns = {**data.node_features, **data.edge_features}
+    names = sorted(data.in_files)
+    has_changed = [columns[name].shape != data.in_files[name].shape for name in names]
+    changed = dict(zip(names, reduce_ints(has_changed, "max"), strict=True))
+    left = {name: rows for name, rows in data.in_files.items() if not changed[name]}
+    return replace(data, in_files=left)
 
 
 def _unread_columns(shard: TrainingShard, model: str) -> list[str]:

@@ -241,6 +241,7 @@ _SHORT_MODES = {
     "full batch": "full",
     "full batch, rematerialized": "full, rematerialized",
     "sampled": "sampled",
+    "sampled, features in files": "sampled, in files",
 }
 
 
