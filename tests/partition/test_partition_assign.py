@@ -14,7 +14,7 @@ from torch import Tensor
 from graphshard.errors import MetisError
 from graphshard.graph import Graph, graph, heterograph
 from graphshard.partition import BalanceWarning
-from graphshard.partition._local_part import GraphSource
+from graphshard.partition._graph_source import GraphSource
 from graphshard.partition._metis import UndirectedGraph
 from graphshard.partition.assign import (
     Constraint,

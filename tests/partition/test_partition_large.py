@@ -20,15 +20,14 @@ from graphshard.graph import graph
 from graphshard.partition import (
     UndirectedGraph,
     _node_order,
+    _streamed,
     assign,
     load_partition_stats,
     metis_partition,
     partition_graph,
-    save,
 )
 from graphshard.partition._metis import _is_symmetric
-from graphshard.partition._writer import PartitionWriter
-from graphshard.partition.save import Jobs
+from graphshard.partition.checked_files import write_tensors
 
 
 def communities(num_nodes: int, size: int, degree: int) -> tuple[Tensor, Tensor]:
@@ -156,60 +155,27 @@ def no_thread_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("kind", ["part_graph", "node_feats", "edge_feats"])
-@pytest.mark.parametrize("bad", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ("part-0/part_graph", OSError("disk full")),
+        ("part-3/node_feats", OSError("disk full")),
+        ("part-1/edge_feats", OSError("disk full")),
+        ("part-2/node_feats", MemoryError("part 2")),
+    ],
+)
 def test_an_error_in_a_writing_thread_is_told(
-    bad: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = PartitionWriter.write_file
+    def broken(path: Path, tensors: Any) -> Any:
+        if str(path).endswith(bad):
+            raise error
+        return write_tensors(path, tensors)
 
-    def broken(self: PartitionWriter, part: int, what: str, tensors: Any) -> None:
-        if (part, what) == (bad, kind):
-            raise OSError("disk full")
-        write(self, part, what, tensors)
-
-    monkeypatch.setattr(PartitionWriter, "write_file", broken)
-    with no_thread_left(), pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(_streamed, "write_tensors", broken)
+    with no_thread_left(), pytest.raises(type(error), match=str(error)):
         partition_graph(plain(), "g", 4, tmp_path, quiet=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_while_cutting_stops_the_writing_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = save.cut_part
-
-    def broken(relabeling: Any, part: int, *rest: Any) -> Any:
-        if part == 2:
-            raise MemoryError("part 2")
-        return cut(relabeling, part, *rest)
-
-    monkeypatch.setattr(save, "cut_part", broken)
-    with no_thread_left(), pytest.raises(MemoryError, match="part 2"):
-        partition_graph(plain(), "g", 4, tmp_path, quiet=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def fail() -> None:
-    raise OSError("disk full")
-
-
-def test_jobs_that_have_not_begun_are_dropped_after_an_error() -> None:
-    dropped = threading.Event()
-    with no_thread_left(), pytest.raises(ValueError, match="here"), Jobs(1) as jobs:
-        jobs.start(dropped.wait)
-        later = jobs.start(fail)
-        later.add_done_callback(lambda _: dropped.set())
-        raise ValueError("here")
-    assert later.cancelled()
-
-
-def test_no_error_of_a_job_is_lost() -> None:
-    with pytest.raises(OSError, match="disk full"), Jobs(1) as jobs:
-        jobs.start(fail)
-    with pytest.raises(OSError, match="disk full"), Jobs(1) as jobs:
-        while True:  # sooner or later
-            jobs.start(fail)
 
 
 def test_a_graph_with_an_edge_turned_round_is_not_taken_for_undirected() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 import graphshard
 from graphshard.partition import load_partition, partition_graph
-from graphshard.partition.save import Jobs
 
 
 def ring(num_nodes: int = 12) -> graphshard.Graph:
@@ -81,15 +79,3 @@ def test_what_a_method_ignores_is_a_warning(
 ) -> None:
     with pytest.warns(UserWarning, match=text):
         partition_graph(ring(), "g", 2, tmp_path, quiet=True, **settings)
-
-
-def test_a_job_looks_at_no_job_that_has_ended_before() -> None:
-    """Thousands of parts would be looked at millions of times."""
-    with Jobs(2) as jobs:
-        for _ in range(200):
-            made = jobs.start(time.monotonic)
-            made.result()
-        assert len(jobs._jobs) <= 2
-    with pytest.raises(ZeroDivisionError), Jobs(1) as jobs:
-        jobs.start(lambda: 1 / 0)
-        jobs.finish()

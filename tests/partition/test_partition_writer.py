@@ -20,6 +20,7 @@ from partition_cases import plain, typed
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, graph
 from graphshard.partition import (
+    _streamed,
     _writer,
     checked_files,
     format,
@@ -191,7 +192,7 @@ def test_an_error_while_writing_cleans_up(tmp_path: Path) -> None:
         raise Full("no space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_writer, "write_tensors", full)
+        patch.setattr(_streamed, "write_tensors", full)
         with pytest.raises(Full):
             write(tmp_path, 2.0)
     assert value_of(tmp_path) == 1.0

@@ -13,8 +13,9 @@ import torch
 import graphshard.testing
 from graphshard import Graph, graph, heterograph
 from graphshard.partition import load_partition, partition_graph
-from graphshard.partition._local_part import GraphSource
-from graphshard.partition._node_order import NUM_DIGITS, places_by_readers
+from graphshard.partition._graph_source import GraphSource
+from graphshard.partition._node_order import NUM_DIGITS
+from graphshard.partition._streamed import places_by_readers
 
 
 def random_edges(num_src: int, num_dst: int, count: int, seed: int):
@@ -81,7 +82,7 @@ def test_places_are_equal_where_readers_are(num_parts: int) -> None:
     reads = np.zeros((3000, num_parts), dtype=bool)
     reads[src, parts[dst]] = True
     reads[np.arange(3000), parts] = False
-    places = places_by_readers(source, parts, num_parts)
+    places = places_by_readers(source, parts.astype(np.uint16), num_parts, 1)
     for part in range(num_parts):
         mine = parts == part
         weights = np.bincount(parts[dst[mine[src]]], minlength=num_parts)
@@ -96,7 +97,7 @@ def test_places_are_equal_where_readers_are(num_parts: int) -> None:
 
 def test_an_empty_graph() -> None:
     source = GraphSource(graph((torch.arange(0), torch.arange(0)), num_nodes=5))
-    assert places_by_readers(source, np.arange(5) % 2, 2).tolist() == [0] * 5
+    assert places_by_readers(source, np.arange(5, dtype=np.uint16) % 2, 2, 1).tolist() == [0] * 5
 
 
 def train_once(rank: int, world_size: int, folder: str) -> None:

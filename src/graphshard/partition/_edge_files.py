@@ -29,6 +29,7 @@ import torch
 
 from .._base.files import writing
 from .._base.kernels import kernels_for
+from . import _numpy_kernels
 
 NodeArray = npt.NDArray[np.unsignedinteger[Any] | np.signedinteger[Any]]
 Degrees = npt.NDArray[np.uint32]
@@ -44,18 +45,8 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 def kernels() -> ModuleType:
-    """The compiled kernels.
-
-    Raises:
-        RuntimeError: There are none.
-    """
-    module = kernels_for(torch.device("cpu"))
-    if module is None:
-        raise RuntimeError(
-            "part_method='multilevel' needs the compiled kernels (there are none, or they are "
-            "switched off); build them with `pip install .`, or use part_method='metis'"
-        )
-    return module
+    """The compiled kernels; or those of NumPy, which are all but those of the multilevel method."""
+    return kernels_for(torch.device("cpu")) or _numpy_kernels
 
 
 def node_dtype(num_nodes: int) -> np.dtype[Any]:

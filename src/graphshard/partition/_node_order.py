@@ -29,16 +29,13 @@ that read most, are 1, 1, 2, 4, 8, ... runs at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..errors import MetisError
-from ._local_part import GraphSource
 from ._metis import IntArray, UndirectedGraph, metis_partition
 
 if TYPE_CHECKING:
@@ -53,24 +50,14 @@ Order = npt.NDArray[np.int64]
 
 
 def order_nodes(
-    parts: IntArray,
-    type_offsets: list[int],
-    num_parts: int,
-    undirected: UndirectedGraph | None,
-    *,
-    find_places: Callable[[], IntArray] | None = None,
-    ready: Callable[[int, Order], None] | None = None,
+    parts: IntArray, type_offsets: list[int], num_parts: int, undirected: UndirectedGraph
 ) -> Order:
-    """All nodes, by part, type, and place: the new order of the homogenised ids.
+    """All nodes, by part, type, and place: an order of the homogenised ids.
 
     Args:
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
-        undirected: The graph to go by; None keeps the original order inside part and type.
-        find_places: Finds by what nodes of one part and type are sorted first, see
-            `places_by_readers`; None for nothing. Called from another thread, if at all.
-        ready: Called with the number of each part and its nodes in their order, part after part,
-            as soon as that is known; from another thread.
+        undirected: The graph to go by.
 
     Returns:
         int64 ``[num_nodes]``: the old homogenised id of each new one.
@@ -78,27 +65,15 @@ def order_nodes(
     by_part = np.argsort(parts, kind="stable").astype(np.int64, copy=False)
     ends = np.cumsum(np.bincount(parts, minlength=num_parts))
     blocks = np.split(by_part, ends[:-1])
-
-    def settle(part: int, order: Order) -> None:
-        blocks[part][:] = order
-        if ready is not None:
-            ready(part, blocks[part])
-
-    if undirected is None:  # original order is by type already
-        for part, members in enumerate(blocks):
-            settle(part, members)
-        return by_part
     matrix = undirected.matrix()
 
     def place(
         part: int, inside: scipy.sparse.csr_array, walk: Order, clusters: Order | None
     ) -> None:
-        order = _place(inside, walk, clusters, type_offsets, blocks[part])
-        settle(part, order if places is None else _sorted(order, places.result(), type_offsets))
+        blocks[part][:] = _place(inside, walk, clusters, type_offsets, blocks[part])
 
     with ThreadPoolExecutor(max_workers=1) as helper:
         coming = helper.submit(_prepare, matrix, blocks[0])
-        places = None if find_places is None else helper.submit(find_places)  # before `place`
         placing = []
         for part in range(num_parts):
             inside, walk = coming.result()
@@ -132,12 +107,6 @@ def _place(
     order: Order = members[places[np.argsort(types[places], kind="stable")]]
     better = mean_log_gap(inside, order, members) < mean_log_gap(inside, members, members)
     return order if better else members.copy()
-
-
-def _sorted(order: Order, places: IntArray, type_offsets: list[int]) -> Order:
-    """``order``, which is by type, by type and then by ``places``."""
-    types = np.searchsorted(type_offsets, order, side="right")
-    return order[np.lexsort((places[order], types))]
 
 
 def clustered_order(graph: scipy.sparse.csr_array) -> Order:
@@ -235,54 +204,8 @@ def mean_log_gap(graph: scipy.sparse.csr_array, order: Order, members: Order) ->
 NUM_DIGITS = 8
 """Readers of a part that count; more sets than ``2**8`` would leave little of the order inside."""
 
-_SLICE = 1 << 20  # edges looked at together
 
-Places = npt.NDArray[np.uint8]
-
-
-def places_by_readers(source: GraphSource, parts: IntArray, num_parts: int) -> Places:
-    """What to sort the nodes of a part by.
-
-    Args:
-        source: The graph; an edge is read by the part of its destination.
-        parts: ``[num_nodes]``, part of each node, in homogenised order.
-
-    Returns:
-        uint8 ``[num_nodes]``, in homogenised order; 0 for nodes that no other part reads.
-    """
-    owners = torch.from_numpy(parts).to(torch.int16 if num_parts < 2**15 else torch.int32)
-    pairs = torch.zeros(num_parts * num_parts, dtype=torch.int64)
-    for _, pair in _cut_edges(source, owners, num_parts):
-        pairs += torch.bincount(pair, minlength=num_parts * num_parts)
-    # Digit [owner, reader]: that of the reader that reads most is 0.
-    by_number = torch.argsort(pairs.view(num_parts, -1), dim=1, descending=True, stable=True)
-    digits = torch.argsort(by_number, dim=1)
-    is_read = torch.zeros((source.num_nodes, NUM_DIGITS), dtype=torch.uint8)
-    for src, pair in _cut_edges(source, owners, num_parts):
-        digit = digits.view(-1)[pair]
-        counts = digit < NUM_DIGITS
-        is_read.view(-1)[src[counts] * NUM_DIGITS + digit[counts]] = 1
-    return GRAY_PLACES[np.packbits(is_read.numpy(), axis=1)[:, 0]]
-
-
-def _cut_edges(
-    source: GraphSource, owners: torch.Tensor, num_parts: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Some edges at a time: homogenised sources, and ``owner * num_parts + reader`` of each."""
-    for relation in range(len(source.canonical_etypes)):
-        first_src, first_dst = (
-            source.offsets[types[relation]] for types in (source.src_type, source.dst_type)
-        )
-        src, dst = source.edges(relation)
-        for some_src, some_dst in zip(src.split(_SLICE), dst.split(_SLICE), strict=True):
-            owner = owners[first_src:].index_select(0, some_src)
-            reader = owners[first_dst:].index_select(0, some_dst)
-            is_cut = owner != reader
-            pair = owner[is_cut].long() * num_parts + reader[is_cut]
-            yield some_src[is_cut].long() + first_src, pair
-
-
-def _gray_places() -> Places:
+def _gray_places() -> npt.NDArray[np.uint8]:
     """Place of each set of readers in the Gray code: the sum of all its right shifts."""
     places = np.arange(1 << NUM_DIGITS, dtype=np.uint8)
     for shift in (1, 2, 4):

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A partition made while the edges pass by: O(nodes) in memory, edges on disk only.
+"""A partition made while the edges pass by: O(nodes) in memory, edges in files only.
+
+All partitions are made so. Files of a small graph are never read from the disk: they are in memory
+as pages of files.
 
 ::
 
     edges of the source, a batch at a time
       | adjacency   both ends of each edge, sorted by node        (multilevel only)
-      | assign      the part of each node, see `_multilevel`      (or given, or random)
+      | assign      the part of each node, see `_multilevel`      (or as `assign` has it)
       | number      new ids: by part, type, readers, cluster
       v
     edges again, under new ids
@@ -15,9 +18,7 @@
 
 Each line is a stage of the `Journal`. Files are read and written in sequence; at random places are
 read only arrays with a number per node, from memory: at most 20 bytes a node in all, besides what
-is asked to be balanced. What is written does not depend on threads, memory or batches, and the
-format is that of `save`: so a reader cannot tell which of the two wrote a partition, but by
-``part_method``.
+is asked to be balanced. What is written does not depend on threads, memory or batches.
 """
 
 from __future__ import annotations
@@ -50,12 +51,10 @@ from ._edge_files import (
     kernels,
     node_dtype,
 )
-from ._journal import Journal
-from ._local_part import IdArray
+from ._graph_source import IdArray
 from ._metis import UndirectedGraph
 from ._multilevel import (
     DEFAULT_HALO_TOLERANCE,
-    MOST_PARTS,
     Level,
     NodeWeights,
     PartNumbers,
@@ -109,9 +108,12 @@ class Streaming:
     Args:
         given: uint16 ``[num_nodes]``, the part of each node, for each of all trainers; None to
             assign them here.
+        order: All nodes, those that are to be near each other in sequence; None for the order that
+            they have, or that the multilevel assignment finds.
         method: What to call the assignment.
         constraints: What is balanced; None where it is the number of nodes alone.
         memory: See `DEFAULT_MEMORY`.
+        resumes: Whether stages are kept for the next run if this one does not come to its end.
         coarse: What a level must be smaller than to be given to METIS: nodes, and ends of edges.
     """
 
@@ -125,6 +127,8 @@ class Streaming:
     num_threads: int
     method: str = "multilevel"
     given: PartNumbers | None = None
+    order: NodeArray | None = None
+    resumes: bool = True
     constraints: Sequence[Constraint] | None = None
     halo_tolerance: float | None = DEFAULT_HALO_TOLERANCE
     coarse: tuple[int, int] | None = None
@@ -160,29 +164,16 @@ def stream_parts(
     the same work.
 
     Raises:
-        ValueError: There are too many parts.
-        RuntimeError: There are no compiled kernels.
+        RuntimeError: Parts are to be found here, and there are no compiled kernels.
         MetisError: METIS is missing or failed.
         OSError: A file cannot be written.
     """
-    kernels()
-    check_num_parts(asked)
     run = _Stages(source, writer, asked, progress)
     try:
         return run.finish(returns_mapping)
     except (ValueError, TypeError, IndexError, MetisError):
         run.journal.remove()  # the same work would fail again
         raise
-
-
-def check_num_parts(asked: Streaming) -> None:
-    """Raise unless numbers of parts fit 16 bits."""
-    total = asked.num_parts * asked.trainers_per_part
-    if total > MOST_PARTS:
-        raise ValueError(
-            f"num_parts times num_trainers_per_machine must be at most {MOST_PARTS} where edges "
-            f"stay on disk (got {total}); use fewer, or part_method='metis'"
-        )
 
 
 class _Stages:
@@ -197,7 +188,7 @@ class _Stages:
     ) -> None:
         self.source, self.writer, self.asked, self.progress = source, writer, asked, progress
         self.dtype = node_dtype(source.num_nodes)
-        self.journal = Journal(writer.work_folder, _work_of(source, asked))
+        self.journal = writer.journal(_work_of(source, asked) if asked.resumes else None)
         if self.journal.resumes:
             progress("going on where an earlier run of the same work ended")
 
@@ -332,7 +323,7 @@ class _Stages:
         source, asked = self.source, self.asked
         parts, _ = self._parts()
         num_types = len(source.ntypes)
-        order: NodeArray | None = None
+        order = None if asked.order is None else asked.order.astype(self.dtype)
 
         def sort(keys: NodeArray, num_keys: int) -> NodeArray:
             ordered = np.empty(source.num_nodes, dtype=self.dtype)
@@ -346,7 +337,7 @@ class _Stages:
             order = sort(places, results["num_clusters"])
             del places
         if asked.reorder and asked.num_parts > 1:
-            order = sort(self._places_by_readers(parts), 256)
+            order = sort(places_by_readers(source, parts, asked.num_parts, asked.num_threads), 256)
         keys: NodeArray = parts
         if num_types > 1:
             keys = parts.astype(np.uint32) * np.uint32(num_types)
@@ -367,33 +358,6 @@ class _Stages:
             "node_sizes": sizes.reshape(asked.num_parts, num_types).tolist(),
             "balances": [{"name": item.name, "loads": list(item.loads)} for item in balances],
         }
-
-    def _places_by_readers(self, parts: PartNumbers) -> NodeArray:
-        """As `_node_order.places_by_readers`, while the edges pass by."""
-        num_parts = self.asked.num_parts
-        pairs = np.zeros((num_parts, num_parts), dtype=np.int64)
-        for src, dst, ranges in self._edges_with_ranges():
-            kernels().count_cut(src, dst, parts, *ranges, pairs, self.asked.num_threads)
-        by_number = np.argsort(-pairs, axis=1, kind="stable")
-        digits = np.minimum(np.argsort(by_number, axis=1), NUM_DIGITS).astype(np.uint8)
-        masks = np.zeros(self.source.num_nodes, dtype=np.uint8)
-        for src, dst, ranges in self._edges_with_ranges():
-            kernels().mark_readers(src, dst, parts, *ranges, digits, masks, self.asked.num_threads)
-        return GRAY_PLACES[masks]
-
-    def _edges_with_ranges(
-        self,
-    ) -> Iterator[tuple[IdArray, IdArray, tuple[int, int, int, int]]]:
-        """Ends of edges, and the first and the number of the nodes of their types."""
-        source = self.source
-        for relation in range(len(source.canonical_etypes)):
-            src_type, dst_type = source.src_type[relation], source.dst_type[relation]
-            ranges = (
-                *(source.offsets[src_type], source.node_counts[src_type]),
-                *(source.offsets[dst_type], source.node_counts[dst_type]),
-            )
-            for src, dst in source.edge_batches(relation):
-                yield src, dst, ranges
 
     def _sort(self, relation: int, folder: Path) -> dict[str, Any]:
         """The edges of a relation under new ids, by destination."""
@@ -530,6 +494,45 @@ class _Stages:
         return [torch.from_numpy(np.concatenate(some)) for some in blocks]
 
 
+def places_by_readers(
+    source: EdgeSource, parts: PartNumbers, num_parts: int, num_threads: int
+) -> npt.NDArray[np.uint8]:
+    """What to sort the nodes of a part by, see the note in `_node_order`.
+
+    An edge is read by the part of its destination.
+
+    Args:
+        parts: ``[num_nodes]``, in homogenised order.
+
+    Returns:
+        ``[num_nodes]``; 0 for nodes that no other part reads.
+    """
+    pairs = np.zeros((num_parts, num_parts), dtype=np.int64)
+    for src, dst, ranges in _edges_with_ranges(source):
+        kernels().count_cut(src, dst, parts, *ranges, pairs, num_threads)
+    # Digit [owner, reader]: that of the reader that reads most is 0.
+    by_number = np.argsort(-pairs, axis=1, kind="stable")
+    digits = np.minimum(np.argsort(by_number, axis=1), NUM_DIGITS).astype(np.uint8)
+    masks = np.zeros(source.num_nodes, dtype=np.uint8)
+    for src, dst, ranges in _edges_with_ranges(source):
+        kernels().mark_readers(src, dst, parts, *ranges, digits, masks, num_threads)
+    return GRAY_PLACES[masks]
+
+
+def _edges_with_ranges(
+    source: EdgeSource,
+) -> Iterator[tuple[IdArray, IdArray, tuple[int, int, int, int]]]:
+    """Ends of edges, and the first and the number of the nodes of their types."""
+    for relation in range(len(source.canonical_etypes)):
+        src_type, dst_type = source.src_type[relation], source.dst_type[relation]
+        ranges = (
+            *(source.offsets[src_type], source.node_counts[src_type]),
+            *(source.offsets[dst_type], source.node_counts[dst_type]),
+        )
+        for src, dst in source.edge_batches(relation):
+            yield src, dst, ranges
+
+
 class _PartsView:
     """Where the nodes and edges of each part lie, under their new ids."""
 
@@ -655,7 +658,14 @@ def _reached_edges(view: _PartsView, part: int, num_hops: int) -> Iterator[npt.N
 
 
 class _LocalPieces:
-    """The local graph of a part, column by column; see `_local_part`."""
+    """The local graph of a part, column by column.
+
+    *Inner* nodes are those that the part owns, *inner* edges all their in-edges. Around them lie
+    *halo* nodes, which other parts own, and *outer* edges: with ``num_hops`` from 1 up those from
+    an inner node to a foreign one, and from 2 up the in-edges of the halo nodes so far, ``num_hops
+    - 1`` times. Local ids: inner nodes in the order of their new ids, then halo nodes in the order
+    of theirs; edges likewise.
+    """
 
     def __init__(self, view: _PartsView, part: int, outer: SpillFile) -> None:
         self._view, self._part, self._outer = view, part, outer

@@ -8,6 +8,19 @@ and the JSON comes last. Why that works is in docs/design/partition_format.md.
 The first graph of a folder has its parts in ``part0``, ``part1`` and so on, as with DGL; another
 one that comes to the same folder has them in ``<graph_name>-part0`` and so on. A JSON says where
 its parts are, and a graph that is written again keeps its place.
+
+[Note: journal]
+A partition is made in stages (`_streamed`), each of which writes to a folder of its own::
+
+    .<graph_name>-work/
+    ├── journal.json      what is made, by whom, and the results of the stages that are finished
+    └── <stage>/          the files of a stage
+
+When a stage is finished, its results and the sizes of its files go into the journal, which is
+replaced in one step. A run that finds the journal of the same work takes finished stages from it
+and begins the others anew, so it ends with the same bytes. A process that is killed loses nothing
+that it has written; a machine that goes down may. So a journal is of one boot of one machine, and
+no file is forced to disk before the partition is whole.
 """
 
 from __future__ import annotations
@@ -15,18 +28,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from .._base.files import check_text, read_text_regular, sync_folder, write_json
+from .._base.files import (
+    check_text,
+    parse_json,
+    read_text_regular,
+    sync_folder,
+    write_json,
+    writing,
+)
 from ..errors import PartitionFormatError
 from .checked_files import FileRecord, RowSource, write_tensors
 from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
@@ -53,7 +75,7 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
-        #: For what is kept from one run to the next until the partition is whole; see `_journal`.
+        #: For what is kept from one run to the next until the partition is whole; see the note.
         self.work_folder = self.root / f".{graph_name}-work"
         self._records: dict[int, dict[str, FileRecord]] = {}
         self._stack = contextlib.ExitStack()
@@ -75,6 +97,10 @@ class PartitionWriter:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def journal(self, work: Mapping[str, Any] | None) -> Journal:
+        """The journal of a run that makes the parts; None keeps nothing for the next run."""
+        return Journal(self._staging / "stages" if work is None else self.work_folder, work)
 
     def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | RowSource]) -> None:
         """Write one file of a part, counted from 0; several threads may, each a file of its own."""
@@ -165,7 +191,7 @@ class PartitionWriter:
         name = re.escape(self.graph_name)
         ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
         leftovers = _items(self.root, ours)
-        of_writer = re.compile(rf"({name}-)?{_PART_FOLDER.pattern}|discarded|{name}\.json")
+        of_writer = re.compile(rf"({name}-)?{_PART_FOLDER.pattern}|discarded|stages|{name}\.json")
         for leftover in leftovers:
             _check_ours(leftover, of_writer)
             for inside in (leftover, leftover / "discarded"):
@@ -183,6 +209,102 @@ class PartitionWriter:
                     _remove(self.root / part.name)
                     os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)
+
+
+_JOURNAL = "journal.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Journal:
+    """The stages of a run and their folder, see the note; several threads may run stages.
+
+    Args:
+        folder: Made if need be; if it holds the journal of other work, it is emptied.
+        work: What identifies the work: numbers, texts, lists, dicts. None: nothing is kept for
+            another run.
+    """
+
+    def __init__(self, folder: Path, work: Mapping[str, Any] | None) -> None:
+        self.folder = folder
+        self._stages: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._work = None
+        found = None
+        if work is not None:
+            self._work = json.loads(json.dumps({**work, "boot": _boot_id()}))
+            found = self._read()
+        if found is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            self._write()
+        else:
+            self._stages = found
+        self.resumes = bool(found)
+
+    def run(self, name: str, make: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+        """The results of a stage: from the journal, or made now.
+
+        Args:
+            name: Of the stage, and of its folder.
+            make: Is called with an empty folder; returns what JSON can hold.
+        """
+        folder = self.path(name)
+        with self._lock:
+            entry = self._stages.get(name)
+        if entry is not None and (entry["files"] is None or entry["files"] == _sizes(folder)):
+            return dict(entry["results"])
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        results = json.loads(json.dumps(dict(make(folder))))
+        with self._lock:
+            files = None if self._work is None else _sizes(folder)
+            self._stages[name] = {"results": results, "files": files}
+            self._write()
+        return dict(results)
+
+    def path(self, name: str) -> Path:
+        """The folder of a stage."""
+        return self.folder / name
+
+    def drop(self, name: str) -> None:
+        """Remove the files of a finished stage, which no later one needs; its results stay."""
+        with self._lock:
+            self._stages[name]["files"] = None
+            self._write()
+        shutil.rmtree(self.path(name), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove everything; the work is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> dict[str, Any] | None:
+        """Finished stages of this work; None if the folder is of other work, or of none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = parse_json(read_text_regular(self.folder / _JOURNAL))
+            if content["work"] == self._work:
+                return dict(content["stages"])
+        return None
+
+    def _write(self) -> None:
+        if self._work is None:
+            return
+        path = self.folder / _JOURNAL
+        new = path.with_suffix(".new")
+        with writing(path), open(new, "w", encoding="utf-8") as file:
+            json.dump({"work": self._work, "stages": self._stages}, file)
+        os.replace(new, path)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Sizes of the files of a stage, by name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return read_text_regular(_BOOT_ID).strip()
+    return ""
 
 
 def check_graph_name(graph_name: str) -> None:

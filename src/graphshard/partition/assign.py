@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ._local_part import GraphSource
+from ._graph_source import GraphSource
 from ._metis import IntArray, Method, Objective, UndirectedGraph, metis_partition
 
 SPLIT_NAMES = ("train_mask", "val_mask", "valid_mask", "test_mask", "train", "val", "test")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .._base.kernels import num_threads
 from ._edge_files import EdgeBlock, EdgeSorter, kernels
-from ._local_part import IdArray
+from ._graph_source import IdArray
 
 _MEMORY = 1 << 27  # of sorting
 _BLOCK_EDGES = 1 << 20

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from .._base.kernels import num_threads
 from .._base.typing import DEFAULT_CANONICAL_ETYPE as _ONLY
 from .._base.typing import DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from ._edge_files import kernels
-from ._local_part import BATCH_EDGES, GraphSource, check_type_names
+from ._graph_source import BATCH_EDGES, GraphSource, check_type_names
 from .checked_files import DTYPE_NAMES, RowSource, identity_of
 
 _BLOCK_BYTES = 1 << 25  # rows that are put in order at a time
@@ -135,9 +136,14 @@ class ArrayFile:
         return made
 
     def tensor(self) -> Tensor:
-        """All of it, mapped: pages are read when touched, and writing changes no file."""
-        mapped = np.memmap(self.path, self.dtype, "c", self.offset, self.shape)
-        return torch.from_numpy(mapped)
+        """All of it, mapped: pages are read when touched; it must not be written to.
+
+        Pages that could be written to would count as memory of this process (``RLIMIT_DATA``).
+        """
+        mapped = np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(mapped)
 
     def identity(self) -> list[Any]:
         """What another file, or the same with other numbers, has not."""

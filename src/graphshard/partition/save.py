@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""partition_graph: assign, order, relabel, cut and write.
+"""partition_graph: what is asked for, the assignment of graphs in memory, and the JSON.
 
-Every file is written as soon as what it holds is known, by threads in the background: the features
-of the nodes of a part while the nodes of other parts are put in order, the rest at the end.
+The files of parts are made by `_streamed`, of a graph in memory as of one in files.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import math
 import os
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,36 +21,26 @@ from rich.console import Console
 from torch import Tensor
 
 from .._base.files import check_text
-from .._base.kernels import num_threads
+from .._base.kernels import kernels_for, num_threads
 from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ._book import RangePartitionBook
-from ._local_part import (
-    CutEdges,
-    GraphSource,
-    IdArray,
-    Relabeling,
-    cut_part,
-    find_cut_edges,
-    relabel,
-)
+from ._graph_source import GraphSource
 from ._metis import Objective, UndirectedGraph
-from ._node_order import order_nodes, places_by_readers
-from ._stats import PartitionStats, PartSizes, measure_balance
-from ._streamed import DEFAULT_MEMORY, Streaming, check_num_parts, stream_parts
+from ._multilevel import MOST_PARTS
+from ._node_order import order_nodes
+from ._stats import PartitionStats
+from ._streamed import DEFAULT_MEMORY, Streaming, stream_parts
 from ._writer import PartitionWriter
 from .assign import (
-    Assignment,
     BalanceNTypes,
-    Constraint,
     PartMethod,
     assign_nodes,
     build_constraints,
 )
-from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
+from .checked_files import DTYPE_NAMES, GRAPH_FORMATS
 from .format import etype_key, triples_of
 from .graph_files import FileSource, GraphFiles
-from .structure import stored_dtype
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
@@ -62,16 +48,6 @@ EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
 # More parts than this, and than nodes, are likelier a slip of the hand than a test of empty parts.
 _MOST_PARTS_OF_A_TEST = 64
 _LEAST_MEMORY = 1 << 24
-# Each holds the structure of a part in memory.
-_WRITING_THREADS = 2
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What every part is written from."""
-
-    relabeling: Relabeling
-    assignment: Assignment
 
 
 def partition_graph(
@@ -137,7 +113,8 @@ def partition_graph(
         seed: Of METIS or of the random assignment.
         reorder: Order the nodes inside each part and type so that neighbours are near each other
             (where the original order is not better); False keeps the original order. By default
-            True for several parts; a single part keeps the ids it had.
+            True for several parts, but not by METIS for those of "random", whose nodes have few
+            neighbours inside; a single part keeps the ids it had.
         memory: With any ``part_method`` but "metis": keep edges on disk, as "multilevel" does, and
             have no more than so many bytes of them in memory. By default 512 MiB with
             "multilevel". Files go to the folder ``.<graph_name>-work`` in ``out_path``; a run that
@@ -195,7 +172,7 @@ def partition_graph(
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
-    is_streamed = keeps_edges_on_disk(memory, part_method)
+    keeps_edges_on_disk(memory, part_method)
     if halo_tolerance is not None and not 1.0 <= halo_tolerance < math.inf:
         raise ValueError(
             f"halo_tolerance must be at least 1: largest halo over mean (got {halo_tolerance!r}); "
@@ -209,91 +186,58 @@ def partition_graph(
             stacklevel=3,
         )
     _check_features(source, num_trainers_per_machine)
-    if is_streamed:
-        is_plain = balance_ntypes is None and not balance_edges and not balance_split
-        return _partition_streamed(
-            source,
-            graph_name,
-            out_path,
-            overwrite,
-            part_method,
-            None
-            if is_plain and len(source.ntypes) == 1
-            else build_constraints(source, balance_ntypes, balance_edges, balance_split),
-            Streaming(
-                num_parts=num_parts,
-                num_hops=num_hops,
-                trainers_per_part=num_trainers_per_machine,
-                tolerance=tolerance,
-                seed=seed,
-                reorder=num_parts > 1 if reorder is None else reorder,
-                memory=DEFAULT_MEMORY if memory is None else memory,
-                num_threads=num_threads(),
-                halo_tolerance=halo_tolerance,
-            ),
-            formats=formats,
-            objective=objtype,
-            return_mapping=return_mapping,
-            quiet=quiet,
-        )
-    constraints = build_constraints(source, balance_ntypes, balance_edges, balance_split)
-    if reorder is None:
-        reorder = num_parts > 1
-    needs_metis = isinstance(part_method, str) and part_method == "metis"
-    undirected = None
-    if reorder or (needs_metis and num_parts * num_trainers_per_machine > 1):
-        undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
-    with (
-        PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer,
-        Jobs(_WRITING_THREADS) as jobs,
-    ):
-        assignment = assign_nodes(
-            source,
-            num_parts,
-            part_method,
-            constraints,
-            num_trainers_per_machine=num_trainers_per_machine,
-            objective=objtype,
-            tolerance=tolerance,
-            seed=seed,
-            undirected=undirected,
-        )
-        balances = measure_balance(constraints, assignment.parts, num_parts)
-        del constraints
+    is_plain = balance_ntypes is None and not balance_edges and not balance_split
+    asked = Streaming(
+        num_parts=num_parts,
+        num_hops=num_hops,
+        trainers_per_part=num_trainers_per_machine,
+        tolerance=tolerance,
+        seed=seed,
+        reorder=num_parts > 1 if reorder is None else reorder,
+        memory=DEFAULT_MEMORY if memory is None else memory,
+        num_threads=num_threads(),
+        halo_tolerance=halo_tolerance,
+        resumes=keeps_edges_on_disk(memory, part_method),
+        constraints=None
+        if is_plain and len(source.ntypes) == 1
+        else build_constraints(source, balance_ntypes, balance_edges, balance_split),
+    )
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    start = time.monotonic()
 
-        def write_nodes(part: int, members: IdArray) -> None:
-            tensors = node_tensors(source, assignment.trainers, members)
-            jobs.start(writer.write_file, part, "node_feats", tensors)
+    def progress(line: str) -> None:
+        if asked.resumes and not quiet:
+            console.print(f"{time.monotonic() - start:7.1f} s  {line}", soft_wrap=True)
 
-        order = order_nodes(
-            assignment.parts,
-            source.offsets,
-            num_parts,
-            undirected if reorder else None,
-            find_places=partial(places_by_readers, source, assignment.parts, num_parts),
-            ready=write_nodes,
+    with PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer:
+        if is_method(part_method, "multilevel"):
+            _check_multilevel(objtype)
+        else:
+            asked = _assigned(source, part_method, asked, reorder, objtype)
+        made = stream_parts(
+            source, writer, asked, progress=progress, returns_mapping=return_mapping
         )
-        del undirected
-        relabeling = relabel(source, assignment.parts, order, num_parts)
-        del order
-        plan = _Plan(relabeling, assignment)
         stats = PartitionStats(
             graph_name=graph_name,
             num_nodes=source.num_nodes,
             num_edges=source.num_edges,
-            part_method=assignment.method,
+            part_method=asked.method,
             tolerance=tolerance,
-            parts=_write_parts(plan, writer, jobs, num_hops),
-            balances=balances,
+            parts=made.sizes,
+            balances=made.balances,
         )
         settings = stats, formats, num_hops, num_trainers_per_machine
-        writer.commit(_json_content(source, relabeling.book, *settings))
+        writer.commit(_json_content(source, made.book, *settings))
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
-    if not return_mapping:
+    if made.old_node_ids is None or made.old_edge_ids is None:
         return None
-    old_edge_ids = [relation.old_ids.to(torch.int64) for relation in relabeling.relations]
-    return _mapping(source, relabeling.old_node_ids, old_edge_ids)
+    return _mapping(source, made.old_node_ids, made.old_edge_ids)
+
+
+def is_method(part_method: PartMethod, name: str) -> bool:
+    """Whether nodes are to be assigned by the method of that name."""
+    return isinstance(part_method, str) and part_method == name
 
 
 def keeps_edges_on_disk(memory: int | None, part_method: PartMethod) -> bool:
@@ -303,12 +247,12 @@ def keeps_edges_on_disk(memory: int | None, part_method: PartMethod) -> bool:
         ValueError: ``memory`` cannot be.
     """
     if memory is None:
-        return isinstance(part_method, str) and part_method == "multilevel"
+        return is_method(part_method, "multilevel")
     if isinstance(memory, bool) or not isinstance(memory, int) or memory < _LEAST_MEMORY:
         raise ValueError(
             f"memory must be a number of bytes from {_LEAST_MEMORY} up, or None (got {memory!r})"
         )
-    if isinstance(part_method, str) and part_method == "metis":
+    if is_method(part_method, "metis"):
         raise ValueError(
             "memory cannot be bounded with part_method='metis', which holds the whole graph (got "
             f"memory={memory}); use part_method='multilevel', or leave memory out"
@@ -316,109 +260,58 @@ def keeps_edges_on_disk(memory: int | None, part_method: PartMethod) -> bool:
     return True
 
 
-def _partition_streamed(
-    source: GraphSource,
-    graph_name: str,
-    out_path: str | os.PathLike[str],
-    overwrite: bool,
-    part_method: PartMethod,
-    constraints: Sequence[Constraint] | None,
-    asked: Streaming,
-    *,
-    formats: tuple[str, ...],
-    objective: Objective,
-    return_mapping: bool,
-    quiet: bool,
-) -> tuple[NodeMapping, EdgeMapping] | None:
-    """`partition_graph` with edges on disk; see `_streamed`."""
-    method = "multilevel"
-    if not isinstance(part_method, str) or part_method != "multilevel":
-        assignment = assign_nodes(
-            source,
-            asked.num_parts,
-            part_method,
-            build_constraints(source, None, False, None) if constraints is None else constraints,
-            num_trainers_per_machine=asked.trainers_per_part,
-            objective=objective,
-            tolerance=asked.tolerance,
-            seed=asked.seed,
+def _check_multilevel(objective: Objective) -> None:
+    """Raise unless the multilevel assignment can be made."""
+    if kernels_for(torch.device("cpu")) is None:
+        raise RuntimeError(
+            "part_method='multilevel' needs the compiled kernels (there are none, or they are "
+            "switched off); build them with `pip install .`, or use part_method='metis'"
         )
-        method = assignment.method
-        given = assignment.parts if assignment.trainers is None else assignment.trainers
-        check_num_parts(asked)
-        asked = replace(asked, given=given.astype(np.uint16))
-    elif objective != "cut":
+    if objective != "cut":
         raise ValueError(
             f"objtype must be 'cut' with part_method='multilevel' (got {objective!r}); leave it "
             "out, or use part_method='metis'"
         )
-    asked = replace(asked, method=method, constraints=constraints)
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    start = time.monotonic()
-
-    def progress(line: str) -> None:
-        if not quiet:
-            console.print(f"{time.monotonic() - start:7.1f} s  {line}", soft_wrap=True)
-
-    with PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer:
-        made = stream_parts(
-            source, writer, asked, progress=progress, returns_mapping=return_mapping
-        )
-        stats = PartitionStats(
-            graph_name=graph_name,
-            num_nodes=source.num_nodes,
-            num_edges=source.num_edges,
-            part_method=method,
-            tolerance=asked.tolerance,
-            parts=made.sizes,
-            balances=made.balances,
-        )
-        settings = stats, formats, asked.num_hops, asked.trainers_per_part
-        writer.commit(_json_content(source, made.book, *settings))
-    if not quiet:
-        Console(markup=False, emoji=False).print(stats.table())
-    if made.old_node_ids is None or made.old_edge_ids is None:
-        return None
-    return _mapping(source, made.old_node_ids, made.old_edge_ids)
 
 
-def _write_parts(
-    plan: _Plan, writer: PartitionWriter, jobs: Jobs, num_hops: int
-) -> tuple[PartSizes, ...]:
-    """Write all that is not written yet, and wait for it."""
-    parts = range(plan.relabeling.num_parts)
-    for part in parts:
-        jobs.start(_write_edges, plan, writer, part)
-    cut_edges, entering = find_cut_edges(plan.relabeling)
-    cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
-    jobs.finish()
-    sizes = []
-    for part, cut in enumerate(cutting):
-        more = {"cut_edges": int(entering[part]), "bytes": writer.part_bytes(part)}
-        sizes.append(replace(cut.result(), **more))
-    return tuple(sizes)
+def _assigned(
+    source: GraphSource,
+    part_method: PartMethod,
+    asked: Streaming,
+    reorder: bool | None,
+    objective: Objective,
+) -> Streaming:
+    """``asked`` with the part of each node, and with an order of nodes if the graph is in memory.
 
-
-def _write_graph(
-    plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
-) -> PartSizes:
-    local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-    pieces = local.pieces(by_destination=len(plan.relabeling.relations) == 1)
-    sizes = PartSizes(
-        inner_nodes=local.num_inner_nodes,
-        halo_nodes=len(local.halo),
-        inner_edges=local.num_inner_edges,
-        outer_edges=len(local.outer),
-        cut_edges=0,
-        bytes=0,
+    Args:
+        reorder: As it was asked for. Parts at random have next to no neighbours inside, so METIS is
+            not called for their order unless it was asked for.
+    """
+    is_random = is_method(part_method, "random")
+    orders = not asked.resumes and asked.reorder and not (is_random and reorder is None)
+    finds = is_method(part_method, "metis") and asked.num_parts * asked.trainers_per_part > 1
+    undirected = None
+    if orders or finds:
+        undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
+    assignment = assign_nodes(
+        source,
+        asked.num_parts,
+        part_method,
+        build_constraints(source, None, False, None)
+        if asked.constraints is None
+        else asked.constraints,
+        num_trainers_per_machine=asked.trainers_per_part,
+        objective=objective,
+        tolerance=asked.tolerance,
+        seed=asked.seed,
+        undirected=undirected,
     )
-    writer.write_file(part, "part_graph", pieces.columns())
-    return sizes
-
-
-def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
-    tensors = edge_tensors(plan.relabeling, plan.assignment.trainers, part)
-    writer.write_file(part, "edge_feats", tensors)
+    parts = assignment.parts
+    order = None
+    if orders and undirected is not None:
+        order = order_nodes(parts, source.offsets, asked.num_parts, undirected)
+    given = parts if assignment.trainers is None else assignment.trainers
+    return replace(asked, method=assignment.method, given=given.astype(np.uint16), order=order)
 
 
 def _json_content(
@@ -477,6 +370,11 @@ def _check_arguments(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be a whole number from {least} up (got {value!r})")
+    if num_parts * num_trainers_per_machine > MOST_PARTS:
+        raise ValueError(
+            f"num_parts times num_trainers_per_machine must be at most {MOST_PARTS} (got "
+            f"{num_parts * num_trainers_per_machine}); use fewer"
+        )
     if seed >= 2**31:
         raise ValueError(f"seed must be below 2**31 (got {seed})")
     if not 1.0 <= tolerance < math.inf:
@@ -527,81 +425,3 @@ def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
                     f"files cannot hold; convert it to one of "
                     f"{', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
                 )
-
-
-def node_tensors(
-    source: GraphSource, trainers: IdArray | None, members: IdArray
-) -> dict[str, Tensor | Rows]:
-    """The features of a part's nodes, which come as old homogenised ids in their new order."""
-    tensors: dict[str, Tensor | Rows] = {}
-    types = np.searchsorted(source.offsets, members, side="right") - 1
-    stops = np.cumsum(np.bincount(types, minlength=len(source.ntypes))).tolist()
-    start = 0
-    for type_id, ntype in enumerate(source.ntypes):
-        ids, start = members[start : stops[type_id]], stops[type_id]
-        old_ids = torch.from_numpy(ids - source.offsets[type_id])
-        for name, feature in source.node_features(type_id).items():
-            tensors[f"{ntype}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{ntype}/orig_id"] = old_ids.to(stored_dtype(source.node_counts[type_id]))
-        if trainers is not None:
-            tensors[f"{ntype}/trainer_id"] = torch.from_numpy(trainers[ids])
-    return tensors
-
-
-def edge_tensors(
-    relabeling: Relabeling, trainers: IdArray | None, part: int
-) -> dict[str, Tensor | Rows]:
-    """The features of the edges of a part."""
-    source = relabeling.source
-    tensors: dict[str, Tensor | Rows] = {}
-    for relation, etype in enumerate(source.canonical_etypes):
-        start, stop = relabeling.edge_range(part, relation)
-        old_ids = relabeling.relations[relation].old_ids[start:stop]
-        key = etype_key(etype)
-        for name, feature in source.edge_features(relation).items():
-            tensors[f"{key}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{key}/orig_id"] = old_ids.to(stored_dtype(source.edge_counts[relation]))
-        if trainers is not None:
-            _, dst = source.edges(relation)
-            offset = source.offsets[source.dst_type[relation]]
-            tensors[f"{key}/trainer_id"] = torch.from_numpy(trainers)[dst[old_ids].long() + offset]
-    return tensors
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Jobs:
-    """A few threads, and what they are to do, in the order given. Use as a context manager.
-
-    Leaving it waits for the threads; after an error, what has not begun is dropped.
-    """
-
-    def __init__(self, num_threads: int) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=num_threads)
-        self._jobs: deque[Future[Any]] = deque()
-
-    def __enter__(self) -> Jobs:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        try:
-            if error is None:
-                self.finish()
-        finally:
-            self._pool.shutdown(cancel_futures=True)
-
-    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a function called; the error of an earlier job is raised here."""
-        while self._jobs and self._jobs[0].done():  # they begin in order
-            self._jobs.popleft().result()
-        made = self._pool.submit(function, *args, **kwargs)
-        self._jobs.append(made)
-        return made
-
-    def finish(self) -> None:
-        """Wait for all jobs; the first error is raised at once."""
-        done, _ = wait(self._jobs, return_when=FIRST_EXCEPTION)
-        for job in done:
-            job.result()
