@@ -186,14 +186,15 @@ def traffic() -> torch.Tensor:
     raise RuntimeError(f"there is no interface {INTERFACE}")
 
 
-def epoch_work(parts: str, model: str, epochs: int) -> None:
+def epoch_work(parts: str, model: str, epochs: int, sums: bool, halo: str | None) -> None:
     """Seconds of epochs, and bytes of one; rank 0 prints them."""
     import graphshard as gs
 
     torch.set_num_threads(1)
     gs.initialize_comms(timeout=SECONDS)
     data = gs.load_dgl_partition_data(parts, gs.rank())
-    graph = gs.construct_full_graph(data)
+    dtype = None if halo is None else getattr(torch, halo)
+    graph = gs.construct_full_graph(data, partial_sums=sums, halo_dtype=dtype)
     x, y = data.node_features["_N/x"].clone(), data.node_features["_N/y"]
     train = data.node_features["_N/train"].nonzero().view(-1)
     classes = int(gs.comm.all_reduce(y.max().view(1), "max")) + 1
@@ -246,6 +247,8 @@ def epochs(args: argparse.Namespace) -> list[str]:
         for num_ranks in (n for n in args.ranks if n in (2, 4)):
             work = ["--work", our_parts(graph, num_ranks), "--model", model]
             work += ["--rounds", str(args.rounds)]
+            work += ["--rows-alone"] if args.rows_alone else []
+            work += ["--halo-dtype", args.halo_dtype] if args.halo_dtype else []
             compute = statistics.median(on_hosts(num_ranks, 0, work)["seconds"])
             for rate in args.rate:
                 result = on_hosts(num_ranks, rate, work)
@@ -274,6 +277,8 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows-alone", action="store_true", help="epochs without partial sums")
+    parser.add_argument("--halo-dtype", choices=["bfloat16", "int8"], help="of rows on the way")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -281,7 +286,7 @@ def main() -> None:
         exchange_work(args.rounds)
         return
     if args.work:
-        epoch_work(args.work, args.model[0], args.rounds)
+        epoch_work(args.work, args.model[0], args.rounds, not args.rows_alone, args.halo_dtype)
         return
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         sys.exit("this makes network namespaces, which needs Linux, root and iproute2 (ip, tc)")
