@@ -198,14 +198,17 @@ def traffic() -> torch.Tensor:
     raise RuntimeError(f"there is no interface {INTERFACE}")
 
 
-def epoch_work(parts: str, model: str, epochs: int, constant: bool) -> None:
+def epoch_work(
+    parts: str, model: str, epochs: int, constant: bool, sums: bool, halo: str | None
+) -> None:
     """Seconds of epochs, and bytes of one; rank 0 prints them."""
     import graphshard as gs
 
     torch.set_num_threads(1)
     gs.initialize_comms(timeout=SECONDS)
     data = gs.load_dgl_partition_data(parts, gs.rank())
-    graph = gs.construct_full_graph(data)
+    dtype = None if halo is None else getattr(torch, halo)
+    graph = gs.construct_full_graph(data, partial_sums=sums, halo_dtype=dtype)
     x, y = data.node_features["_N/x"], data.node_features["_N/y"]
     if not constant:  # a copy may change, so its remote rows are fetched in each epoch
         x = x.clone()
@@ -264,6 +267,8 @@ def epochs(args: argparse.Namespace) -> list[str]:
         for num_ranks in (n for n in args.ranks if n in (2, 4)):
             work = ["--work", our_parts(graph, num_ranks), "--model", model]
             work += ["--rounds", str(args.rounds), *["--constant"] * args.constant]
+            work += ["--rows-alone"] if args.rows_alone else []
+            work += ["--halo-dtype", args.halo_dtype] if args.halo_dtype else []
             per_host = args.ranks_per_host
             compute = statistics.median(on_hosts(num_ranks, 0, work, per_host=per_host)["seconds"])
             for rate in args.rate:
@@ -341,6 +346,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sar", type=Path, help="a checkout of SAR, for its question")
     parser.add_argument("--turns", type=int, default=3, help="of SAR and this package")
+    parser.add_argument("--rows-alone", action="store_true", help="epochs without partial sums")
+    parser.add_argument("--halo-dtype", choices=["bfloat16", "int8"], help="of rows on the way")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     parser.add_argument("--constant", action="store_true", help="features are the partition's own")
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -349,7 +356,8 @@ def main() -> None:
         exchange_work(args.rounds, args.ranks_per_host)
         return
     if args.work:
-        epoch_work(args.work, args.model[0], args.rounds, args.constant)
+        options = args.constant, not args.rows_alone, args.halo_dtype
+        epoch_work(args.work, args.model[0], args.rounds, *options)
         return
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         sys.exit("this makes network namespaces, which needs Linux, root and iproute2 (ip, tc)")

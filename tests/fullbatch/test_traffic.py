@@ -4,6 +4,7 @@
 The formula: in one exchange a rank sends, for every other rank, each of its rows that the other
 one reads, once. Forward it sends its own rows, backward the gradients of its halo rows. An
 aggregation of the partition's features is exchanged in the first epoch only, and has no backward.
+Partial sums, of which fewer travel, are in `test_partial_sums`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def measure(
     name, _, kept = mode.partition("-")
     inputs = torch.randn(data.num_owned(), WIDTHS[0])
     data = replace(data, node_features={"_N/feat": inputs})
-    graph = graphshard.construct_full_graph(data, mode=name, rematerialize=not kept)
+    options = {"rematerialize": not kept, "partial_sums": False}
+    graph = graphshard.construct_full_graph(data, mode=name, **options)
     torch.manual_seed(0)
     layers = sage_layers() if model == "sage" else gat_layers()
     found = []
@@ -155,7 +157,7 @@ def measure_typed(
         for t in data.node_type_names
     }
     data = replace(data, node_features={f"{t}/feat": rows for t, rows in inputs.items()})
-    graph = graphshard.construct_full_graph(data, mode=mode)
+    graph = graphshard.construct_full_graph(data, mode=mode, partial_sums=False)
     sent = {}
     for ntype in data.node_type_names:
         read = {

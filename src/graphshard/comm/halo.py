@@ -155,6 +155,8 @@ class ExchangePlan:
         recv_splits: Rows that this rank reads from each; 0 in the own slot.
         serial: The plan's number in its group, equal on all ranks.
         most_rows: The most rows that any rank reads; equal on all ranks.
+        is_made: Whether rows are made for their reader, and sent once, as they lie: the tensor of a
+            pairwise step then holds those of its reader alone.
         checked: Signatures of exchanges that all ranks have found to be the same everywhere.
     """
 
@@ -165,6 +167,7 @@ class ExchangePlan:
     recv_splits: list[int]
     serial: int
     most_rows: int = 0
+    is_made: bool = False
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -219,6 +222,28 @@ class ExchangePlan:
             serial=serial,
             most_rows=int(counts[:, 1].max()),
         )
+
+    @classmethod
+    def of_made_rows(
+        cls,
+        send_splits: list[int],
+        recv_splits: list[int],
+        most_rows: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> ExchangePlan:
+        """A plan of rows that are made for one reader each; every rank must call. Sends nothing.
+
+        Args:
+            send_splits: Rows made for each rank, in this order; 0 in the own slot.
+            recv_splits: Rows that each rank makes for this one; 0 in the own slot.
+            most_rows: The most rows that any rank reads; equal on all ranks.
+        """
+        state = group_state(group)
+        serial = state.num_plans
+        state.num_plans += 1
+        count = sum(send_splits)
+        index = torch.arange(count)
+        return cls(state, count, index, send_splits, recv_splits, serial, most_rows, True)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -766,8 +791,9 @@ def start_fetch(
 
     Args:
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
-        tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
-            They must not change before the `Pending` is waited for.
+        tensors: Own rows, each ``[num_rows, *]``, or of a plan of made rows those for rank ``rank +
+            step``; dtypes and trailing shapes equal on all ranks. They must not change before the
+            `Pending` is waited for.
         wire: In which dtype wider floating-point rows travel; None is their own.
 
     Returns:
@@ -780,8 +806,11 @@ def start_fetch(
     """
     source, target = _pair(plan, step)
     requests = list(zip([plan] * len(tensors), tensors, strict=True))
-    check_requests("start_fetch", requests, [plan.num_rows] * len(tensors), wire=wire)
-    rows = [plan.sent[target].of(tensor.detach()) for tensor in tensors]
+    given = plan.send_splits[target] if plan.is_made else plan.num_rows
+    check_requests("start_fetch", requests, [given] * len(tensors), wire=wire)
+    rows = [tensor.detach() for tensor in tensors]
+    if not plan.is_made:
+        rows = [plan.sent[target].of(tensor) for tensor in rows]
     num_rows = plan.recv_splits[source]
     return _start_messages(plan.state, "start_fetch", rows, source, num_rows, target, wire)
 

@@ -32,6 +32,7 @@ def construct_full_graph(
     row_width: int = 256,
     prefetch: int | None = None,
     halo_dtype: torch.dtype | None = None,
+    partial_sums: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> GraphShardManager:
     """The whole graph, of which this rank holds one part. Collective.
@@ -58,6 +59,7 @@ def construct_full_graph(
         row_width=row_width,
         prefetch=prefetch,
         halo_dtype=halo_dtype,
+        partial_sums=partial_sums,
     )
     _check_ranks(partition_data, policy, group)
     schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
@@ -82,6 +84,7 @@ def construct_mfgs(
     row_width: int = 256,
     prefetch: int | None = None,
     halo_dtype: torch.dtype | None = None,
+    partial_sums: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> list[GraphShardManager]:
     """One graph per layer, holding only what the outputs at ``seed_nodes`` depend on. Collective.
@@ -113,6 +116,7 @@ def construct_mfgs(
         row_width=row_width,
         prefetch=prefetch,
         halo_dtype=halo_dtype,
+        partial_sums=partial_sums,
     )
     _check_ranks(partition_data, policy, group)
     error, rows = None, {}

@@ -203,6 +203,7 @@ class GraphShardManager(EdgesOfAllRanks):
         rematerialize: bool | None = None,
         prefetch: int | None = None,
         halo_dtype: torch.dtype | None = None,
+        partial_sums: bool = True,
     ) -> GraphShardManager:
         """The same graph and features with another `AggregationMode`, the same on all ranks."""
         if mode == "auto":
@@ -212,6 +213,7 @@ class GraphShardManager(EdgesOfAllRanks):
             rematerialize=rematerialize,
             prefetch=prefetch,
             halo_dtype=halo_dtype,
+            partial_sums=partial_sums,
         )
         frames = self._src_frames, self._dst_frames, self._edge_frames
         return self._sibling(self._schema, policy, frames, self.is_block)

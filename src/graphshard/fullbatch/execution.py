@@ -45,6 +45,8 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -74,10 +76,10 @@ from ..comm import (
     start_return,
     start_return_all,
 )
-from ..comm.collectives import WIRE_DTYPES, copying_ahead, rows_are_ready
+from ..comm.collectives import WIRE_DTYPES, copying_ahead, row_bytes, rows_are_ready, wire_dtype
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
-from ..ops import add_rows, empty
+from ..ops import Adjacency, add_rows, empty
 from ..plan import budget_of, fits_oneshot
 from .lazy import DeferredEdges, FieldsOnRead
 from .reductions import (
@@ -98,7 +100,15 @@ from .reductions import (
     walk,
 )
 from .softmax import SoftmaxSum, holds_softmax
-from .topology import WHOLE, ColumnBlock, Halo, Shard, ShardStructure
+from .topology import (
+    WHOLE,
+    ColumnBlock,
+    ConstantCache,
+    FewestRows,
+    Halo,
+    Shard,
+    ShardStructure,
+)
 
 # -- the policy ------------------------------------------------------------------------------------
 
@@ -129,6 +139,8 @@ class AggregationMode:
             aggregation the halo is one; it is fetched while the own shard is computed, unless
             this is 0. Threads of the communication backend move the rows, not those that compute.
             None is what `Config.pipeline_depth` says when a layer runs.
+        partial_sums: Send sums of rows in place of rows where that is fewer: of messages that are
+            summed or averaged. The result is the same up to the order of additions.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
             nodes, and their gradients on the way back, travel in it and are rounded to it; a
             rank's own rows are not. None sends them as they are.
@@ -140,6 +152,7 @@ class AggregationMode:
     row_width: int = 256
     prefetch: int | None = None
     halo_dtype: torch.dtype | None = None
+    partial_sums: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
@@ -175,7 +188,8 @@ class AggregationMode:
             ValueError: On every rank, if they did not.
         """
         value = f"mode={self.mode}, rematerialize={self.rematerializes}, "
-        value += f"prefetch={self.fetched_ahead}, halo_dtype={self.halo_dtype}"
+        value += f"prefetch={self.fetched_ahead}, halo_dtype={self.halo_dtype}, "
+        value += f"partial_sums={self.partial_sums}"
         agree(value, "how remote rows are fetched", group)
 
     def resolve(
@@ -224,19 +238,32 @@ class RowTransport(ABC):
     Args:
         wire: In which dtype wider floating-point rows travel; None is their own.
         keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
+        fewest: What travels in place of the rows of the halo; None for these.
     """
 
     #: Whether rows can be taken a few columns at a time. See [Note: column blocks].
     by_columns = True
-    #: Whether remote rows are outputs of a pass too, and gradients can be differentiated.
+    #: Whether gradients can be differentiated, and those of remote rows are found first.
+    by_collective = False
+    #: Whether remote rows are outputs of a pass too.
     returns_rows = False
+    #: Tells edges of one relation apart that are not all of it.
+    edges_number: int | None = None
     #: Rows that each step brings; step 0, of the own shard, brings none.
     num_rows: Sequence[int]
 
     def __init__(
-        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+        self,
+        halo: Halo,
+        wire: torch.dtype | None = None,
+        keeps_rows: bool = False,
+        fewest: FewestRows | None = None,
     ) -> None:
-        self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        self.halo, self.wire, self.keeps_rows, self.fewest = halo, wire, keeps_rows, fewest
+        self.plan = halo.plan if fewest is None else fewest.plan
+        self.longest_message = (halo if fewest is None else fewest).longest_message
+        #: What rows that are summed where they are are multiplied by, as `FewestRows.sent_weights`.
+        self.weights: Tensor | None = None
         #: Shards of one pass, the own one included.
         self.num_steps = halo.plan.world_size
         self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
@@ -251,6 +278,46 @@ class RowTransport(ABC):
 
     @abstractmethod
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
+
+    def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        """All edges of a relation, from extended rows to destinations."""
+        return self.halo.adjacency(etype)
+
+    def weighted(
+        self, rows: Tensor, weights: Tensor, constants: ConstantCache
+    ) -> RowTransport | None:
+        """The same for sums of rows times fixed weights; None where these weigh more.
+
+        Collective: the weights of the edges that other ranks sum are sent to them, anew for each
+        pass unless they are constant.
+
+        Args:
+            rows: ``[num_owned, ...]``.
+            weights: Of the edges of the only relation, by local edge id.
+        """
+        fewest = self.fewest
+        if fewest is None or fewest.partial_edges is None:
+            return None
+        transport, key = copy.copy(self), ("weights", fewest.plan.serial, self.edges_number)
+        if constants.is_constant([weights]):
+            transport.weights = constants.get(key, [weights])
+        else:
+            num_rows, num_edges = fewest.saved
+            exchanges = 2 if torch.is_grad_enabled() and rows.requires_grad else 1
+            of_row = math.prod(rows.shape[1:]) * wire_dtype(rows.dtype, self.wire).itemsize
+            if num_rows * of_row * exchanges <= num_edges * row_bytes(weights):
+                return None
+        if transport.weights is None:
+            transport.weights = fewest.sent_weights(weights, self.partial_edges())
+            if constants.is_constant([weights]):
+                constants.put(key, [weights], transport.weights)
+        return transport
+
+    def partial_edges(self) -> Tensor:
+        """Ids of the edges that other ranks sum, in their order."""
+        assert self.fewest is not None
+        assert self.fewest.partial_edges is not None
+        return self.fewest.partial_edges
 
     @abstractmethod
     def start_fetch(
@@ -343,26 +410,37 @@ class PairwiseTransport(RowTransport):
     """One remote rank at a time: the memory of a shard, whatever the halo."""
 
     def __init__(
-        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+        self,
+        halo: Halo,
+        wire: torch.dtype | None = None,
+        keeps_rows: bool = False,
+        fewest: FewestRows | None = None,
     ) -> None:
-        super().__init__(halo, wire, keeps_rows)
-        plan, rank, num_ranks = halo.plan, halo.plan.rank, halo.plan.world_size
+        super().__init__(halo, wire, keeps_rows, fewest)
+        plan, rank, num_ranks = self.plan, self.plan.rank, self.plan.world_size
         steps = range(num_ranks)
         self.num_rows = [plan.recv_splits[(rank - step) % num_ranks] for step in steps]
-        self._sent = [plan.sent[(rank + step) % num_ranks] for step in steps]
+        self._readers = [(rank + step) % num_ranks for step in steps]
+        self._sent = [plan.sent[reader] for reader in self._readers]
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
-        return self.halo.shards(etype)
+        return (self.halo if self.fewest is None else self.fewest).shards(etype)
 
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> Pending:
+        if self.fewest is not None:
+            reader, weights = self._readers[step], self.weights
+            tensors = [self.fewest.made(tensor, reader, weights) for tensor in tensors]
         return start_fetch(self.plan, step, tensors, self.wire)
 
     def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
         return start_return(self.plan, step, grads, self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        if self.fewest is not None:
+            self.fewest.add_returned(total, arrived, self._readers[step], self.weights)
+            return
         _add_at(total, self._sent[step], arrived)
 
 
@@ -370,25 +448,33 @@ class CollectiveTransport(RowTransport):
     """The whole halo in one collective: one step after the own shard, however many ranks."""
 
     by_columns = False  # blocks would be a collective each
-    returns_rows = True
+    by_collective = True
 
-    def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
-        super().__init__(halo, wire, keeps_rows=True)
+    def __init__(
+        self, halo: Halo, wire: torch.dtype | None = None, fewest: FewestRows | None = None
+    ) -> None:
+        super().__init__(halo, wire, keeps_rows=True, fewest=fewest)
         self.num_steps = min(self.num_steps, 2)
-        self.num_rows = [0, halo.num_halo]
+        self.num_rows = [0, self.plan.num_halo]
+        self.returns_rows = fewest is None
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
-        return self.halo.halves(etype)
+        return (self.halo if self.fewest is None else self.fewest).halves(etype)
 
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> Pending:
+        if self.fewest is not None:
+            tensors = [self.fewest.made(tensor, None, self.weights) for tensor in tensors]
         return start_fetch_all([(self.plan, t) for t in tensors], self.wire, needs_grad)
 
     def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
         return start_return_all([(self.plan, grad) for grad in grads], self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        if self.fewest is not None:
+            self.fewest.add_returned(total, arrived, None, self.weights)
+            return
         num_readers = sum(count > 0 for count in self.plan.send_splits)
         if total.dtype.itemsize == 2 and num_readers > 1:  # rounded once for all of them
             self.plan.add_returned(total, arrived)
@@ -428,6 +514,9 @@ class HaloRowCache:
     def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
         self._constants, self._wire = structure.constants, wire
         self._fields: dict[tuple[int, int], _HaloRows] = {}
+        # Fields of which partial sums have come, and the call sites; those that did not suffice.
+        self._summed: dict[tuple[int, int], tuple[Tensor, int, Hashable]] = {}
+        self._read_again: set[tuple[int, Hashable]] = set()
         #: Scopes that are open; without one, rows of fields are not kept for later calls.
         self.num_scopes = 0
 
@@ -472,6 +561,7 @@ class HaloRowCache:
         finally:
             self.num_scopes -= 1
             self._fields.clear()
+            self._summed.clear()
 
     def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
         """A source frame as one relation's edges see it: extended rows, fetched when read.
@@ -523,8 +613,27 @@ class HaloRowCache:
 
         return forget
 
+    def note_summed(self, halo: Halo, tensor: Tensor, site: Hashable) -> None:
+        """Note that partial sums of a field have come, and not its rows."""
+        if self.num_scopes:
+            self._summed[id(halo), id(tensor)] = tensor, version_of(tensor), site
+
+    def is_read_again(self, halo: Halo, tensor: Tensor, site: Hashable) -> bool:
+        """Whether rows of a field should come, as other calls of its scope read them, too.
+
+        A call site knows that from the second time on.
+        """
+        self._note_read(halo, tensor)
+        return (id(halo), id(tensor)) in self._summed or (id(halo), site) in self._read_again
+
+    def _note_read(self, halo: Halo, tensor: Tensor) -> None:
+        summed = self._summed.get((id(halo), id(tensor)))
+        if summed is not None and summed[0] is tensor and summed[1] == version_of(tensor):
+            self._read_again.add((id(halo), summed[2]))
+
     def find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
         """The tensor's halo rows, if they are here."""
+        self._note_read(halo, tensor)
         entry = self._fields.get((id(halo), id(tensor)))
         if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
             return None
@@ -772,7 +881,7 @@ class ShardPass:
         order = tuple([numbers[key] for part in self.parts for key in part.keys])
         cut = self.transport.chunks.get((sites, order))
         if cut is None:
-            cut = find_chunks(reductions, self.leaves, self.transport.halo.longest_message)
+            cut = find_chunks(reductions, self.leaves, self.transport.longest_message)
             if None not in sites:
                 self.transport.chunks[sites, order] = cut
         blocks, axes = cut
@@ -938,7 +1047,7 @@ class ShardPass:
         for part, grads in zip(self.parts, part_grads, strict=True):
             work.append((part, [key for key in part.keys if key in sums.leaves], grads))
         visits = self._visits
-        if self.transport.returns_rows and self.sources:
+        if self.transport.by_collective and self.sources:
             # Gradients of remote rows travel while those of own rows are found. One remote rank at
             # a time they come last: the memory of a message is not held beside that of own rows.
             visits = visits[::-1]
@@ -1036,7 +1145,7 @@ class ShardPass:
             values |= {key: torch.cat([own[key], part]) for key, part in remote.items()}
             outputs: list[Tensor] = []
             for part in self.parts:
-                shard = Shard(0, halo.adjacency(part.etype), None)
+                shard = Shard(0, self.transport.whole_adjacency(part.etype), None)
                 outputs += part.reduction.recompute(ShardEvaluation(shard, values))
             outputs += [remote[key] for key in self._outer]
         pairs = [
@@ -1105,7 +1214,11 @@ class _PassFunction(torch.autograd.Function):
             if full[i] is None:
                 full[i] = torch.zeros(shape, dtype=dtype, device=device)
         shard_pass: ShardPass | None = ctx.shard_pass
-        if torch.is_grad_enabled() and shard_pass is not None and shard_pass.transport.returns_rows:
+        if (
+            torch.is_grad_enabled()
+            and shard_pass is not None
+            and shard_pass.transport.by_collective
+        ):
             needed = ctx.needs_input_grad[2:]
             return (None, None, *shard_pass.differentiated(full, ctx.saved_tensors, needed))
         return _gradients(ctx, *full)
@@ -1175,7 +1288,7 @@ class Runner:
         self.structure, self.config = structure, config
         self.rows = HaloRowCache(structure, config.halo_dtype)
         self.is_oneshot = config.mode == "oneshot"
-        self._transports: dict[tuple[frozenset[CanonicalEType], bool], RowTransport] = {}
+        self._transports: dict[tuple[frozenset[CanonicalEType], bool, bool], RowTransport] = {}
 
     def run(
         self,
@@ -1191,7 +1304,10 @@ class Runner:
                 are not kept for later calls.
         """
         reductions = [(call.etype, call.reduction) for call in group]
-        transport = self.transport([etype for etype, _ in reductions])
+        etypes = [etype for etype, _ in reductions]
+        transport = None if companions else self._summing_transport(etypes, group)
+        if transport is None:
+            transport = self.transport(etypes)
         depth, device = self.config.fetched_ahead, self.structure.device
         if not transport.returns_rows:
             return ShardPass(transport, reductions, depth, device).run()
@@ -1217,22 +1333,55 @@ class Runner:
             self.rows.put(halo, [(tensor, remote[key]) for key, tensor in own.items()], frames)
         return outputs
 
-    def transport(self, etypes: Sequence[CanonicalEType]) -> RowTransport:
+    def transport(
+        self, etypes: Sequence[CanonicalEType], fewest: FewestRows | None = None
+    ) -> RowTransport:
         """How rows of the halo of some relations travel; the only difference between the modes."""
         rematerializes = self.config.rematerializes
-        key = frozenset(etypes), rematerializes
+        key = frozenset(etypes), rematerializes, fewest is not None
         if key not in self._transports:
             halo, wire = self.structure.halo(etypes), self.config.halo_dtype
             self._transports[key] = (
-                CollectiveTransport(halo, wire)
+                CollectiveTransport(halo, wire, fewest)
                 if self.is_oneshot
-                else PairwiseTransport(halo, wire, keeps_rows=not rematerializes)
+                else PairwiseTransport(halo, wire, not rematerializes, fewest)
             )
         return self._transports[key]
 
+    def _summing_transport(
+        self, etypes: Sequence[CanonicalEType], group: Sequence[Compiled]
+    ) -> RowTransport | None:
+        """The transport of a pass of which partial sums travel; None where rows do.
+
+        See [Note: fewest rows]. Collective the first time for some relations.
+        """
+        if not self.config.partial_sums or self.structure.world_size == 1:
+            return None
+        sources = [call.reduction.summed_source() for call in group]
+        source = sources[0]
+        if source is None or any(s is None or s.key != source.key for s in sources):
+            return None
+        if len(set(etypes)) < len(etypes) or self.structure.constants.is_constant([source.tensor]):
+            return None
+        halo = self.structure.halo(etypes)
+        site = tuple([call.reduction.site for call in group])
+        if self.rows.is_read_again(halo, source.tensor, site):
+            return None
+        fewest = halo.fewest
+        if fewest is None:
+            return None
+        weights = group[0].reduction.summed_weights()
+        transport: RowTransport | None = self.transport(etypes, fewest)
+        if weights is not None:
+            constants = self.structure.constants
+            transport = self.transport(etypes, fewest).weighted(source.tensor, weights, constants)
+        if transport is not None and self.is_oneshot:
+            self.rows.note_summed(halo, source.tensor, site)
+        return transport
+
     def own_shard(self, etype: CanonicalEType) -> Shard:
         """The edges of a relation between rows of this rank."""
-        return self.transport([etype]).shards(etype)[0]
+        return self.structure.halo([etype]).own_shard(etype)
 
     def is_here(self, call: Compiled, source: Frame) -> bool:
         """Whether nothing has to be fetched for a call in one-shot mode."""

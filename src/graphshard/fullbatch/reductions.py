@@ -718,6 +718,17 @@ class Reduction(ABC):
         is_broadcast = axis is None or whole.dim() - 1 < axis or whole.shape[-axis] == 1
         return evaluation.block.of(whole, None if is_broadcast else axis)
 
+    def summed_source(self) -> Leaf | None:
+        """The source leaf of which sums are enough, made where its rows are; None if rows are not.
+
+        See [Note: fewest rows] in `topology`.
+        """
+        return None
+
+    def summed_weights(self) -> Tensor | None:
+        """By what such rows are multiplied, edge by edge; None for 1."""
+        return None
+
     @abstractmethod
     def merge(self, evaluation: ShardEvaluation) -> None:
         """Take in what a shard contributes, to the evaluation's block alone."""
@@ -790,6 +801,21 @@ class Sum(Reduction):
         self.needs_sources = not message.is_linear
         self._sum: Tensor | None = None
         self._dtype = torch.float32
+
+    def summed_source(self) -> Leaf | None:
+        message = self.message
+        if isinstance(message, Weighted):
+            row, weight = message.source.tensor.shape[1:], message.value.shape[1:]
+            is_stored = message.is_linear and isinstance(message.value, EdgeRows)
+            if not is_stored or torch.broadcast_shapes(row, weight) != row:
+                return None
+        elif not isinstance(message, CopySource):
+            return None
+        return message.source if message.source.tensor.is_floating_point() else None
+
+    def summed_weights(self) -> Tensor | None:
+        value = getattr(self.message, "value", None)
+        return value.leaf.tensor if isinstance(value, EdgeRows) else None
 
     def merge(self, evaluation: ShardEvaluation) -> None:
         adjacency = evaluation.shard.adjacency

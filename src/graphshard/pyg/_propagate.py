@@ -43,10 +43,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
-from ..fullbatch.execution import PairwiseTransport, RandomState, ShardPass
+from ..fullbatch.execution import (
+    CollectiveTransport,
+    PairwiseTransport,
+    RandomState,
+    RowTransport,
+    ShardPass,
+)
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
 from ..fullbatch.softmax import AttentionSum
-from ..fullbatch.topology import Shard, narrow
+from ..fullbatch.topology import FewestRows, Shard, narrow
 from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, random_seed
 from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import takes_statistics
@@ -96,6 +102,66 @@ class _EdgeSetTransport(PairwiseTransport):
         return tuple(shards)
 
 
+class _PairwiseSums(PairwiseTransport):
+    """Rows and partial sums for edges that have all those between ranks of their relation."""
+
+    def __init__(self, halo: SourceHalo, edges: EdgeSet, fewest: FewestRows) -> None:
+        keeps_rows = not halo.mode.rematerializes
+        super().__init__(halo.halo, halo.mode.halo_dtype, keeps_rows, fewest)
+        self._source_halo, self._edges, self.edges_number = halo, edges, edges.number
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return _with_own(self._source_halo, self._edges, super()._find_shards(etype))
+
+    def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        return self._edges.adjacency
+
+    def partial_edges(self) -> Tensor:
+        return _place_of(self._source_halo, self._edges)[super().partial_edges().long()]
+
+
+class _CollectiveSums(CollectiveTransport):
+    """The same in one collective."""
+
+    def __init__(self, halo: SourceHalo, edges: EdgeSet, fewest: FewestRows) -> None:
+        super().__init__(halo.halo, halo.mode.halo_dtype, fewest)
+        self._source_halo, self._edges, self.edges_number = halo, edges, edges.number
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return _with_own(self._source_halo, self._edges, super()._find_shards(etype))
+
+    def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        return self._edges.adjacency
+
+    def partial_edges(self) -> Tensor:
+        return _place_of(self._source_halo, self._edges)[super().partial_edges().long()]
+
+
+def _place_of(halo: SourceHalo, edges: EdgeSet) -> Tensor:
+    """The place in an edge set of each edge of its relation that is between ranks."""
+    eids = (halo.edge_index[0] >= halo.num_owned).nonzero().view(-1)
+    place = torch.full_like(halo.edge_index[0], -1)
+    places = edges.places_of_cut(halo)
+    assert places is not None
+    place[eids] = places
+    return place
+
+
+def _with_own(halo: SourceHalo, edges: EdgeSet, shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """Shards of a relation's edges, but the own shard has those of the edge set."""
+    src, dst = edges.edge_index
+    eids = (src < halo.num_owned).nonzero().view(-1)
+    bound = max(halo.num_owned, halo.num_dst)
+    rows = narrow(src[eids], bound), narrow(dst[eids], bound)
+    adjacency = Adjacency(*rows, halo.num_owned, halo.num_dst, check=False)
+    ids = narrow(eids, src.numel())
+
+    def found_in(shard: Shard) -> Shard:
+        return replace(shard, find_eids=lambda: _place_of(halo, edges)[shard.edge_ids().long()])
+
+    return Shard(0, adjacency, lambda: ids), *(found_in(shard) for shard in shards[1:])
+
+
 @dataclass(frozen=True, eq=False)
 class FusedCall:
     """One call of `propagate` that kernels compute.
@@ -116,8 +182,14 @@ class FusedCall:
     reduction: Callable[[], Reduction]
     name: str | None = None
 
-    def run(self) -> Tensor:
-        """The result; collective."""
+    def run(self, has_whole_cut: bool = False) -> Tensor:
+        """The result; collective.
+
+        Args:
+            has_whole_cut: Whether the edges have all those between ranks, on all ranks.
+        """
+        if has_whole_cut and (sums := self._of_partial_sums()) is not None:
+            return sums
         if self.halo.mode.mode == "oneshot":
             return self.compute(self.halo.extended(*self.sources))
         constants, tensors = self.halo.structure.constants, [*self.sources, *self.others]
@@ -135,6 +207,32 @@ class FusedCall:
         ((result,),) = walk.run()
         if is_constant:
             constants.put_copy(key, tensors, result)
+        return result
+
+    def _of_partial_sums(self) -> Tensor | None:
+        """The result where partial sums travel; None where rows do. See [Note: fewest rows]."""
+        halo, edges = self.halo, self.edges
+        reduction, constants = self.reduction(), halo.structure.constants
+        source = reduction.summed_source()
+        if source is None or not halo.mode.partial_sums or halo.world_size == 1:
+            return None
+        if halo.is_here(source.tensor) or constants.is_constant([source.tensor]):
+            return None
+        fewest = halo.structure.halo([halo.etype]).fewest
+        if fewest is None:
+            return None
+        if edges.sums is None:
+            kind = _CollectiveSums if halo.mode.mode == "oneshot" else _PairwiseSums
+            edges.sums = kind(halo, edges, fewest)
+        transport: RowTransport | None = edges.sums
+        weights = reduction.summed_weights()
+        if transport is not None and weights is not None:
+            transport = transport.weighted(source.tensor, weights, constants)
+        if transport is None:
+            return None
+        device = edges.edge_index.device
+        walk = ShardPass(transport, [(halo.etype, reduction)], halo.mode.fetched_ahead, device)
+        ((result,),) = walk.run()
         return result
 
 
@@ -380,7 +478,7 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
     edges = halo.edge_set(edge_index.local())
     fused = _attention(layer, kwargs, halo, edges) or _weighted_sum(layer, kwargs, halo, edges)
     if fused is not None:
-        return fused.run()
+        return fused.run(edge_index.has_whole_cut)
     padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
     length = halo.largest_in_degree(edges) if padded else 0
     if halo.mode.mode != "oneshot" and halo.mode.rematerializes:

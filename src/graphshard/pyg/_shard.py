@@ -69,6 +69,7 @@ def shard(
     row_width: int = 256,
     prefetch: int = 1,
     halo_dtype: torch.dtype | None = None,
+    partial_sums: bool = True,
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> Data | HeteroData:
@@ -109,6 +110,7 @@ def shard(
             computed; 0 waits for each.
         halo_dtype: The dtype in which wider remote rows travel, bfloat16 or float16; None is their
             own.
+        partial_sums: Send sums of rows in place of rows where these are fewer.
         seed: Of METIS and of the random assignment.
         group: The ranks that share the graph; None is the default group, or this process alone.
 
@@ -131,6 +133,7 @@ def shard(
         row_width=row_width,
         prefetch=prefetch,
         halo_dtype=halo_dtype,
+        partial_sums=partial_sums,
     )
     state = group_state(group)
     if isinstance(data, PartitionData):

@@ -683,6 +683,7 @@ def parallelize(
     row_width: int = 256,
     prefetch: int = 1,
     halo_dtype: torch.dtype | None = None,
+    partial_sums: bool = True,
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> nn.Module:
@@ -744,6 +745,7 @@ def parallelize(
         row_width=row_width,
         prefetch=prefetch,
         halo_dtype=halo_dtype,
+        partial_sums=partial_sums,
     )
     compiled = getattr(model, "_orig_mod", None)  # of what torch.compile returns
     result, model = model, model if compiled is None else compiled

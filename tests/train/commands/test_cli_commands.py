@@ -137,9 +137,15 @@ def test_inspect_shows_types_balance_and_task(
     cora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "cora.png"
-    assert call(["inspect", cora, "--plot", picture]) == 0
+    assert call(["inspect", cora, "--sums", "--plot", picture]) == 0
     printed = capsys.readouterr().out
-    for text in ("_N:_E:_N", "cora: 2 parts (random)", "max/mean", "into 7 classes"):
+    for text in (
+        "_N:_E:_N",
+        "cora: 2 parts (random)",
+        "max/mean",
+        "into 7 classes",
+        "partial sums",
+    ):
         assert text in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 

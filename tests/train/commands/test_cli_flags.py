@@ -31,7 +31,7 @@ FLAGS = {
         --label-task --links --no-header --node-id --nodes --null --parallel --relation-column
         --source --split --split-files --target --time --weight
     """,
-    "inspect": "--config --help --plot partition",
+    "inspect": "--config --help --plot --sums partition",
     "convert": "--config --help --out --to source",
     "copy": """
         --config --help --ip-config --ip_config --part-config --part_config --rel-data-path

@@ -359,6 +359,9 @@ def inspect(
         "Also draw balance, rows per part, and what passes between parts to this PNG.",
         Unset("no picture"),
     ] = None,
+    sums: Annotated[bool, "Also count the rows that each part gets for a sum; reads all edges."] = (
+        False
+    ),
 ) -> None:
     """Show what is in a partition and how good it is."""
     from ...data.task import read_task
@@ -378,6 +381,8 @@ def inspect(
         console.print(_balance_table(config.stats))
     else:
         console.print("DGL wrote it: it has no statistics until graphshard convert")
+    if sums:
+        console.print(_sums_table(str(path), config.num_parts))
     if task.target is not None:
         console.print(f"task: {_spoken_task(task)}", soft_wrap=True)
         if task.num_relations:
@@ -416,6 +421,36 @@ def _types_table(config: PartitionConfig) -> Table:
     for name, blocks in rows.items():
         sizes = [stop - start for start, stop in blocks]
         table.add_row(name, f"{sum(sizes):,}", *(f"{size:,}" for size in sizes))
+    return table
+
+
+def _sums_table(path: str, num_parts: int) -> Table:
+    """Rows that each part reads of others, and the fewest that serve it where it sums."""
+    from ...fullbatch import load_dgl_partition_data
+    from ...fullbatch.topology import LocalEdges, count_fewest_rows
+
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for part in range(num_parts):
+        data = load_dgl_partition_data(path, part)
+        for source in data.node_type_names:
+            edges = [
+                LocalEdges(e.src_part, e.src, e.dst, data.num_owned(etype[2]))
+                for etype, e in data.edges.items()
+                if etype[0] == source
+            ]
+            if edges:
+                found = count_fewest_rows(edges, part, num_parts)
+                counts.setdefault(source, []).append(found)
+    table = Table(title="rows from other parts", title_justify="left")
+    table.add_column("sources")
+    for heading in ("part", "rows", "rows and partial sums", "ratio"):
+        table.add_column(heading, justify="right")
+    for source, parts in counts.items():
+        total = tuple(map(sum, zip(*parts, strict=True)))
+        for name, (read, sent) in [*((str(n), c) for n, c in enumerate(parts)), ("all", total)]:
+            table.add_row(
+                source, name, f"{read:,}", f"{sent:,}", f"{sent / read:.2f}" if read else "1.00"
+            )
     return table
 
 
