@@ -201,7 +201,7 @@ class Pending:
 
     Args:
         finish: Waits, and returns what was received; called once unless it raises.
-        poll: Returns what has been received, or None while it is under way, and never waits.
+        poll: Returns what has been received, or None if not all has; never waits.
     """
 
     def __init__(

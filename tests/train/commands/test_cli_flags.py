@@ -74,7 +74,7 @@ FLAGS = {
         --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
         --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
         --encoder --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help
-        --hidden --layers --loss --lr --map-features --metrics --mode --model --model-args
+        --hidden --layers --loss --lr --map-features --memory --metrics --mode --model --model-args
         --negatives --no-both-directions --no-encoder --no-exclude-targets --no-map-features
         --no-norm --no-rematerialize --no-residual --no-self-loops --norm --num-bases --optimizer
         --patience --plot --predictor --prefetch --quiet --relations --rematerialize --replace
