@@ -48,6 +48,12 @@ _FORMATS: dict[str, TableFormat] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".br": "brotli"}
+TABLE_ENDINGS = re.compile(
+    rf".*({'|'.join(map(re.escape, _FORMATS))})({'|'.join(map(re.escape, _COMPRESSIONS))})?"
+    r"(\?\w+=.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How paths, globs and URIs of tables end."""
 _DELIMITERS = (",", "\t", ";", "|", "::", " ")
 _COMMENTS = ("#", "%")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")

@@ -204,9 +204,9 @@ def partition(
     *,
     data: Annotated[
         str | None,
-        "A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an edge list "
-        "that ends in .csv or .parquet (columns src and dst), or a graph of DGL's save_graphs that "
-        "ends in .bin or .dgl.",
+        "A data set: 'cora', a folder of arrays or of OGB's files, the name of a folder in "
+        "$GRAPHSHARD_DATASETS, a table of edges as --edges takes it, or a graph of DGL's "
+        "save_graphs that ends in .bin or .dgl.",
         Unset("none: tables are given"),
     ] = None,
     tables: Annotated[
@@ -326,6 +326,7 @@ def _tables_of(
 ) -> Tables | None:
     """The tables that options name; None where they name a data set."""
     from ...data import Tables
+    from ...data.prepare import is_table
 
     are_given = flags != TableFlags()
     ways = [data is not None, described is not None, bool(flags.nodes or flags.edges)]
@@ -337,6 +338,8 @@ def _tables_of(
     if data is None and described is None:
         return flags.read(seed)
     if data is not None:
+        if is_table(data):
+            return dataclasses.replace(flags, edges=[data]).read(seed)
         if are_given:
             raise ValueError("options of tables are for --nodes and --edges; leave out --data")
         return None
