@@ -42,7 +42,8 @@ class TableFlags:
     ] = None
     node_id: Annotated[
         str | None,
-        "Column of nodes by which edges name them.",
+        "Column of nodes by which edges name them; columns of files without header go by their "
+        "places, from 0, here and below.",
         Unset("one called so, or the first"),
     ] = None
     source: Annotated[
@@ -181,6 +182,8 @@ def _split_of(text: str | None) -> Any:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
+    if len(words) == 1 and words[0].isdecimal():
+        return words[0]  # the place of a column that has no name
     try:
         return [float(word) for word in words]
     except ValueError:
