@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 
 from graphshard.data import NodeDataset, from_csv, from_parquet, load_dataset
-from graphshard.data.prepare import read_dataset, with_links
+from graphshard.data.prepare import read_dataset, read_graph, with_links
 from graphshard.graph import Graph, from_scipy, graph, heterograph, remove_self_loop
 
 DATASETS = Path(
@@ -225,7 +226,6 @@ def write_forms(folder: Path) -> dict[str, tuple[Path, str, Any]]:
     """One graph in forms that no data set has: path, the call that an error names, its result."""
     io = pytest.importorskip("scipy.io", reason="SciPy is not installed")
     sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     matrix = sparse.coo_matrix((np.ones(2), ([0, 1], [1, 2])), shape=(3, 3))
     tsv, gz, mtx, npz = (folder / f"a.{ending}" for ending in ("tsv", "csv.gz", "mtx", "npz"))
@@ -238,7 +238,7 @@ def write_forms(folder: Path) -> dict[str, tuple[Path, str, Any]]:
     table = pyarrow.table({"src": [0, 1], "dst": [1, 2]})
     parquet.write_table(table, folder / "tables" / "part-0.parquet")
     return {
-        "tsv": (tsv, f"from_csv({str(tsv)!r}, delimiter='\\t')", from_csv(tsv, delimiter="\t")),
+        "tsv": (tsv, f"from_csv({str(tsv)!r})", from_csv(tsv)),
         "csv.gz": (gz, f"from_csv({str(gz)!r})", from_csv(gz)),
         "mtx": (
             mtx,
@@ -259,12 +259,18 @@ def write_forms(folder: Path) -> dict[str, tuple[Path, str, Any]]:
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv.gz", "mtx", "npz", "parquet"])
-def test_what_is_no_data_set_is_told_how_it_is_read(tmp_path: Path, form: str) -> None:
+def test_what_is_no_folder_of_arrays_is_told_how_it_is_read(tmp_path: Path, form: str) -> None:
     path, call, by_that_call = write_forms(tmp_path)[form]
     with pytest.raises(ValueError, match=re.escape(f"graphshard.{call} reads it")) as caught:
-        read_dataset(str(path))
+        load_dataset(path)
     assert str(path) in str(caught.value)
     assert [side.tolist() for side in by_that_call.edges()] == [[0, 1], [1, 2]]
+    if form == "npz":
+        with pytest.raises(ValueError, match=re.escape(f"graphshard.{call} reads it")):
+            read_dataset(str(path))
+    else:
+        read = read_dataset(str(path)).graph
+        assert [side.tolist() for side in read.edges()] == [[0, 1], [1, 2]]
 
 
 def test_raw_folders_are_told_how_they_are_read(tmp_path: Path) -> None:
@@ -277,17 +283,19 @@ def test_raw_folders_are_told_how_they_are_read(tmp_path: Path) -> None:
         (planetoid, f"dgl.data.CitationGraphDataset('citeseer', raw_dir={str(planetoid)!r})[0]"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"graphshard.{call}")):
-            read_dataset(str(folder))
-    with pytest.raises(FileNotFoundError, match="no data set"):
+            load_dataset(folder)
+    with pytest.raises(ValueError, match=r"num-node-list\.csv\.gz is missing"):
+        read_dataset(str(ogb))
+    with pytest.raises(FileNotFoundError, match="there is no file"):
         read_dataset(str(tmp_path / "none.tsv"))
 
 
-def test_a_table_of_names_is_no_data_set(tmp_path: Path) -> None:
+def test_names_of_a_table_are_numbered(tmp_path: Path) -> None:
     path = tmp_path / "names.csv"
     path.write_text("src,dst\nada,bob\n")
-    with pytest.raises(ValueError, match=r"graphshard.from_csv\(..., relabel=True\)") as caught:
-        read_dataset(str(path))
-    assert "pass relabel" not in str(caught.value)  # the command has no such argument
+    assert read_dataset(str(path)).graph.num_nodes() == 2
+    with pytest.raises(ValueError, match=r"graphshard.from_csv\(..., relabel=True\)"):
+        read_graph(path)
 
 
 def test_folder_of_edges_alone(tmp_path: Path) -> None:

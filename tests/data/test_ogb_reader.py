@@ -3,41 +3,17 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ogb_files import arxiv, mag, put, put_split
 
 from graphshard.data import from_ogb
 from graphshard.dgl.data import DglNodePropPredDataset
-
-
-def put(path: Path, rows: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(",".join(str(cell) for cell in row) for row in rows)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write(text + "\n")
-
-
-def put_split(folder: Path, train: list[int], valid: list[int], test: list[int]) -> None:
-    for name, ids in (("train", train), ("valid", valid), ("test", test)):
-        put(folder / f"{name}.csv.gz", [[i] for i in ids])
-
-
-def arxiv(root: Path) -> None:
-    raw = root / "ogbn_arxiv" / "raw"
-    put(raw / "edge.csv.gz", [(0, 1), (3, 1), (1, 2)])
-    put(raw / "num-node-list.csv.gz", [[5]])
-    put(raw / "num-edge-list.csv.gz", [[3]])
-    put(raw / "node-feat.csv.gz", [(0.5 * i, -i) for i in range(5)])
-    put(raw / "node_year.csv.gz", [[2010 + i] for i in range(5)])
-    put(raw / "node-label.csv.gz", [[2], [0], [1], [0], [2]])
-    put_split(root / "ogbn_arxiv" / "split" / "time", [0, 4], [1], [2, 3])
 
 
 def test_csv_layout(tmp_path: Path) -> None:
@@ -98,22 +74,6 @@ def test_npz_layout(tmp_path: Path) -> None:
     assert g.ndata["feat"].shape == (4, 2)
     assert g.ndata["node_year"].tolist() == [1, 2, 3, 4]
     assert [side.tolist() for side in g.edges()] == [[0, 1], [2, 2]]
-
-
-def mag(root: Path) -> None:
-    raw = root / "ogbn_mag" / "raw"
-    put(raw / "num-node-dict.csv.gz", [("author", "paper"), (3, 2)])
-    put(
-        raw / "triplet-type-list.csv.gz",
-        [("author", "writes", "paper"), ("paper", "cites", "paper")],
-    )
-    put(raw / "relations" / "author___writes___paper" / "edge.csv.gz", [(0, 1), (2, 0)])
-    put(raw / "relations" / "author___writes___paper" / "edge_reltype.csv.gz", [[0], [0]])
-    put(raw / "relations" / "paper___cites___paper" / "edge.csv.gz", [(1, 0)])
-    put(raw / "node-feat" / "paper" / "node-feat.csv.gz", [(1.5, 2.5), (0.5, 0.25)])
-    put(raw / "node-feat" / "paper" / "node_year.csv.gz", [[2015], [2019]])
-    put(raw / "node-label" / "paper" / "node-label.csv.gz", [[7], [3]])
-    put_split(root / "ogbn_mag" / "split" / "time" / "paper", [0], [1], [1])
 
 
 def test_as_ogb_gives_it_to_users_of_dgl(tmp_path: Path) -> None:

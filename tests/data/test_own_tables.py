@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import uuid
@@ -902,3 +903,75 @@ def test_a_label_that_several_tables_have_is_of_one(tmp_path: Path) -> None:
     for label, of in (("movie=column_2", "none"), ("user=column_9", "none"), ("none", "none")):
         with pytest.raises(ValueError, match=f"of {of}; there are .*: TYPE=COLUMN"):
             Tables.from_files(files[0], both, label=label)
+
+
+def by_places(folder: Path, has_header: bool) -> Tables:
+    """Users and ratings, whose columns go by their names or by their places."""
+    rng = np.random.default_rng(0)
+    users = pd.DataFrame(
+        {"id": range(100, 130), "age": rng.integers(9, 90, 30), "x": rng.random(30)}
+    )
+    users["part"] = rng.choice(["train", "val", "test"], 30)
+    users["kind"] = rng.choice(["a", "b"], 30)
+    rated = pd.DataFrame({"who": rng.integers(100, 130, 80), "whom": rng.integers(100, 130, 80)})
+    rated["stars"], rated["when"] = rng.random(80), rng.integers(0, 99, 80)
+    rated["note"], rated["what"] = rng.integers(0, 9, 80), rng.choice(["likes", "hates"], 80)
+    for name, frame in (("users", users), ("rated", rated)):
+        frame.to_csv(folder / f"{name}.csv", index=False, header=has_header)
+
+    def called(names: str, frame: pd.DataFrame) -> list[str]:
+        places = (str(list(frame.columns).index(name)) for name in names.split())
+        return names.split() if has_header else list(places)
+
+    key, label, split, age = called("id kind part age", users)
+    source, target, weight, time, relation, note = called("who whom stars when what note", rated)
+    tables = Tables.from_files(
+        [folder / "users.csv"],
+        [folder / "rated.csv"],
+        node_id=key,
+        label=label,
+        split=split,
+        source=source,
+        target=target,
+        weight=weight,
+        time=time,
+        relation_column=relation,
+    )
+    (users_table,) = tables.nodes.values()
+    features = {"x" if has_header else "2": "number", age: "standardized"}
+    nodes = {"users": dataclasses.replace(users_table, features=features)}
+    edges = {
+        etype: dataclasses.replace(table, ignore=[note]) for etype, table in tables.edges.items()
+    }
+    return dataclasses.replace(tables, nodes=nodes, edges=edges)
+
+
+def fields_of(read: TablesGraph) -> list[dict[str, Any]]:
+    """Features of nodes, and of edges."""
+    graph = read.graph
+    return [{n: rows.tolist() for n, rows in of.items()} for of in (graph.ndata, graph.edata)]
+
+
+def test_columns_without_names_go_by_their_places(tmp_path: Path) -> None:
+    reads = []
+    for has_header in (True, False):
+        (folder := tmp_path / str(has_header)).mkdir()
+        tables = by_places(folder, has_header)
+        (folder / "graph.toml").write_text(tables.to_toml())
+        reads.append(read_tables(tables))
+        again = read_tables(Tables.from_toml(folder / "graph.toml"))
+        assert fields_of(reads[-1]) == fields_of(again)
+    named, placed = reads
+    assert set(named.graph.edata) == {"weight", "time", "etype"}
+    assert fields_of(named) == fields_of(placed)
+    assert named.task.class_names == placed.task.class_names == ("a", "b")
+
+
+def test_places_that_are_none(tmp_path: Path) -> None:
+    by_places(tmp_path, False)
+    for option in ("ignore", "time", "weight", "label"):
+        value: Any = ["9"] if option == "ignore" else "9"
+        with pytest.raises(ValueError, match=rf"{option} must .* '9'"):
+            Tables.from_files([tmp_path / "users.csv"], [tmp_path / "rated.csv"], **{option: value})
+    tables = Tables.from_files([], [tmp_path / "rated.csv"], ignore=["4"], time="3")
+    assert [(t.ignore, t.time) for t in tables.edges.values()] == [(["column_4"], "column_3")]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ogb_files
 import pytest
+import torch
 
 from graphshard._base.kernels import extension_available
 from graphshard.data import (
@@ -19,15 +22,17 @@ from graphshard.data import (
     Tables,
     _array_graph,
     _kept_columns,
+    _ogb,
     _read_tables,
     _table_targets,
     dataset,
     partition_tables,
     splits,
 )
-from graphshard.data._partition_tables import _prepared, report_path
-from graphshard.data.prepare import Preparation, partition_by_name, read_dataset
-from graphshard.data.task import partition_dataset
+from graphshard.data._partition_tables import prepared_tables, report_path
+from graphshard.data.prepare import Preparation, is_table, partition_by_name, read_dataset
+from graphshard.data.task import partition_dataset, read_task
+from graphshard.graph import heterograph, save_graphs
 from graphshard.partition import partition_graph
 from graphshard.partition._writer import PartitionWriter
 from graphshard.partition.load import load_partition_feats
@@ -104,7 +109,7 @@ def test_bytes_and_reports_are_those_of_tables_in_memory(case: int, tmp_path: Pa
     described, prepared = CASES[case]
     preparation = Preparation(**prepared)
     read = _read_tables.read_tables(tables(case, **dict(described)), name="g")
-    graph, task = _prepared(read, preparation)
+    graph, task = prepared_tables(read, preparation)
     arguments: dict[str, Any] = {"part_method": "random", "memory": MEMORY, "quiet": True}
     if task.target == "user":
         arguments = {"part_method": "multilevel", "balance_split": True, "quiet": True}
@@ -194,6 +199,115 @@ def test_bytes_of_folders_are_those_of_folders_in_memory(
     assert ours == {p.relative_to(on_disk.parent) for p in on_disk.parent.rglob("*.*")}
     for name in ours:
         assert (on_disk.parent / name).read_bytes() == (in_memory.parent / name).read_bytes()
+
+
+def ogb_csv(folder: Path) -> Path:
+    ogb_files.arxiv(folder)
+    ogb_files.put(folder / "ogbn_arxiv/raw/node_h.csv.gz", [[1], [2], [0.5], [4], [2**30]])
+    return folder / "ogbn_arxiv"
+
+
+def ogb_undirected(folder: Path) -> Path:
+    ogb_files.arxiv(folder)
+    ogb_files.put(folder / "ogbn_arxiv/raw/edge-feat.csv.gz", [[1], [2], [0.5]])
+    return (folder / "ogbn_arxiv").rename(folder / "ogbn_products")
+
+
+def ogb_typed(folder: Path) -> Path:
+    ogb_files.mag(folder)
+    return folder / "ogbn_mag"
+
+
+def ogb_npz(folder: Path) -> Path:
+    raw, rng = folder / "ogbn_papers100M" / "raw", np.random.default_rng(3)
+    raw.mkdir(parents=True)
+    write, more = (np.savez_compressed, np.int32) if folder.name == "data" else (np.savez, None)
+    write(
+        raw / "data.npz",
+        edge_index=rng.integers(0, 40, (2, 300)).astype(more or np.int64),
+        node_feat=rng.random((40, 3)).astype(np.float16),
+        node_year=rng.integers(0, 9, (40, 1)),
+        num_nodes_list=np.array([40]),
+        num_edges_list=np.array([300]),
+    )
+    np.savez(raw / "node-label.npz", node_label=rng.integers(0, 3, (40, 1)).astype(np.float32))
+    ogb_files.put_split(folder / "ogbn_papers100M" / "split" / "time", [0, 7], [2], [3])
+    return folder / "ogbn_papers100M"
+
+
+def dgl_file(folder: Path, formats: str) -> Path:
+    rng = np.random.default_rng(5)
+    graph = heterograph(
+        {
+            ("a", "to", "b"): tuple(torch.from_numpy(rng.integers(0, 30, (2, 200)))),
+            ("b", "is", "b"): tuple(torch.from_numpy(rng.integers(0, 40, (2, 100)))),
+        },
+        {"a": 30, "b": 40},
+    )
+    graph.nodes["b"].data["odd name"] = torch.rand(40, 3, dtype=torch.float64)
+    graph.nodes["b"].data["label"] = torch.from_numpy(rng.integers(0, 3, 40))
+    graph.nodes["b"].data["train_mask"] = torch.arange(40) < 9
+    graph.edges["to"].data["w"] = torch.rand(200)
+    save_graphs(folder / "g.bin", graph, formats=formats)
+    return folder / "g.bin"
+
+
+def plain_dgl_file(folder: Path) -> Path:
+    rng = np.random.default_rng(6)
+    graph = heterograph(
+        {("n", "e", "n"): tuple(torch.from_numpy(rng.integers(0, 50, (2, 300))).int())}, {"n": 50}
+    )
+    graph.edata["w"] = torch.rand(300)
+    save_graphs(folder / "g.dgl", graph)
+    return folder / "g.dgl"
+
+
+def edge_table(folder: Path) -> Path:
+    rng = np.random.default_rng(8)
+    columns = {"src": rng.integers(0, 99, 300), "dst": rng.integers(0, 99, 300)}
+    pandas.DataFrame(columns).to_csv(folder / "edges.tsv", sep="\t", index=False)
+    return folder / "edges.tsv"
+
+
+@pytest.mark.filterwarnings("ignore:ogbn-mag has")
+@pytest.mark.usefixtures("in_small_blocks")
+@pytest.mark.parametrize(
+    ("write", "prepared"),
+    [
+        (ogb_csv, {"bidirected": True}),
+        (ogb_undirected, {}),
+        (ogb_typed, {}),
+        (ogb_npz, {"self_loops": True}),
+        (partial(dgl_file, formats="coo"), {"inverse": True}),
+        (partial(dgl_file, formats="csc"), {}),
+        (partial(dgl_file, formats="csr"), {}),
+        (plain_dgl_file, {"bidirected": True, "self_loops": True}),
+        (edge_table, {"bidirected": True}),
+    ],
+)
+def test_bytes_of_other_data_are_those_in_memory(
+    write: Any, prepared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    source, preparation = str(write(tmp_path / "data")), Preparation(**prepared)
+    monkeypatch.setattr(_ogb, "_ROWS_AT_ONCE", 2)
+    dataset = read_dataset(source, preparation)
+    arguments: dict[str, Any] = {"part_method": "random", "memory": MEMORY}
+    in_memory = partition_dataset(dataset, 2, tmp_path / "memory", name="g", **arguments)
+    on_disk = partition_by_name(
+        source, 2, tmp_path / "disk", title="g", preparation=preparation, **arguments
+    )
+    for part in (0, 1):
+        for file in ("graph", "node_feats", "edge_feats"):
+            name = f"part{part}/{file}.safetensors"
+            if is_table(source) and file == "node_feats":
+                continue  # the data set in memory has labels, which nothing is known of
+            assert (on_disk.parent / name).read_bytes() == (in_memory.parent / name).read_bytes()
+    if not is_table(source):
+        assert on_disk.read_bytes() == in_memory.read_bytes()
+    tasks = [read_task(path) for path in (in_memory, on_disk)]
+    assert tasks[0].target == tasks[1].target or is_table(source)
+    assert not any(p.name.startswith("graphshard-folder") for p in on_disk.parent.iterdir())
 
 
 def test_numbers_of_nodes_that_outgrow_32_bits(tmp_path: Path) -> None:

@@ -152,15 +152,16 @@ def test_relations_get_their_inverse_unless_told(tmp_path: Path) -> None:
         read_dataset(str(folder(tmp_path / "p", relations=False)), Preparation(inverse=True))
 
 
-def test_edge_lists_have_neither_relations_nor_features(tmp_path: Path) -> None:
+def test_edge_lists_have_no_features(tmp_path: Path) -> None:
     table = tmp_path / "edges.csv"
     table.write_text("src,dst\n0,1\n1,1\n")
     dataset = read_dataset(str(table), Preparation(self_loops=True, bidirected=True))
     assert dataset.name == "edges"
     assert dataset.graph.num_edges() == 4
     assert dataset.num_classes == 0
-    with pytest.raises(ValueError, match="has neither"):
-        read_dataset(str(table), Preparation(inverse=True))
+    assert len(read_dataset(str(table), Preparation(inverse=True)).graph.canonical_etypes) == 2
+    with pytest.raises(ValueError, match="row_normalize is for folders of arrays"):
+        read_dataset(str(table), Preparation(row_normalize=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems only know the peak of a life")

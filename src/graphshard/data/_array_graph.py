@@ -42,6 +42,8 @@ FieldArrays: TypeAlias = dict[str, Any]
 """Arrays, or in memory tensors, by name."""
 
 _BLOCK_ROWS = 1 << 20
+_FREE_NODES = 1 << 20
+_NODES_PER_END = 64
 
 
 class Arrays:
@@ -332,7 +334,8 @@ class ArrayGraph:
         relations = {}
         for etype in self.etypes:
             check_fits(self.num_edges(etype), idtype, f"edges of {etype}")
-            src, dst = (torch.from_numpy(end).to(idtype) for end in self.ends[etype])
+            of_src, of_dst = self.ends[etype]
+            src, dst = torch.from_numpy(of_src).to(idtype), torch.from_numpy(of_dst).to(idtype)
             num_src, num_dst = self.num_nodes[etype[0]], self.num_nodes[etype[2]]
             relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
         made = Graph(dict(sorted(self.num_nodes.items())), relations)
@@ -377,6 +380,42 @@ def edge_list(
             yield np.asarray(src[rows]), np.asarray(dst[rows])
 
     return EdgeList(*num_nodes, len(src), batches)
+
+
+def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> None:
+    """Refuse a number of nodes that no file bears out: one damaged number can fill the memory.
+
+    Args:
+        source: File or folder, for the error.
+        count: Number of nodes that an id or a line of text calls for.
+        num_ends: Ends of edges at nodes of this type.
+    """
+    most = max(_FREE_NODES, _NODES_PER_END * num_ends)
+    if count > most:
+        raise ValueError(
+            f"{source} calls for {count} nodes of type {ntype!r}, more than the {most} that its "
+            f"edges ({num_ends} ends at such nodes) bear out; correct the number, number the nodes "
+            "without gaps, or store their labels or features"
+        )
+
+
+def check_ends(graph: ArrayGraph, source: Path) -> None:
+    """Raise unless all ends of edges are nodes.
+
+    Args:
+        source: What they were read from, for the error.
+    """
+    for etype, ends in graph.ends.items():
+        for end, ntype in zip(ends, (etype[0], etype[2]), strict=True):
+            count = graph.num_nodes[ntype]
+            below = graph.arrays.first_below(end, 0)
+            largest = graph.arrays.largest(end, -1)
+            if below is not None or largest >= count:
+                raise ValueError(
+                    f"{source}: the edges {etype} must be between nodes of type {ntype!r} in "
+                    f"[0, {count}) (got {largest if below is None else int(end[below])}); write it "
+                    "again"
+                )
 
 
 # ---------------------------------------------------------------------- graphs of graphs

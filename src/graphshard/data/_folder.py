@@ -42,7 +42,7 @@ import numpy as np
 
 from .._base.files import read_text_regular
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
-from ._array_graph import Arrays, EndArrays
+from ._array_graph import Arrays, EndArrays, check_node_count
 from .npy import SparseRows, is_there, plain_numbers, read_array, read_features
 
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}
@@ -79,8 +79,6 @@ _SPLIT_LAYOUT = (
     "train_masks.npy)"
 )
 _SHOWN = 20
-_FREE_NODES = 1 << 20
-_NODES_PER_END = 64
 _FREE_RELATIONS = 1 << 16
 _FREE_CLASSES = 1 << 16
 
@@ -338,11 +336,8 @@ def _reader_of_folder(folder: Path) -> str | None:
 def _reader_of_file(path: Path) -> str | None:
     name = re.sub(r"\.(gz|bz2|xz|zst|lz4)$", "", path.name.lower())
     shown, ending = repr(str(path)), name.rpartition(".")[2]
-    plain = f"graphshard.from_csv({shown}, delimiter=..., column_names=['src', 'dst'])"
     calls = {
-        "csv": f"graphshard.from_csv({shown})",
-        "tsv tab": f"graphshard.from_csv({shown}, delimiter='\\t')",
-        "txt edges edgelist el": plain,
+        "csv tsv tab txt edges edgelist el": f"graphshard.from_csv({shown})",
         "parquet pq parq": f"graphshard.from_parquet({shown})",
         "mtx": f"graphshard.from_scipy(scipy.io.mmread({shown}))",
         "npz": f"graphshard.from_scipy(scipy.sparse.load_npz({shown}))",
@@ -357,17 +352,38 @@ def _reader_of_file(path: Path) -> str | None:
 
 
 def _read_edges(path: Path, arrays: Arrays) -> EndArrays:
-    edges = read_array(path, 2, "i", is_mapped=arrays.folder is not None)
-    if edges.shape[0] != 2:
-        raise ValueError(f"{path} must be [2, num_edges] (got {list(edges.shape)}); transpose it")
+    return edges_of_array(
+        path, read_array(path, 2, "i", is_mapped=arrays.folder is not None), arrays
+    )
+
+
+def edges_of_array(path: Path, edges: np.ndarray, arrays: Arrays) -> EndArrays:
+    """Sources and destinations of an array ``[2, num_edges]``, which are not below 0.
+
+    Args:
+        path: Where it is from, for errors.
+    """
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path} must be [2, num_edges] integers (got {edges.dtype} {list(edges.shape)}); "
+            "transpose it"
+        )
     src, dst = edges
     if isinstance(edges, np.memmap):
         num_edges, row_bytes = edges.shape[1], edges.shape[1] * edges.itemsize
         src, dst = (
-            np.memmap(path, edges.dtype, "r", edges.offset + row * row_bytes, (num_edges,))
+            np.memmap(
+                edges.filename or path,
+                edges.dtype,
+                "r",
+                edges.offset + row * row_bytes,
+                (num_edges,),
+            )
             for row in (0, 1)
         )
-    src, dst = (_whole_numbers(path, side, arrays) for side in (src, dst))
+        src, dst = (_whole_numbers(path, side, arrays) for side in (src, dst))
+    else:
+        src, dst = (plain_numbers(path, side, "i") for side in (src, dst))
     first = [place for side in (src, dst) if (place := arrays.first_below(side, 0)) is not None]
     if first:
         edge = min(first)
@@ -463,23 +479,6 @@ def _count_nodes(
     if ntype not in labels and ntype not in matrices:
         check_node_count(folder, ntype, count, sum(len(side) for side in ids))
     return count
-
-
-def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> None:
-    """Refuse a number of nodes that no file bears out: one damaged number can fill the memory.
-
-    Args:
-        source: File or folder, for the error.
-        count: Number of nodes that an id or a line of text calls for.
-        num_ends: Ends of edges at nodes of this type.
-    """
-    most = max(_FREE_NODES, _NODES_PER_END * num_ends)
-    if count > most:
-        raise ValueError(
-            f"{source} calls for {count} nodes of type {ntype!r}, more than the {most} that its "
-            f"edges ({num_ends} ends at such nodes) bear out; correct the number, number the nodes "
-            "without gaps, or store their labels or features"
-        )
 
 
 def _read_edge_type(folder: Path, num_edges: int, arrays: Arrays) -> np.ndarray | None:

@@ -26,7 +26,7 @@ from ._array_graph import (
 from ._read_tables import TablesGraph, read_tables
 from ._table_report import TableReport
 from .id_files import write_id_files
-from .prepare import Preparation
+from .settings import Preparation
 from .tables import Tables
 from .task import TaskInfo, balance_classes, inverse_names, read_task, write_task
 
@@ -98,7 +98,7 @@ def partition_tables(
     given = None if encodings_from is None else read_task(encodings_from)
     with folder_of_arrays(Path(out), arguments) as folder:
         read = read_tables(tables, name=name, encodings_from=given, folder=folder)
-        graph, task = _prepared(read, preparation)
+        graph, task = prepared_tables(read, preparation)
         if not quiet:
             read.report.show(Console(emoji=False))
         num_nodes = sum(graph.num_nodes.values())
@@ -143,7 +143,7 @@ def _write_report(json_path: Path, report: TableReport) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _prepared(read: TablesGraph, preparation: Preparation) -> tuple[ArrayGraph, TaskInfo]:
+def prepared_tables(read: TablesGraph, preparation: Preparation) -> tuple[ArrayGraph, TaskInfo]:
     """The graph with the edges that were asked for, and the task with where reverses are."""
     graph, task, notes = read.content, read.task, read.report.notes
     if preparation.row_normalize:

@@ -49,6 +49,7 @@ from .tables import (
     Tables,
     label_columns,
     split_columns,
+    with_names_of,
 )
 from .task import TaskInfo, inverse_names
 
@@ -110,7 +111,10 @@ class _Reading:
     def __init__(
         self, tables: Tables, name: str, encodings_from: TaskInfo | None, arrays: Arrays
     ) -> None:
-        self.tables, self.name, self.arrays = tables, name, arrays
+        self.name, self.arrays = name, arrays
+        #: Of each node type and relation that has a table, and of those that are joined to it.
+        self.readers: dict[Any, list[TableSource]] = {}
+        self.tables = self._with_readers(tables)
         self.given_task = encodings_from
         self.given = None if encodings_from is None else encodings_from.schema
         if encodings_from is not None and self.given is None:
@@ -197,6 +201,27 @@ class _Reading:
         task = replace(task, schema=schema)
         return TablesGraph(content=graph, ids=arrow_ids, task=task, report=self.report)
 
+    def _with_readers(self, tables: Tables) -> Tables:
+        """Open all files; the tables, in which columns go by their names."""
+        named: dict[Any, Any] = {}
+        every: dict[Any, NodeTable | EdgeTable] = {**tables.nodes, **tables.edges}
+        for owner, table in every.items():
+            joined = table.join if isinstance(table, NodeTable) else ()
+            readers = [_reader(table, tables.base)]
+            readers += [_reader(other, tables.base, table) for other in joined]
+            names = {name for reader in readers for name in reader.schema.names}
+
+            def name_of(said: str, first: TableSource = readers[0], names: Any = names) -> str:
+                return said if said in names else first.column(said)
+
+            self.readers[owner] = readers
+            named[owner] = with_names_of(table, name_of)
+        return replace(
+            tables,
+            nodes={ntype: named[ntype] for ntype in tables.nodes},
+            edges={etype: named[etype] for etype in tables.edges},
+        )
+
     def _other_types(self) -> Iterator[str]:
         """What is said where the tables are of other types than those of the encodings."""
         if self.given is None:
@@ -242,10 +267,9 @@ class _Reading:
     # ------------------------------------------------------------------ nodes
 
     def read_nodes(self, ntype: str, table: NodeTable) -> None:
-        reader = self._reader(table)
-        joined = [self._reader(other, table) for other in table.join]
+        reader, *joined = self.readers[ntype]
         is_numbered = table.id == ROW_NUMBER
-        key = None if is_numbered else reader.column(table.id)
+        key = None if is_numbered else table.id
         keys = [] if key is None else [key]
         names, of_joined = self._names_of_joined(ntype, reader, table, joined)
         wanted = self._needed(ntype, table, reader, names, keys, _indices(reader, *joined))
@@ -443,8 +467,8 @@ class _Reading:
     # ------------------------------------------------------------------ edges
 
     def read_edges(self, etype: CanonicalEType, table: EdgeTable) -> None:
-        reader = self._reader(table)
-        names = reader.column(table.source), reader.column(table.target)
+        (reader,) = self.readers[etype]
+        names = table.source, table.target
         needed = self._needed(etype, table, reader, reader.schema.names, names, _indices(reader))
         report = EdgeReport(source_column=names[0], target_column=names[1])
         self.report.edges[etype] = report
@@ -649,26 +673,6 @@ class _Reading:
 
     # ------------------------------------------------------------------ columns
 
-    def _reader(
-        self, table: NodeTable | EdgeTable | JoinedTable, of: NodeTable | None = None
-    ) -> TableSource:
-        """What reads a table.
-
-        Args:
-            of: The table that it is joined to.
-        """
-        roles = "id", "source", "target", "weight", "time", "relation_column"
-        named = [getattr(table, role, None) for role in roles]
-        said = table if of is None else of
-        assert not isinstance(said, JoinedTable)
-        named += [*(said.features or ()), *label_columns(said.label), *split_columns(said.split)]
-        return TableSource(
-            table.files,
-            table.options,
-            base=self.tables.base,
-            named=[name for name in named if name is not None],
-        )
-
     def _needed(
         self,
         owner: Any,
@@ -685,16 +689,9 @@ class _Reading:
             ids: Those that name nodes.
             indices: Those with the numbers of rows.
         """
-
-        def column(name: str) -> str:
-            return name if name in names else reader.column(name)
-
         roles = [*label_columns(table.label), *split_columns(table.split)]
         if isinstance(table, EdgeTable):
             roles += [c for c in (table.weight, table.time, table.relation_column) if c is not None]
-        roles = [column(name) for name in roles]
-        for name in table.ignore:
-            column(name)
         is_node = isinstance(table, NodeTable)
         given = self._given("nodes" if is_node else "edges", owner if is_node else etype_key(owner))
         left_out = {*ids, *roles, *table.ignore, *indices}
@@ -716,7 +713,7 @@ class _Reading:
         else:
             features = _features(table.features, names, free, reader)
         self.features[owner] = features
-        columns = [column(name) for feature in features.values() for name in feature.columns]
+        columns = [name for feature in features.values() for name in feature.columns]
         return list(dict.fromkeys([*columns, *roles]))
 
     # ------------------------------------------------------------------ features
@@ -966,6 +963,27 @@ class _Reading:
             self.arrays.release(numbers)
         fields["etype"] = numbers
         return texts
+
+
+def _reader(
+    table: NodeTable | EdgeTable | JoinedTable,
+    base: str | Path | None,
+    of: NodeTable | EdgeTable | None = None,
+) -> TableSource:
+    """What reads a table.
+
+    Args:
+        of: The table that it is joined to.
+    """
+    roles = "id", "source", "target", "weight", "time", "relation_column"
+    named = [getattr(table, role, None) for role in roles]
+    said = table if of is None else of
+    assert not isinstance(said, JoinedTable)
+    named += [*(said.features or ()), *said.ignore]
+    named += [*label_columns(said.label), *split_columns(said.split)]
+    return TableSource(
+        table.files, table.options, base=base, named=[name for name in named if name is not None]
+    )
 
 
 class _Feature(NamedTuple):

@@ -48,6 +48,12 @@ _FORMATS: dict[str, TableFormat] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".br": "brotli"}
+TABLE_ENDINGS = re.compile(
+    rf".*({'|'.join(map(re.escape, _FORMATS))})({'|'.join(map(re.escape, _COMPRESSIONS))})?"
+    r"(\?\w+=.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How paths, globs and URIs of tables end."""
 _DELIMITERS = (",", "\t", ";", "|", "::", " ")
 _COMMENTS = ("#", "%")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -240,20 +246,26 @@ class TableSource:
         Raises:
             ValueError: There is none.
         """
-        names = self.schema.names
-        if name in names:
-            return name
-        is_headless = self.format == "csv" and not next(iter(self._dialects.values())).has_header
-        if is_headless and name.isdecimal() and int(name) < len(names):
-            return str(names[int(name)])
+        called, names = self.spellings, self.schema.names
+        if name in called:
+            return called[name]
         close = next((known for known in names if known.casefold() == name.casefold()), None)
         cure = f"; did you mean {close!r}?" if close else "; name one of them"
-        if is_headless:
+        if len(called) > len(names):
             cure = "; the file has no header: name columns by their place, from 0"
         raise ValueError(
             f"{self.name}: column {name!r} is missing; there are {', '.join(map(repr, names))}"
             f"{cure}"
         )
+
+    @property
+    def spellings(self) -> dict[str, str]:
+        """Columns by all that they are called: their names and, without a header, their places."""
+        called = {name: name for name in self.schema.names}
+        if self.format == "csv" and not next(iter(self._dialects.values())).has_header:
+            for place, name in enumerate(self.schema.names):
+                called.setdefault(str(place), name)
+        return called
 
     def known_num_rows(self) -> int | None:
         """How many rows there are, where that can be said without reading them."""
@@ -967,10 +979,12 @@ def _look_at(
     is_noted = _tells(noted, telling) and not _tells(cells, telling)
     has_header = options.header
     if has_header is None:
-        # A number that is asked for may be the place of a column, and no name in a first row.
-        are_numbers = [bool(_NUMBER.fullmatch(cell)) for cell in cells]
-        is_named = bool(set(named) & {cell.strip() for cell in cells}) and not all(are_numbers)
-        has_header = not (options.columns or is_noted) and (is_named or not any(are_numbers))
+        # A small number is the place of a column that has no name.
+        names_asked = {name for name in named if not (name.isdecimal() and int(name) < width)}
+        has_header = not (options.columns or is_noted) and (
+            bool(names_asked & {cell.strip() for cell in cells})
+            or not any(_NUMBER.fullmatch(cell) for cell in cells)
+        )
         if names_before is not None and not options.columns and not named:
             has_header = cells == names_before
     names = [f"column_{i}" for i in range(width)]

@@ -106,12 +106,7 @@ class NodeDataset:
                 " NodeDataset.from_graph fills in empty ones"
             )
         for name in MASKS:
-            if fields[name].dtype != torch.bool or fields[name].ndim != 1:
-                raise TypeError(
-                    f"{name} must be a bool vector, one value per node (got "
-                    f"{fields[name].dtype} of shape {tuple(fields[name].shape)}); of a matrix of "
-                    "splits store one column"
-                )
+            _check_mask(name, fields[name].dtype == torch.bool, fields[name])
 
     @classmethod
     def from_graph(
@@ -136,7 +131,8 @@ class NodeDataset:
         Raises:
             ValueError: ``target`` is None and the graph does not say which type it is.
         """
-        target = _find_target(graph) if target is None else target
+        if target is None:
+            target = _find_target({ntype: graph.nodes[ntype].data for ntype in graph.ntypes})
         graph = graph.local_var()
         fields = graph.nodes[target].data
         num_nodes = graph.num_nodes(target)
@@ -185,14 +181,22 @@ def count_classes(label: Tensor) -> int:
     return int(label.max()) + 1 if label.numel() else 0
 
 
-def _find_target(graph: Graph) -> str:
-    labelled = [t for t in graph.ntypes if "label" in graph.nodes[t].data]
-    candidates = labelled or graph.ntypes
+def _find_target(fields: Mapping[str, Mapping[str, Any]]) -> str:
+    """The only node type with labels, or the only one."""
+    candidates = [ntype for ntype in fields if "label" in fields[ntype]] or list(fields)
     if len(candidates) != 1:
         raise ValueError(
             f"target must be given, since {len(candidates)} node types could be it: {candidates}"
         )
     return candidates[0]
+
+
+def _check_mask(name: str, is_bool: bool, mask: Any) -> None:
+    if not is_bool or mask.ndim != 1:
+        raise TypeError(
+            f"{name} must be a bool vector, one value per node (got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}); of a matrix of splits store one column"
+        )
 
 
 BUNDLED = ("cora",)
@@ -291,14 +295,33 @@ class DatasetArrays:
     links: tuple[CanonicalEType, ...] = ()
     reverse_of: tuple[CanonicalEType | None, ...] = ()
 
+    @classmethod
+    def of_content(cls, content: ArrayGraph, name: str) -> DatasetArrays:
+        """A data set of a graph, to which labels and masks are added where it lacks them.
+
+        Raises:
+            ValueError: The graph does not say which node type is to be classified.
+            TypeError: A mask is not bool.
+        """
+        target = _find_target(content.nodes)
+        fields, count = content.nodes[target], content.num_nodes[target]
+        fields.setdefault("label", np.full(count, -1, np.int64))
+        for mask in MASKS:
+            fields.setdefault(mask, np.zeros(count, bool))
+        num_classes = count_classes(torch.as_tensor(np.asarray(fields["label"])))
+        return cls(name=name, content=content, num_classes=num_classes, target=target)
+
     def dataset(self, idtype: torch.dtype = torch.int64) -> NodeDataset:
         """The data set with its graph in memory."""
-        others = {name: value for name, value in vars(self).items() if name != "content"}
-        return NodeDataset(graph=self.content.graph(idtype), **others)
+        others = dict(vars(self))
+        return NodeDataset(graph=others.pop("content").graph(idtype), **others)
 
     @property
     def source(self) -> GraphFiles:
         """What `graphshard.partition.partition_graph` takes."""
+        for name in MASKS if not self.links else ():
+            mask = self.content.nodes[self.target][name]
+            _check_mask(name, mask.dtype == np.bool_, mask)
         return self.content.files()
 
     @property

@@ -16,9 +16,11 @@ Features are a dense ``feat.npy``, or a ``feat.npz`` that holds a CSR matrix as 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._base.files import open_regular
+from .._base.files import open_regular, writing
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
@@ -77,18 +79,37 @@ def map_npy(path: Path) -> np.ndarray:
     return np.memmap(path, dtype, "r", start, shape)
 
 
-def read_npz(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """The arrays of a ``.npz`` file of whose names ``is_read`` is true."""
+def read_npz(
+    path: Path, is_read: Callable[[str], bool], new_path: Callable[[], Path] | None = None
+) -> dict[str, np.ndarray]:
+    """The arrays of a ``.npz`` file of whose names ``is_read`` is true.
+
+    Args:
+        new_path: Where each is to be unpacked, and then mapped; None: they are read into memory.
+    """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = path.stat().st_size
             arrays = {}
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
-                if is_read(name):
-                    arrays[name] = _read_member(archive, info, size)
+                if not is_read(name):
+                    continue
+                _check_member(info, size)
+                with archive.open(info) as member:
+                    if new_path is None:
+                        arrays[name] = _read_array(member, info.file_size)
+                        if member.read(1):  # its end has been seen now, and with it its checksum
+                            raise ValueError(f"{info.filename} goes on behind its array")
+                        continue
+                    unpacked = new_path()
+                    with writing(unpacked), open(unpacked, "wb") as out:
+                        shutil.copyfileobj(member, out, 1 << 20)
+                arrays[name] = map_npy(unpacked)
             return arrays
     except Exception as error:  # zipfile leaks whatever its parts raise on damaged bytes
+        if new_path is not None and isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise _unreadable(path, reason) from None
 
@@ -101,7 +122,7 @@ def _unreadable(path: Path, reason: str) -> ValueError:
     return ValueError(f"{path} cannot be read as {what} ({reason}); {cure}")
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_size: int) -> np.ndarray:
+def _check_member(info: zipfile.ZipInfo, file_size: int) -> None:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{info.filename} is compressed in a way that NumPy does not write")
     most = min(info.compress_size, file_size)
@@ -111,11 +132,6 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_size: int
             f"{info.filename} is said to have {info.file_size} bytes, more than "
             f"{info.compress_size} compressed ones can hold"
         )
-    with archive.open(info) as member:
-        array = _read_array(member, info.file_size)
-        if member.read(1):  # its end has been seen now, and with it its checksum
-            raise ValueError(f"{info.filename} goes on behind its array")
-    return array
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[np.dtype, bool, tuple[int, ...]]:

@@ -41,7 +41,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -385,35 +385,37 @@ class Tables:
             ValueError: A column is missing.
         """
         made_nodes: dict[str, NodeTable] = {}
-        columns: dict[str, list[str]] = {}
-        said = [name for name in (node_id, label) if name is not None]
+        columns: dict[str, dict[str, str]] = {}
+        said = [name for name in (node_id, label, *ignore) if name is not None]
         for item in nodes:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
-            names = list(reader.schema.names)
+            called = reader.spellings
             if name in made_nodes and files != item:  # the name was given
                 first = made_nodes[name]
                 usual = first.id if node_id is None else node_id
-                own_key = usual if usual in names else _id_column(name, names)
+                names = list(reader.schema.names)
+                own_key = called[usual] if usual in called else _id_column(name, names)
                 joined = JoinedTable(files=files, id=own_key, options=options)
                 made_nodes[name] = replace(first, join=(*first.join, joined))
-                columns[name] += [column for column in names if column != own_key]
+                more = {text: column for text, column in called.items() if column != own_key}
+                columns[name] = more | columns[name]
                 continue
             name = _unused_name(name, made_nodes)
-            columns[name] = names
+            columns[name] = called
             key = node_id
-            if key is None or (len(nodes) > 1 and key not in (*columns[name], ROW_NUMBER)):
+            if key is None or (len(nodes) > 1 and key not in (*called, ROW_NUMBER)):
                 key = _id_column(name, reader.telling_names)
             key = key if key == ROW_NUMBER else reader.column(key)
             made_nodes[name] = NodeTable(files=files, id=key, options=options)
         made_edges: dict[CanonicalEType, EdgeTable] = {}
-        of_all = (source, target, label, weight, time, relation_column)
+        of_all = (source, target, label, weight, time, relation_column, *ignore)
         said = [name for name in of_all if name is not None]
-        of_edges: dict[CanonicalEType, list[str]] = {}
+        of_edges: dict[CanonicalEType, dict[str, str]] = {}
         for item in edges:
             name, files = _named(item)
             reader = TableSource(files, options, base=base, named=said)
-            names = list(reader.schema.names)
+            called = reader.spellings
             begin, end = end_columns(reader, source, target)
             if name.count(":") == 2:
                 source_type, name, target_type = name.split(":")
@@ -423,20 +425,23 @@ class Tables:
             etype = (ends[0], name, ends[1])
             while etype in made_edges:
                 etype = (ends[0], etype[1] + "_", ends[1])
-            of_edges[etype] = names
+            of_edges[etype] = called
             made_edges[etype] = EdgeTable(
                 files=files,
                 source=begin,
                 target=end,
-                weight=weight if weight in names else None,
-                time=time if time in names else None,
-                relation_column=relation_column if relation_column in names else None,
+                weight=None if weight is None else called.get(weight),
+                time=None if time is None else called.get(time),
+                relation_column=None if relation_column is None else called.get(relation_column),
                 options=options,
             )
         of_rows = {"weight": weight, "time": time, "relation_column": relation_column}
         for name, value in of_rows.items():
-            if value is not None and all(value not in names for names in of_edges.values()):
-                raise ValueError(f"{name} must be a column of edges (got {value!r}, in no table)")
+            if value is not None and all(value not in called for called in of_edges.values()):
+                there = "; ".join(", ".join(called) for called in of_edges.values())
+                raise ValueError(
+                    f"{name} must be a column of edges (got {value!r}; there are {there})"
+                )
         made = cls(nodes=made_nodes, edges=made_edges, base=base, **settings)
         if label_task is not None and label is None:
             raise ValueError(f"label_task is of a label (got {label_task!r}); say label, too")
@@ -445,23 +450,28 @@ class Tables:
 
     def _with_columns(
         self,
-        columns: Mapping[str, Sequence[str]],
-        of_edges: Mapping[CanonicalEType, Sequence[str]],
+        columns: Mapping[str, Mapping[str, str]],
+        of_edges: Mapping[CanonicalEType, Mapping[str, str]],
         label: str | None,
         said_of_label: Mapping[str, Any],
         split: Split,
         links: Sequence[str],
         ignore: Sequence[str],
     ) -> Tables:
-        """The same with a label and split where they belong, and columns left out."""
+        """The same with a label and split where they belong, and columns left out.
+
+        Args:
+            columns: Of each node type, by all that they are called.
+            of_edges: The same of relations.
+        """
         nodes, edges = dict(self.nodes), dict(self.edges)
         for column in ignore:
-            if not any(column in names for names in (*columns.values(), *of_edges.values())):
+            if not any(column in called for called in (*columns.values(), *of_edges.values())):
                 raise ValueError(f"ignore must name columns of the tables (got {column!r})")
-        for ntype, names in columns.items():
-            nodes[ntype] = replace(nodes[ntype], ignore=[c for c in ignore if c in names])
-        for etype, names in of_edges.items():
-            edges[etype] = replace(edges[etype], ignore=[c for c in ignore if c in names])
+        for ntype, called in columns.items():
+            nodes[ntype] = replace(nodes[ntype], ignore=[called[c] for c in ignore if c in called])
+        for etype, called in of_edges.items():
+            edges[etype] = replace(edges[etype], ignore=[called[c] for c in ignore if c in called])
         if label is None and split is None and not links:
             return replace(self, nodes=nodes, edges=edges)
         targets: list[Any] = []
@@ -490,23 +500,26 @@ class Tables:
                 f"predicted: --links {next(iter(edges))[1]},..., or write a TOML file"
             )
         tables: dict[Any, Any] = nodes if targets[0] in nodes else edges
-        said = {"column": label, **said_of_label} if said_of_label else label
+        every: dict[Any, Mapping[str, str]] = {**columns, **of_edges}
         for target in targets:
+            said: Any = None if label is None else every[target][label]
+            if said_of_label:
+                said = {"column": said, **said_of_label}
             tables[target] = replace(tables[target], label=said, split=split)
         return replace(self, nodes=nodes, edges=edges)
 
 
 def _labelled(
     label: str,
-    columns: Mapping[str, Sequence[str]],
-    of_edges: Mapping[CanonicalEType, Sequence[str]],
+    columns: Mapping[str, Mapping[str, str]],
+    of_edges: Mapping[CanonicalEType, Mapping[str, str]],
 ) -> tuple[str, list[Any]]:
     """The column of a label, and the types it is of: one of nodes, or those of edges that have it.
 
     Args:
         label: The column, or ``TYPE=COLUMN``, where several tables have it.
     """
-    every: dict[Any, Sequence[str]] = {**columns, **of_edges}
+    every: dict[Any, Mapping[str, str]] = {**columns, **of_edges}
     owner, equals, column = label.partition("=")
     if equals and not any(label in names for names in every.values()):
         is_of = {t: owner in ((t,) if isinstance(t, str) else (t[1], ":".join(t))) for t in every}
@@ -526,6 +539,43 @@ def _labelled(
             f"of {' and '.join(names)}; there are {there}); say of which it is: TYPE=COLUMN"
         )
     return column, targets
+
+
+def with_names_of(table: Any, name_of: Callable[[str], str]) -> Any:
+    """A table of nodes or edges whose columns all go by their names.
+
+    Args:
+        name_of: The name of a column that is called in any way, such as by its place.
+    """
+    changes: dict[str, Any] = {}
+    for role in ("id", "source", "target", "weight", "time", "relation_column"):
+        said = getattr(table, role, None)
+        if said is not None and said != ROW_NUMBER:
+            changes[role] = name_of(said)
+    features, label, split = table.features, table.label, table.split
+    if features is not None:
+        names = {said: said if set(said) & set("*?") else name_of(said) for said in features}
+        if isinstance(features, Mapping):
+            changes["features"] = {names[said]: encoding for said, encoding in features.items()}
+        else:
+            changes["features"] = [names[said] for said in features]
+    changes["ignore"] = [name_of(said) for said in table.ignore]
+    if isinstance(label, str):
+        changes["label"] = name_of(label)
+    elif label is not None:
+        key = "columns" if "columns" in label else "column"
+        named = list(map(name_of, label_columns(label)))
+        changes["label"] = {**label, key: named if key == "columns" else named[0]}
+    if isinstance(split, str):
+        changes["split"] = name_of(split)
+    elif isinstance(split, Mapping):
+        said_of: dict[str, Any] = {
+            key: name_of(split[key]) for key in ("column", "time") if key in split
+        }
+        if "masks" in split:
+            said_of["masks"] = {name: name_of(said) for name, said in split["masks"].items()}
+        changes["split"] = {**split, **said_of}
+    return replace(table, **changes)
 
 
 def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:

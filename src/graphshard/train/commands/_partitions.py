@@ -42,7 +42,8 @@ class TableFlags:
     ] = None
     node_id: Annotated[
         str | None,
-        "Column of nodes by which edges name them.",
+        "Column of nodes by which edges name them; columns of files without header go by their "
+        "places, from 0, here and below.",
         Unset("one called so, or the first"),
     ] = None
     source: Annotated[
@@ -181,6 +182,8 @@ def _split_of(text: str | None) -> Any:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
+    if len(words) == 1 and words[0].isdecimal():
+        return words[0]  # the place of a column that has no name
     try:
         return [float(word) for word in words]
     except ValueError:
@@ -204,9 +207,9 @@ def partition(
     *,
     data: Annotated[
         str | None,
-        "A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an edge list "
-        "that ends in .csv or .parquet (columns src and dst), or a graph of DGL's save_graphs that "
-        "ends in .bin or .dgl.",
+        "A data set: 'cora', a folder of arrays or of OGB's files, the name of a folder in "
+        "$GRAPHSHARD_DATASETS, a table of edges as --edges takes it, or a graph of DGL's "
+        "save_graphs that ends in .bin or .dgl.",
         Unset("none: tables are given"),
     ] = None,
     tables: Annotated[
@@ -326,6 +329,7 @@ def _tables_of(
 ) -> Tables | None:
     """The tables that options name; None where they name a data set."""
     from ...data import Tables
+    from ...data.prepare import is_table
 
     are_given = flags != TableFlags()
     ways = [data is not None, described is not None, bool(flags.nodes or flags.edges)]
@@ -337,6 +341,8 @@ def _tables_of(
     if data is None and described is None:
         return flags.read(seed)
     if data is not None:
+        if is_table(data):
+            return dataclasses.replace(flags, edges=[data]).read(seed)
         if are_given:
             raise ValueError("options of tables are for --nodes and --edges; leave out --data")
         return None
