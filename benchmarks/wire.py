@@ -4,19 +4,23 @@
     python benchmarks/wire.py --question exchange --rate 200 --ranks 2 3 4 8
     python benchmarks/wire.py --question epoch --rate 200 1000 --ranks 2 --model sage
     python benchmarks/wire.py --question epoch --rate 200 --ranks 4 --ranks-per-host 2
-    python benchmarks/wire.py --write                   # both, and a file of results
     python benchmarks/wire.py --question sar --sar FOLDER --rate 1000 --ranks 2
+    python benchmarks/wire.py --question order --rate 200 --ranks 2 4   # why gloo takes its time
+    python benchmarks/wire.py --question pages                          # epochs with large pages
+    python benchmarks/wire.py --write                   # the first two, and a file of results
 
 Each host is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
 goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
 removed at the end, whatever happens. The limit is the larger of what a rank sends and receives over
 the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
 torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
-one that receives. Both sides of an epoch's limit are measured: bytes by the counters of the
-interface, and compute as the epoch on links that are not shaped. SAR itself, from a checkout of its
-repository (https://github.com/IntelLabs/SAR), trains on DGL's partition of the same graph, in turn,
-by the program that it shows: features are those of the partition, so their remote rows are fetched
-once here (``--constant``), and by SAR in each epoch.
+one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
+``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
+those that torch asks for, and with those of glibc. Both sides of an epoch's limit are measured:
+bytes by the counters of the interface, and compute as the epoch on links that are not shaped. SAR
+itself, from a checkout of its repository (https://github.com/IntelLabs/SAR), trains on DGL's
+partition of the same graph, in turn, by the program that it shows: features are those of the
+partition, so their remote rows are fetched once here (``--constant``), and by SAR in each epoch.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import socket
 import statistics
@@ -36,6 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -154,7 +160,44 @@ def raw_tcp(rank: int, num_ranks: int, size: int) -> Callable[[], None]:
     return exchange
 
 
-def exchange_work(rounds: int, per_host: int) -> None:
+def orders(x: torch.Tensor, out: torch.Tensor) -> dict[str, Callable[[], None]]:
+    """Ways to exchange equal slices by gloo's calls alone, with all other ranks."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    others = [other for other in range(num_ranks) if other != rank]
+    sent, received = (dict(zip(others, rows.chunk(len(others)), strict=True)) for rows in (x, out))
+    upward, downward = dist.new_group(), dist.new_group()
+
+    def send(other: int, group: Any = None) -> Any:
+        return dist.isend(sent[other], other, group=group)
+
+    def receive(other: int, group: Any = None) -> Any:
+        return dist.irecv(received[other], other, group=group)
+
+    def all_of(*calls: Callable[[int], Any]) -> Callable[[], None]:
+        def exchange() -> None:
+            for request in [call(other) for call in calls for other in others]:
+                request.wait()
+
+        return exchange
+
+    def in_rounds() -> None:
+        partners = (number ^ rank for number in range(1, num_ranks))  # of a power of two
+        for other in partners:
+            for request in (receive(other), send(other)):
+                request.wait()
+
+    ways = {
+        "isend, irecv": all_of(send, receive),
+        "irecv, isend": all_of(receive, send),
+        "a group a direction": all_of(
+            lambda other: send(other, upward if other > rank else downward),
+            lambda other: receive(other, downward if other > rank else upward),
+        ),
+    }
+    return ways if num_ranks & (num_ranks - 1) else {**ways, "rounds of pairs": in_rounds}
+
+
+def exchange_work(rounds: int, per_host: int, with_orders: bool) -> None:
     """Seconds of each way to exchange, by round; rank 0 prints them."""
     import graphshard as gs
     from graphshard.comm import ragged_all_to_all
@@ -169,6 +212,7 @@ def exchange_work(rounds: int, per_host: int) -> None:
     ways: dict[str, Callable[[], object]] = {
         "graphshard": lambda: ragged_all_to_all(x, splits, splits),
         "all_to_all_single": lambda: dist.all_to_all_single(out, x, splits, splits),
+        **(orders(x, out) if with_orders else {}),
     }
     if per_host == 1:
         ways["raw TCP"] = raw_tcp(rank, num_ranks, rows * COLUMNS * 4)
@@ -238,24 +282,53 @@ def epoch_work(
     gs.shutdown_comms()
 
 
+def pages_work(graph: str, model: str, epochs: int) -> None:
+    """CPU seconds, traps and peak of epochs of one process; prints them."""
+    import graphshard as gs
+
+    torch.set_num_threads(1)
+    arrays = np.load(graph)
+    tensors = {name: torch.from_numpy(arrays[name]) for name in ("src", "dst", "x", "y", "train")}
+    whole = gs.graph((tensors["src"], tensors["dst"]), num_nodes=len(tensors["y"]))
+    train = tensors["train"].nonzero().view(-1)
+    torch.manual_seed(0)
+    layers = make_layers(model, tensors["x"].shape[1], int(tensors["y"].max()) + 1)
+    optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
+    used = []
+    for _ in range(epochs + 1):
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        h = forward(model, layers, whole, tensors["x"])
+        optimizer.zero_grad()
+        F.cross_entropy(h[train], tensors["y"][train]).backward()
+        optimizer.step()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        system = after.ru_stime - before.ru_stime
+        seconds = after.ru_utime - before.ru_utime + system
+        used.append((seconds, system, after.ru_minflt - before.ru_minflt))
+    numbers = [statistics.median(column) for column in zip(*used[1:], strict=True)]
+    print(json.dumps([*numbers, after.ru_maxrss / 1024]), flush=True)
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def exchanges(args: argparse.Namespace) -> list[str]:
+def exchanges(args: argparse.Namespace, with_orders: bool) -> list[str]:
     """Each way to exchange, over the limit."""
-    rows = []
+    rows: list[list[Any]] = []
+    names: list[str] = []
     for rate in args.rate:
         for num_ranks in args.ranks:
-            work = ["--work", "exchange", "--rounds", str(args.rounds)]
+            work = ["--work", "order" if with_orders else "exchange", "--rounds", str(args.rounds)]
             work += ["--ranks-per-host", str(args.ranks_per_host)]
             result = on_hosts(num_ranks, rate, work, per_host=args.ranks_per_host)
             leaving = args.ranks_per_host * (num_ranks - args.ranks_per_host) / (num_ranks - 1)
             limit = 8 * result["bytes"] * leaving / (rate * 1e6)
             ratios = [f"{statistics.median(s) / limit:.2f}" for s in result["seconds"].values()]
-            ratios += ["-"] * (3 - len(ratios))
+            names = max(names, list(result["seconds"]), key=len)
             layout = f"{num_ranks // args.ranks_per_host} x {args.ranks_per_host}"
             rows.append([rate, layout, f"{limit:.2f}", *ratios])
-    heads = ["Mbit/s", "hosts x ranks", "limit, s", "graphshard", "all_to_all_single", "raw TCP"]
+    heads = ["Mbit/s", "hosts x ranks", "limit, s", *names]
+    rows = [[*row, *[""] * (len(heads) - len(row))] for row in rows]
     return ["Exchange of 27 MB a rank, medians over the limit:", "", *markdown_table(heads, rows)]
 
 
@@ -329,7 +402,31 @@ def beside_sar(args: argparse.Namespace) -> list[str]:
     ]
 
 
-QUESTIONS = {"exchange": exchanges, "epoch": epochs, "sar": beside_sar}
+def pages(args: argparse.Namespace) -> list[str]:
+    """Epochs of one process with pages of 4 KB and with large ones, in turn."""
+    graph = community_graph(args.folder, args.nodes, args.edges)
+    kinds: dict[str, dict[str, str]] = {
+        "pages of 4 KB": {},
+        "THP_MEM_ALLOC_ENABLE=1": {"THP_MEM_ALLOC_ENABLE": "1"},
+        "GLIBC_TUNABLES=glibc.malloc.hugetlb=1": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    }
+    command = [sys.executable, HERE, "--work", "pages", "--folder", str(graph)]
+    command += ["--model", args.model[0], "--rounds", "6"]
+    said: dict[str, list[list[float]]] = {name: [] for name in kinds}
+    for _ in range(args.rounds):
+        for name, setting in kinds.items():
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **setting}
+            shown = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+            said[name].append(json.loads(shown.stdout))
+    forms = (".2f", ".2f", ",.0f", ",.0f")
+    rows = [
+        [f"`{name}`" if "=" in name else name]
+        + [", ".join(f"{run[column]:{form}}" for run in runs) for column, form in enumerate(forms)]
+        for name, runs in said.items()
+    ]
+    heads = ["", "CPU seconds an epoch", "of these the system's", "page faults", "peak, MB"]
+    title = f"One process, {args.model[0]}, {args.nodes:,} nodes, medians of 6 epochs, in turn:"
+    return [title, "", *markdown_table(heads, rows)]
 
 
 def main() -> None:
@@ -352,22 +449,36 @@ def main() -> None:
     parser.add_argument("--constant", action="store_true", help="features are the partition's own")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.work == "exchange":
-        exchange_work(args.rounds, args.ranks_per_host)
+    if args.work in ("exchange", "order"):
+        exchange_work(args.rounds, args.ranks_per_host, args.work == "order")
+        return
+    if args.work == "pages":
+        pages_work(str(args.folder), args.model[0], args.rounds)
         return
     if args.work:
         options = args.constant, not args.rows_alone, args.halo_dtype
         epoch_work(args.work, args.model[0], args.rounds, *options)
         return
-    if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+    questions = args.question or ["exchange", "epoch"]
+    is_able = os.name == "posix" and os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
+    if questions != ["pages"] and not is_able:
         sys.exit("this makes network namespaces, which needs Linux, root and iproute2 (ip, tc)")
     body: list[str] = []
-    for question in args.question or ["exchange", "epoch"]:
+    for question in questions:
         body += [*QUESTIONS[question](args), ""]
     if args.write:
         write_result("wire", "Exchanges and epochs between hosts", body[:-1])
     else:
         sys.stdout.write("\n".join(body))
+
+
+QUESTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
+    "exchange": lambda args: exchanges(args, with_orders=False),
+    "order": lambda args: exchanges(args, with_orders=True),
+    "epoch": epochs,
+    "pages": pages,
+    "sar": beside_sar,
+}
 
 
 if __name__ == "__main__":
