@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1050)
     parser.add_argument("--degree", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--mib", type=int, default=1335, help="memory allowed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "past_memory")
