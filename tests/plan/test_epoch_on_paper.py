@@ -256,6 +256,13 @@ def test_blocks_of_a_sampled_step() -> None:
     epoch = plan_sampled(graph, network, 4, Machines(rates=Rates()), sampling)
     assert epoch.steps == 2500
     assert epoch.mode == "sampled"
+    in_files = dataclasses.replace(sampling, in_files=True, cache_bytes=1e9)
+    other = plan_sampled(graph, network, 4, Machines(rates=Rates()), in_files)
+    assert other.mode == "sampled, features in files"
+    assert "features" not in other.items
+    assert other.items["cache"] == 1e9
+    # Nor are rows of all nodes there in an evaluation.
+    assert other.memory.expected < epoch.memory.expected - 1e9 / 4 * 8 * 4 + 1e9
 
 
 def test_the_first_mode_that_fits_is_taken() -> None:
@@ -273,6 +280,11 @@ def test_the_first_mode_that_fits_is_taken() -> None:
     (sequential,) = rows("2.6GiB")
     assert sequential.mode == "full batch, rematerialized"
     assert sequential.fits
+    large = dataclasses.replace(graph, nodes={"_N": 1e8}, edges={EDGE: 2e8})
+    machines = Machines(rates=Rates(), memory=parse_bytes("4GiB"), link=1e9)
+    (files,) = make_plan(large, dataclasses.replace(network, layers=2), [8], machines).rows
+    assert files.mode == "sampled, features in files"
+    assert files.fits
     (nothing,) = rows("0.5GiB")
     assert not nothing.fits
     assert nothing.bound_by.startswith("memory: ")

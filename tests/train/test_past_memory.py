@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from train_cases import as_values, sampled_config_of, train_sampled_on_rank, write_parts
 
+import graphshard
 from graphshard import load_dgl_partition_data
 from graphshard._base.file_rows import FilePiece, RowsFile, RowsInFiles
 from graphshard._base.kernels import force_extension
 from graphshard.errors import PartitionFormatError
 from graphshard.partition import convert_partition
+from graphshard.sampling.file_store import tables_in_files
 from graphshard.testing import run_ranks
-from graphshard.train import SampledRun
+from graphshard.train import SampledRun, _layerwise, _run
 
 EDGES, LINKS = {"task": "edge classification"}, {"task": "link prediction"}
 EDGE_VALUES = {"task": "edge regression"}
@@ -38,11 +43,28 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "edge_classes": ("edge_classes", 2, "random", {"model": "gat", "hidden": 3, **EDGES}),
     "links": ("plain_links", 2, "random", {"model": "sage", **LINKS}),
     "typed_links": ("typed_links", 2, "random", {"model": "sage", **LINKS}),
+    "machines": ("plain", 2, "random", {"model": "gcn"}),
+    "machines_typed": ("edge_values", 3, "random", {"model": "gat", "hidden": 3, **EDGE_VALUES}),
     "apart": ("typed", 2, "random", {"model": "sage", "map_features": False}),
 }
 
 
-USUAL = ("typed", "bfloat16")
+def train_apart(rank: int, world_size: int, values: dict[str, Any]) -> Any:
+    """A run on a rank that sees no file of the others, as on a machine of its own."""
+
+    def own(config: Any, num_ranks: int, part: int) -> Any:
+        tables = tables_in_files(config, num_ranks, part)
+        return {
+            key: [rows if number == part else None for number, rows in enumerate(of_ranks)]
+            for key, of_ranks in tables.items()
+        }
+
+    here = mock.patch.object(_layerwise, "machine_name", return_value=f"machine-{rank}")
+    with here, mock.patch.object(_run, "tables_in_files", own):
+        return train_sampled_on_rank(rank, world_size, values)
+
+
+USUAL = ("typed", "bfloat16", "machines")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +78,8 @@ def test_features_in_files_train_the_same(case: str, tmp_path: Path) -> None:
     for more in ({}, {"memory": "3GiB"}):
         given = {"fanouts": (3, 2), "batch_size": 5, "dropout": 0.3, "epochs": 3, **values, **more}
         config = sampled_config_of(data, **given)
-        found.append(run_ranks(train_sampled_on_rank, world_size, as_values(config)))
+        train = train_apart if case.startswith("machines") and more else train_sampled_on_rank
+        found.append(run_ranks(train, world_size, as_values(config)))
     for in_memory, in_files in zip(*found, strict=True):
         assert in_files["result"]["losses"] == in_memory["result"]["losses"]
         for part in ("shared", "local"):
@@ -114,3 +137,36 @@ def test_folders_of_dgl_are_named(tmp_path: Path) -> None:
     found = convert_partition(data, tmp_path / "dgl", to="dgl")
     with pytest.raises(PartitionFormatError, match="which DGL wrote.*graphshard convert"):
         load_dgl_partition_data(found, 0, leave_features=True)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from graphshard.train import SampledConfig, train_sampled
+resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, 900 << 20))
+memory = {"memory": 900 << 20} if sys.argv[2] == "files" else {"dtype": "float64"}
+config = SampledConfig(
+    data=sys.argv[1], model="sage", hidden=16, fanouts=(5, 5), epochs=1, batch_size=200,
+    encoder=False, norm=False, both_directions=False, **memory,
+)
+print(train_sampled(config).losses)
+print(*(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
+"""
+
+
+@pytest.mark.exhaustive
+def test_memory_stays_under_a_limit_that_features_pass(tmp_path: Path) -> None:
+    """800 MB of features, 900 MiB for all that a process has itself, Python and torch included."""
+    count, random = 200_000, torch.Generator().manual_seed(1)
+    ends = torch.randint(0, count, (2, 400_000), generator=random)
+    graph = graphshard.graph((ends[0], ends[1]), num_nodes=count)
+    graph.ndata["feat"] = torch.rand(count, 1000, generator=random)
+    graph.ndata["label"] = torch.randint(0, 3, (count,), generator=random)
+    graph.ndata["train_mask"] = torch.arange(count) < 2000
+    graphshard.partition_graph(graph, "g", 1, tmp_path, part_method="random", quiet=True)
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "g.json")]
+    done = subprocess.run([*command, "files"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-2]) < 900 << 10
+    refused = subprocess.run([*command, "memory"], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0

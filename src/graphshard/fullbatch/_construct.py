@@ -6,13 +6,15 @@ Both are collective: every rank passes its own part, and they agree on who needs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._base.lazy_columns import LazyColumns, maker_of, tensors_there
 from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
@@ -164,7 +166,8 @@ def _manager(
     """A graph of owned rows of each type, and of edges of the part: which ones, or None for all."""
     num_src, num_dst = ({t: r.numel() for t, r in rows.items()} for rows in (src_rows, dst_rows))
     structure = ShardStructure(edges, num_src, num_dst, data.device, group)
-    structure.constants.mark([*data.node_features.values(), *data.edge_features.values()])
+    columns = (*tensors_there(data.node_features), *tensors_there(data.edge_features))
+    structure.constants.mark(columns)
     if policy.mode == "auto":
         halos = [structure.union_halo(t) for t in schema.srctypes]
         num_halo = sum(halo.num_halo for halo in halos if halo is not None)
@@ -325,13 +328,23 @@ def _frames(
 
 def _original_ids(data: PartitionData) -> OriginalIds:
     """The ids before partitioning; global ids where the part does not know them."""
-    nodes, edges = {}, {}
+    nodes: dict[str, Callable[[], Tensor]] = {}
+    edges: dict[CanonicalEType, Callable[[], Tensor]] = {}
     for ntype in data.node_type_names:
-        stored = data.node_features.get(f"{ntype}/orig_id")
-        ids = data.node_map(ntype).ids_of(data.rank) if stored is None else stored
-        nodes[ntype] = ids.to(data.device, torch.int64)
+        name = f"{ntype}/orig_id"
+        own = partial(data.node_map(ntype).ids_of, data.rank)
+        nodes[ntype] = own if name not in data.node_features else maker_of(data.node_features, name)
     for etype in data.canonical_etypes:
-        stored = data.edge_features.get(f"{':'.join(etype)}/orig_id")
-        ids = data.partition_book.partid2eids(data.rank, etype) if stored is None else stored
-        edges[etype] = ids.to(data.device, torch.int64)
-    return OriginalIds(nodes, edges)
+        name = f"{':'.join(etype)}/orig_id"
+        own = partial(data.partition_book.partid2eids, data.rank, etype)
+        edges[etype] = own if name not in data.edge_features else maker_of(data.edge_features, name)
+
+    device = data.device
+
+    def there(make: Callable[[], Tensor]) -> Tensor:
+        return make().to(device, torch.int64)
+
+    return OriginalIds(
+        LazyColumns({}, {ntype: partial(there, make) for ntype, make in nodes.items()}),
+        LazyColumns({}, {etype: partial(there, make) for etype, make in edges.items()}),
+    )

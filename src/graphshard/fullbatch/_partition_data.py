@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from .._base.device import device_of
 from .._base.file_rows import RowsInFiles
+from .._base.lazy_columns import LazyColumns, tensors_there
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
@@ -172,14 +174,21 @@ class PartitionData:
         beside = device if feature_device is None else device_of(feature_device)
         return replace(
             self,
-            node_features={k: v.to(beside) for k, v in self.node_features.items()},
-            edge_features={k: v.to(beside) for k, v in self.edge_features.items()},
+            node_features=_on(beside, self.node_features),
+            edge_features=_on(beside, self.edge_features),
             edges={
                 etype: RelationEdges(e.src_part.to(device), e.src.to(device), e.dst.to(device))
                 for etype, e in self.edges.items()
             },
             device=device,
         )
+
+
+def _on(device: torch.device, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Columns on a device; those that are not made yet, which is on the CPU, stay so there."""
+    if device.type == "cpu" and all(rows.device == device for rows in tensors_there(columns)):
+        return columns
+    return {name: rows.to(device) for name, rows in columns.items()}
 
 
 def owned_ranges(book: RangePartitionBook) -> list[tuple[int, int]]:
@@ -331,14 +340,17 @@ def load_dgl_partition_data(
                 left=tuple(left) if leave_features else (),
             )
         )
-    node_feats, edge_feats = features
+    node_feats, edge_feats = (
+        some if isinstance(some, LazyColumns) else LazyColumns(some, {}) for some in features
+    )
+    node_types = {NTYPE: partial(_node_types, book, own_partition_idx)}
     data = PartitionData(
         graph_name=config.graph_name,
         rank=own_partition_idx,
         partition_book=book,
         node_type_names=tuple(book.ntypes),
         canonical_etypes=tuple(book.canonical_etypes),
-        node_features={**node_feats, NTYPE: _node_types(book, own_partition_idx)},
+        node_features=node_feats.with_makers(node_types),
         edge_features=edge_feats,
         edges={},
         device=torch.device("cpu"),

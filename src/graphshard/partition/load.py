@@ -14,12 +14,14 @@ in vector operations; what costs more than that is left to `verify_partition`.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 
 from .._base.file_rows import RowsInFiles
-from .._base.typing import INDEX_DTYPES, CanonicalEType, TensorDict
+from .._base.lazy_columns import LazyColumns
+from .._base.typing import INDEX_DTYPES, CanonicalEType, TensorDict, TensorMapping
 from ..errors import PartitionFormatError
 from ..graph import Graph
 from ._book import RangePartitionBook
@@ -95,8 +97,8 @@ def load_part(
     structure = load_structure(config, part_id)
     node_feats, edge_feats = {}, {}
     if load_feats:
-        node_feats = load_features(config, part_id, "node_feats", checksums=feature_digests)
-        edge_feats = load_features(config, part_id, "edge_feats", checksums=feature_digests)
+        node_feats = dict(load_features(config, part_id, "node_feats", checksums=feature_digests))
+        edge_feats = dict(load_features(config, part_id, "edge_feats", checksums=feature_digests))
     book = structure.book
     names = config.graph_name, book.ntypes, book.canonical_etypes
     return structure.graph(), node_feats, edge_feats, book, *names
@@ -156,8 +158,12 @@ def load_partition_feats(
     config = read_config(part_config)
     config.book(part_id)
     return (
-        load_features(config, part_id, "node_feats", checksums=checksums) if load_nodes else None,
-        load_features(config, part_id, "edge_feats", checksums=checksums) if load_edges else None,
+        dict(load_features(config, part_id, "node_feats", checksums=checksums))
+        if load_nodes
+        else None,
+        dict(load_features(config, part_id, "edge_feats", checksums=checksums))
+        if load_edges
+        else None,
     )
 
 
@@ -224,7 +230,7 @@ def load_features(
     checksums: bool = False,
     as_stored: bool = False,
     left: Collection[str] = (),
-) -> TensorDict:
+) -> TensorMapping:
     """The features of a part's nodes or edges, by "type/name".
 
     Args:
@@ -232,7 +238,7 @@ def load_features(
         left: Of a partition of ours, what is to take no memory; see `TensorFile.read`.
         checksums: Read every byte and compare the digest.
         as_stored: Leave original ids as the file has them, see `structure.stored_dtype`; they are
-            else made int64.
+            else made int64 when they are first asked for.
 
     Raises:
         PartitionFormatError: The file is missing, damaged, or belongs to another partition.
@@ -244,15 +250,18 @@ def load_features(
     features = file.read(left) if isinstance(file, TensorFile) else file.read()
     totals = num_ids(kind, book)
     dtypes = INDEX_DTYPES if config.version > 1 else (torch.int64,)
+    makers: dict[str, Callable[[], torch.Tensor]] = {}
     for owner in owned_rows(kind, book):
-        ids = features[f"{owner}/orig_id"]
+        name = f"{owner}/orig_id"
+        ids = features[name]
         if ids.dtype not in dtypes or ids.dim() != 1:
             raise _without_original_ids(
                 file, kind, owner, f"{ids.dtype} of shape {tuple(ids.shape)}"
             )
         if not as_stored:
-            features[f"{owner}/orig_id"] = original_ids(ids, totals[owner])
-    return features
+            makers[name] = partial(original_ids, ids, totals[owner])
+            del features[name]
+    return LazyColumns(features, makers) if makers else features
 
 
 def features_in_files(config: PartitionConfig, part_id: int, kind: str) -> dict[str, RowsInFiles]:

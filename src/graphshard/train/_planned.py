@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .._base.memory import current_memory
+from .._base.memory import available_memory, current_memory
 from ..comm import rank, world_size
 from ..comm.collectives import reduce_floats
 from ..plan import (
@@ -47,6 +47,7 @@ class PlannedRun:
         seconds: Of an epoch; None without rates.
         resident: Bytes of this process when the run began.
         items: Bytes of this rank by what they are for.
+        left: Bytes that processes of this host could still get when the plan was made.
     """
 
     memory: float
@@ -54,13 +55,22 @@ class PlannedRun:
     seconds: float | None
     resident: float
     items: Mapping[str, float]
+    left: float
 
     def at_start(self) -> str:
         """A line before the first epoch."""
         text = f"planned: {_mebibytes(self.memory)} MiB a worker, Python and torch included"
         if world_size() > 1:
             text += f", {self.sent / 1e6:,.1f} MB sent per epoch"
-        return text + ("" if self.seconds is None else f", {self.seconds:.3g} s per epoch")
+        text += "" if self.seconds is None else f", {self.seconds:.3g} s per epoch"
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+        left = self.left / beside + self.resident
+        if self.memory <= left or not self.items.get("features"):
+            return text
+        return (
+            f"{text}; {_mebibytes(left)} MiB are left for each: with mode sample and memory "
+            "(--mode sample --memory) features stay in files"
+        )
 
     def at_end(self, result: TrainResult) -> str:
         """A line that compares."""
@@ -132,6 +142,7 @@ def planned_run(
         seconds=None if path is None else max(figures[2::3]),
         resident=resident,
         items=epoch.items,
+        left=available_memory(),
     )
 
 

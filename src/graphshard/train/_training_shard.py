@@ -1015,9 +1015,11 @@ def _without_changed(data: PartitionData) -> PartitionData:
     """
     if not data.in_files:
         return data
-    columns = {**data.node_features, **data.edge_features}
     names = sorted(data.in_files)
-    has_changed = [columns[name].shape != data.in_files[name].shape for name in names]
+    has_changed = []
+    for name in names:
+        columns = data.node_features if name in data.node_features else data.edge_features
+        has_changed.append(columns[name].shape != data.in_files[name].shape)
     changed = dict(zip(names, reduce_ints(has_changed, "max"), strict=True))
     left = {name: rows for name, rows in data.in_files.items() if not changed[name]}
     return replace(data, in_files=left)

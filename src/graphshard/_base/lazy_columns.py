@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LazyColumns: tensors by name, some of which are made when they are first asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+K = TypeVar("K")
+
+
+class LazyColumns(Mapping[K, Tensor], Generic[K]):
+    """Tensors by name; what was made is the same tensor every time.
+
+    Args:
+        columns: Those that are there.
+        makers: Name to what makes each of the others.
+    """
+
+    def __init__(
+        self, columns: Mapping[K, Tensor], makers: Mapping[K, Callable[[], Tensor]]
+    ) -> None:
+        self._columns = dict(columns)
+        self._makers = {name: functools.cache(make) for name, make in makers.items()}
+
+    def __getitem__(self, name: K) -> Tensor:
+        if name in self._makers:
+            self._columns[name] = self._makers[name]()
+            del self._makers[name]
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[K]:
+        yield from [*self._columns, *self._makers]
+
+    def __len__(self) -> int:
+        return len(self._columns) + len(self._makers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name in self._makers
+
+    def with_makers(self, makers: Mapping[K, Callable[[], Tensor]]) -> LazyColumns[K]:
+        """The same columns and others."""
+        return LazyColumns(self._columns, {**self._makers, **makers})
+
+    def maker(self, name: K) -> Callable[[], Tensor]:
+        """What gives one of them, and keeps no other alive."""
+        if name in self._makers:
+            return self._makers[name]
+        column = self._columns[name]
+        return lambda: column
+
+    def there(self) -> list[Tensor]:
+        """The tensors that need not be made any more."""
+        return list(self._columns.values())
+
+
+def tensors_there(columns: Mapping[K, Tensor]) -> list[Tensor]:
+    """The tensors of a mapping, but for those that have not been made."""
+    return columns.there() if isinstance(columns, LazyColumns) else list(columns.values())
+
+
+def maker_of(columns: Mapping[K, Tensor], name: K) -> Callable[[], Tensor]:
+    """What gives one tensor of a mapping, and keeps no other alive."""
+    return (columns if isinstance(columns, LazyColumns) else LazyColumns(columns, {})).maker(name)
