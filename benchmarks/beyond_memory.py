@@ -210,9 +210,11 @@ def main() -> None:
     parser.add_argument("--folder", help="where everything goes, 70 bytes an edge; kept")
     parser.add_argument("--write", action="store_true", help="write a file of results")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() if args.folder is None else contextlib.nullcontext(
-        args.folder
-    ) as folder:
+    with (
+        tempfile.TemporaryDirectory()
+        if args.folder is None
+        else contextlib.nullcontext(args.folder) as folder
+    ):
         body = measure(args, Path(folder))
     if args.write:
         write_result("beyond_memory", "A graph larger than the memory that it may take", body)
