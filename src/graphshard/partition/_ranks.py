@@ -44,10 +44,12 @@ from .graph_files import ArrayFile, FileSource, GraphFiles
 
 T = TypeVar("T")
 
+RANKS_FOLDER = ".graphshard-ranks"
+"""In the folder of the partition; what ranks say to each other."""
+
 DEFAULT_RANKS_TIMEOUT = 60.0
 """Seconds after which a rank that says nothing counts as gone."""
 
-_FOLDER = ".graphshard-ranks"
 _BEAT_SECONDS = 0.5
 _LOOK_SECONDS = 0.1
 
@@ -81,7 +83,7 @@ class PartitionRanks:
         if not 0 <= rank < num_ranks:
             raise ValueError(f"rank must be in [0, {num_ranks}) (got {rank})")
         self.rank, self.num_ranks, self.timeout = rank, num_ranks, timeout
-        self._folder = Path(os.path.abspath(out_path)) / _FOLDER
+        self._folder = Path(os.path.abspath(out_path)) / RANKS_FOLDER
         self._others = range(1, num_ranks) if rank == 0 else range(1)
         self._state: dict[str, Any] = {"id": secrets.token_hex(8), "beat": 0}
         self._lock = threading.Lock()

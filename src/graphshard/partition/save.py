@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,7 @@ from ._graph_source import GraphSource
 from ._metis import Objective, UndirectedGraph
 from ._multilevel import MOST_PARTS
 from ._node_order import order_nodes
-from ._ranks import PartitionRanks
+from ._ranks import RANKS_FOLDER, PartitionRanks
 from ._stats import PartitionStats
 from ._streamed import DEFAULT_MEMORY, Streaming, stream_parts
 from ._writer import PartitionWriter
@@ -237,6 +238,8 @@ def partition_graph(
         )
         settings = stats, formats, num_hops, num_trainers_per_machine
         writer.commit(_json_content(source, made.book, *settings))
+        if ranks is None:  # what ranks that failed have left behind
+            shutil.rmtree(writer.root / RANKS_FOLDER, ignore_errors=True)
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
     if made.old_node_ids is None or made.old_edge_ids is None:
