@@ -4,6 +4,7 @@
 from ._book import PartitionBook, RangePartitionBook
 from ._convert import convert_partition
 from ._metis import UndirectedGraph, metis_available, metis_partition
+from ._ranks import PartitionRanks
 from ._stats import Balance, PartitionStats, PartSizes
 from ._verify import verify_partition
 from .assign import BalanceWarning
@@ -22,6 +23,7 @@ __all__ = [
     "GraphFiles",
     "PartSizes",
     "PartitionBook",
+    "PartitionRanks",
     "PartitionStats",
     "RangePartitionBook",
     "UndirectedGraph",

@@ -27,11 +27,10 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,10 +62,13 @@ from ._multilevel import (
 )
 from ._node_order import GRAY_PLACES, NUM_DIGITS
 from ._stats import Balance, PartSizes, measure_balance
-from ._writer import PartitionWriter
+from ._writer import Journal, MakeStage, PartitionWriter
 from .assign import Constraint, distinct_constraints, fill_empty_parts, repaired
 from .checked_files import FileRecord, RowSource, StreamedColumn, etype_key, write_tensors
 from .structure import StructurePieces, id_dtype, stored_dtype
+
+if TYPE_CHECKING:
+    from ._ranks import PartitionRanks
 
 DEFAULT_MEMORY = 1 << 29
 """Bytes for edges in flight, in all threads together, besides what is kept for each node."""
@@ -139,11 +141,13 @@ class StreamedPartition:
     """What was written, but for the JSON.
 
     Args:
+        parts: Results of the stages that write parts.
         old_node_ids: Per type, the original id of each new one; None where it is not asked for.
         old_edge_ids: The same per relation.
     """
 
     book: RangePartitionBook
+    parts: list[dict[str, Any]]
     sizes: tuple[PartSizes, ...]
     balances: tuple[Balance, ...]
     old_node_ids: list[Tensor] | None
@@ -157,6 +161,7 @@ def stream_parts(
     *,
     progress: Callable[[str], None] = lambda _: None,
     returns_mapping: bool = False,
+    ranks: PartitionRanks | None = None,
 ) -> StreamedPartition:
     """Write the files of all parts with ``writer``, which is open; the caller commits.
 
@@ -168,34 +173,42 @@ def stream_parts(
         MetisError: METIS is missing or failed.
         OSError: A file cannot be written.
     """
-    run = _Stages(source, writer, asked, progress)
+    journal = writer.journal(_work_of(source, asked) if asked.resumes else None)
+    if ranks is not None:
+        ranks.lead(journal, source, asked)
     try:
-        return run.finish(returns_mapping)
+        made = Stages(source, journal, asked, progress).finish(returns_mapping)
     except (ValueError, TypeError, IndexError, MetisError):
-        run.journal.remove()  # the same work would fail again
+        journal.remove()  # the same work would fail again
         raise
+    sizes = []
+    for part, results in enumerate(made.parts):
+        folder = journal.path(f"part-{part}")
+        for kind, record in results["files"].items():
+            writer.adopt_file(part, kind, folder / kind, FileRecord(**record))
+        sizes.append(PartSizes(**results["sizes"], bytes=writer.part_bytes(part)))
+    return replace(made, sizes=tuple(sizes))
 
 
-class _Stages:
+class Stages:
     """The stages, in their order."""
 
     def __init__(
         self,
         source: EdgeSource,
-        writer: PartitionWriter,
+        journal: Journal,
         asked: Streaming,
-        progress: Callable[[str], None],
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.source, self.writer, self.asked, self.progress = source, writer, asked, progress
+        self.source, self.journal, self.asked, self.progress = source, journal, asked, progress
         self.dtype = node_dtype(source.num_nodes)
-        self.journal = writer.journal(_work_of(source, asked) if asked.resumes else None)
-        if self.journal.resumes:
+        if journal.resumes:
             progress("going on where an earlier run of the same work ended")
 
     def finish(self, returns_mapping: bool) -> StreamedPartition:
         source, asked = self.source, self.asked
         total = asked.num_parts * asked.trainers_per_part
-        is_streamed = asked.given is None and total > 1
+        is_streamed = asked.given is None and total > 1 and self.journal.leads
         if is_streamed:
             self.progress("adjacency: sorting both ends of each edge")
             self.journal.run("adjacency", self._make_adjacency)
@@ -207,13 +220,15 @@ class _Stages:
         if is_streamed and (self.journal.path("adjacency")).exists():
             self.journal.drop("adjacency")
         node_sizes: list[list[int]] = numbered["node_sizes"]
-        edges = []
         edge_sizes = np.zeros((asked.num_parts, len(source.canonical_etypes)), dtype=np.int64)
-        for relation, etype in enumerate(source.canonical_etypes):
-            self.progress(f"edges: sorting those of {etype_key(etype)}")
-            name = f"edges-{relation}"
-            content = self.journal.run(name, partial(self._sort, relation))
-            edges.append(SortedEdges.from_dict(self.journal.path(name), content))
+        sorting: dict[str, MakeStage] = {
+            f"edges-{i}": partial(self._sort, i) for i in range(len(source.canonical_etypes))
+        }
+        self.journal.run_each(sorting, num_threads=1)
+        edges = [
+            SortedEdges.from_dict(self.journal.path(name), self.journal.run(name, make))
+            for name, make in sorting.items()
+        ]
         view = _PartsView(source, edges, node_sizes)
         for relation in range(len(edges)):
             edge_sizes[:, relation] = [
@@ -222,7 +237,7 @@ class _Stages:
         view.set_edge_sizes(edge_sizes.tolist())
         self.progress("outer: edges that leave their part")
         self.journal.run("outer", lambda folder: _write_outer(folder, view, asked.num_hops))
-        sizes = self._write_parts(view)
+        parts = self._write_parts(view)
         balances = tuple(
             Balance(item["name"], tuple(item["loads"])) for item in numbered["balances"]
         )
@@ -232,7 +247,7 @@ class _Stages:
             old_edges = [
                 torch.from_numpy(item.values(0, item.num_edges).astype(np.int64)) for item in edges
             ]
-        return StreamedPartition(view.book, sizes, balances, old_nodes, old_edges)
+        return StreamedPartition(view.book, parts, (), balances, old_nodes, old_edges)
 
     def _make_adjacency(self, folder: Path) -> dict[str, Any]:
         """All edges of all relations from both of their ends, sorted by node, without loops."""
@@ -362,6 +377,7 @@ class _Stages:
     def _sort(self, relation: int, folder: Path) -> dict[str, Any]:
         """The edges of a relation under new ids, by destination."""
         source = self.source
+        self.progress(f"edges: sorting those of {etype_key(source.canonical_etypes[relation])}")
         new_ids = np.load(self.journal.path("number") / "new_ids.npy")
         sorter = EdgeSorter(
             folder,
@@ -387,29 +403,21 @@ class _Stages:
             done += len(dst)
         return sorter.finish().as_dict()
 
-    def _write_parts(self, view: _PartsView) -> tuple[PartSizes, ...]:
-        """Write the files of all parts, several at a time, and hand them to the writer."""
+    def _write_parts(self, view: _PartsView) -> list[dict[str, Any]]:
+        """Write the files of all parts, several at a time."""
         num_parts = self.asked.num_parts
         outer = SpillFile.reopen(self.journal.path("outer") / "edges", view.outer_dtype.itemsize)
 
-        def write(part: int) -> dict[str, Any]:
-            results = self.journal.run(
-                f"part-{part}", lambda folder: self._write_part(folder, view, part, outer)
-            )
+        def write(part: int, folder: Path) -> dict[str, Any]:
+            results = self._write_part(folder, view, part, outer)
             self.progress(f"parts: {part + 1} of {num_parts} written")
             return results
 
         self.progress("parts: writing files")
-        with ThreadPoolExecutor(max_workers=min(self.asked.num_threads, num_parts)) as pool:
-            written = list(pool.map(write, range(num_parts)))
+        stages = {f"part-{part}": partial(write, part) for part in range(num_parts)}
+        written = self.journal.run_each(stages, self.asked.num_threads)
         outer.close()
-        sizes = []
-        for part, results in enumerate(written):
-            folder = self.journal.path(f"part-{part}")
-            for kind, record in results["files"].items():
-                self.writer.adopt_file(part, kind, folder / kind, FileRecord(**record))
-            sizes.append(PartSizes(**results["sizes"], bytes=self.writer.part_bytes(part)))
-        return tuple(sizes)
+        return written
 
     def _write_part(
         self, folder: Path, view: _PartsView, part: int, outer: SpillFile

@@ -35,9 +35,11 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
@@ -52,6 +54,9 @@ from .._base.files import (
 from ..errors import PartitionFormatError
 from .checked_files import FileRecord, RowSource, write_tensors
 from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
+
+if TYPE_CHECKING:
+    from ._ranks import PartitionRanks
 
 
 class PartitionWriter:
@@ -215,6 +220,10 @@ _JOURNAL = "journal.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+MakeStage: TypeAlias = Callable[[Path], Mapping[str, Any]]
+"""Makes the files of a stage in an empty folder; returns its results, which JSON can hold."""
+
+
 class Journal:
     """The stages of a run and their folder, see the note; several threads may run stages.
 
@@ -223,6 +232,9 @@ class Journal:
         work: What identifies the work: numbers, texts, lists, dicts. None: nothing is kept for
             another run.
     """
+
+    ranks: PartitionRanks | None = None  # that make the stages together
+    leads = True
 
     def __init__(self, folder: Path, work: Mapping[str, Any] | None) -> None:
         self.folder = folder
@@ -241,26 +253,57 @@ class Journal:
             self._stages = found
         self.resumes = bool(found)
 
-    def run(self, name: str, make: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    def run(self, name: str, make: MakeStage) -> dict[str, Any]:
         """The results of a stage: from the journal, or made now.
 
         Args:
             name: Of the stage, and of its folder.
             make: Is called with an empty folder; returns what JSON can hold.
         """
-        folder = self.path(name)
         with self._lock:
             entry = self._stages.get(name)
-        if entry is not None and (entry["files"] is None or entry["files"] == _sizes(folder)):
-            return dict(entry["results"])
+        if entry is None or entry["files"] not in (None, sizes_of_files(self.path(name))):
+            entry = self.handed_over(name) or self.make(name, make)
+            with self._lock:
+                self._stages[name] = entry
+                self._write()
+            if self.ranks is not None:
+                self.path(f"{name}.json").unlink(missing_ok=True)
+        return dict(entry["results"])
+
+    def run_each(self, stages: Mapping[str, MakeStage], num_threads: int) -> list[dict[str, Any]]:
+        """The results of stages that need not wait for each other; other ranks make theirs."""
+        ranks = self.ranks
+        mine = [
+            name
+            for i, name in enumerate(stages)
+            if ranks is None or ranks.is_mine(i) or name in self._stages
+        ]
+        with ThreadPoolExecutor(max_workers=max(min(num_threads, len(mine)), 1)) as pool:
+            list(pool.map(self.run, mine, map(stages.__getitem__, mine)))
+        if ranks is not None:
+            for name in stages:
+                if name not in self._stages:
+                    ranks.wait(partial(self.handed_over, name), f"finish {name}")
+        return [self.run(name, make) for name, make in stages.items()]
+
+    def make(self, name: str, make: MakeStage) -> dict[str, Any]:
+        """Make a stage: its results, and the sizes of its files where they are kept."""
+        folder = self.path(name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         results = json.loads(json.dumps(dict(make(folder))))
-        with self._lock:
-            files = None if self._work is None else _sizes(folder)
-            self._stages[name] = {"results": results, "files": files}
-            self._write()
-        return dict(results)
+        return {"results": results, "files": None if self._work is None else sizes_of_files(folder)}
+
+    def handed_over(self, name: str) -> dict[str, Any] | None:
+        """What another rank has made of a stage, if it has."""
+        if self.ranks is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            entry = dict(parse_json(read_text_regular(self.path(f"{name}.json"))))
+            if entry["files"] == sizes_of_files(self.path(name)):
+                return entry
+        return None
 
     def path(self, name: str) -> Path:
         """The folder of a stage."""
@@ -295,7 +338,7 @@ class Journal:
         os.replace(new, path)
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def sizes_of_files(folder: Path) -> dict[str, int]:
     """Sizes of the files of a stage, by name."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}

@@ -261,6 +261,7 @@ class FileSource(GraphSource):
     """
 
     def __init__(self, files: GraphFiles) -> None:
+        self.files = files
         counts, edges = files.num_nodes, files.edges
         if isinstance(counts, int) == isinstance(edges, Mapping):
             raise TypeError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ from ._graph_source import GraphSource
 from ._metis import Objective, UndirectedGraph
 from ._multilevel import MOST_PARTS
 from ._node_order import order_nodes
+from ._ranks import RANKS_FOLDER, PartitionRanks
 from ._stats import PartitionStats
 from ._streamed import DEFAULT_MEMORY, Streaming, stream_parts
 from ._writer import PartitionWriter
@@ -70,6 +72,7 @@ def partition_graph(
     reorder: bool | None = None,
     memory: int | None = None,
     halo_tolerance: float | None = 1.05,
+    ranks: PartitionRanks | None = None,
     quiet: bool = False,
     overwrite: bool = True,
     reshuffle: bool = True,
@@ -122,6 +125,8 @@ def partition_graph(
         halo_tolerance: With "multilevel": where the largest halo (nodes of others next to a part,
             which set the time of an epoch) is more than so many times the mean, it is made smaller,
             as far as the cut grows by no more edges than the halo loses nodes. None leaves it.
+        ranks: Processes that make the parts of `GraphFiles` together, with edges on disk; this is
+            rank 0 of them.
         quiet: Do not print the table of statistics.
         overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
             an error. Graphs of other names in the folder stay as they are in any case.
@@ -215,7 +220,12 @@ def partition_graph(
         else:
             asked = _assigned(source, part_method, asked, reorder, objtype)
         made = stream_parts(
-            source, writer, asked, progress=progress, returns_mapping=return_mapping
+            source,
+            writer,
+            asked,
+            progress=progress,
+            returns_mapping=return_mapping,
+            ranks=ranks,
         )
         stats = PartitionStats(
             graph_name=graph_name,
@@ -228,6 +238,8 @@ def partition_graph(
         )
         settings = stats, formats, num_hops, num_trainers_per_machine
         writer.commit(_json_content(source, made.book, *settings))
+        if ranks is None:  # what ranks that failed have left behind
+            shutil.rmtree(writer.root / RANKS_FOLDER, ignore_errors=True)
     if not quiet:
         Console(markup=False, emoji=False).print(stats.table())
     if made.old_node_ids is None or made.old_edge_ids is None:

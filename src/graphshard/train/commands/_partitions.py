@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +23,7 @@ from ._options import PartitionPath, is_partition, options_of, partition_json
 if TYPE_CHECKING:
     from ...data import Tables
     from ...data.task import TaskInfo
-    from ...partition import PartitionStats
+    from ...partition import PartitionRanks, PartitionStats
     from ...partition.format import PartitionConfig
 
 
@@ -263,7 +266,8 @@ def partition(
     """Divide a graph into parts, one for each worker, and write them to a folder.
 
     The graph is a data set (--data), or tables of nodes and edges (--nodes and --edges, or
-    --tables).
+    --tables). Several processes that torchrun starts share the work on a graph whose edges are on
+    disk; all must see the folder.
     """
     from ...data import partition_tables
     from ...data.prepare import partition_by_name
@@ -294,34 +298,57 @@ def partition(
         "memory": None if memory is None else memory << 20,
         "quiet": quiet,
     }
-    described = _tables_of(data, tables, flags, seed)
-    if described is not None:
-        written = partition_tables(
-            described,
-            parts,
-            out,
-            name=name if name is not None or tables is None else without_options(tables).stem,
-            preparation=Preparation(**preparation),
-            encodings_from=None if encodings_from is None else partition_json(encodings_from),
-            options=preparation,
-            **common,
-        )
-    else:
-        assert data is not None
-        if encodings_from is not None:
-            raise ValueError("encodings_from is for tables (got a data set); leave it out")
-        written = partition_by_name(
-            data,
-            parts,
-            out,
-            preparation=Preparation(**preparation),
-            title=name,
-            options={"data": Path(data).name, **preparation},
-            **common,
-        )
+    with contextlib.ExitStack() as stack:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+            ranks = stack.enter_context(_ranks(out, common))
+            if ranks.rank > 0:
+                ranks.help()
+                return
+            common["ranks"] = ranks
+        described = _tables_of(data, tables, flags, seed)
+        if described is not None:
+            written = partition_tables(
+                described,
+                parts,
+                out,
+                name=name if name is not None or tables is None else without_options(tables).stem,
+                preparation=Preparation(**preparation),
+                encodings_from=None if encodings_from is None else partition_json(encodings_from),
+                options=preparation,
+                **common,
+            )
+        else:
+            assert data is not None
+            if encodings_from is not None:
+                raise ValueError("encodings_from is for tables (got a data set); leave it out")
+            written = partition_by_name(
+                data,
+                parts,
+                out,
+                preparation=Preparation(**preparation),
+                title=name,
+                options={"data": Path(data).name, **preparation},
+                **common,
+            )
     if not quiet:
         console = Console(markup=False, emoji=False)
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _ranks(out: Path, arguments: Mapping[str, Any]) -> PartitionRanks:
+    """What this process is among those that torchrun, or another launcher, has started."""
+    from ...partition import PartitionRanks
+    from ...partition.save import keeps_edges_on_disk
+    from ..launch import end_with_launcher
+
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not keeps_edges_on_disk(arguments["memory"], arguments["part_method"]):
+        raise ValueError(
+            f"{num_ranks} processes share a partition whose edges are on disk: pass --memory, or "
+            f"--method multilevel, or start one process (got --method {arguments['part_method']})"
+        )
+    end_with_launcher()
+    return PartitionRanks(out, rank, num_ranks)
 
 
 def _tables_of(
