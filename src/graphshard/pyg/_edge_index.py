@@ -88,7 +88,7 @@ class ShardedEdgeIndex(NodeValues):
     matrix_values: Tensor | None = None
     #: Whether they take the place of an adjacency matrix with self loops, on any rank.
     is_matrix_with_loops = False
-    #: Whether they have all edges between ranks of the relation, in its order, on all ranks.
+    #: Whether they have all edges between ranks of the relation, in its order; alike on all ranks.
     has_whole_cut = False
 
     @staticmethod
@@ -609,21 +609,15 @@ def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
             return NotImplemented
         halo = edges[0].halo
         added = [t for t in tensors if not isinstance(t, ShardedEdgeIndex)]
-        rows = torch.cat([t._raw if isinstance(t, ShardedEdgeIndex) else t for t in tensors], 1)
-        sums = halo.mode.partial_sums and halo.world_size > 1 and bool(added)
-        rows = halo.edge_set(rows).edge_index if sums else rows  # an equal one of before
-        is_whole = sums and halo.edge_set(rows).places_of_cut(halo) is not None
-        fits, is_whole = _are_own_loops(added, halo.sources, halo.is_square, is_whole)
-        if added and not fits:
+        if added and not _are_own_loops(added, halo.sources, halo.is_square):
             raise NotImplementedError(
                 "of edges that are appended to an edge_index that spans ranks nothing tells "
                 "whether their numbers are rows of this rank or nodes of the whole graph, unless "
                 "they are a self loop at each node; add self loops with torch_geometric.utils."
                 "add_self_loops, and other edges to the whole data object, before it is sharded"
             )
-        made = ShardedEdgeIndex.make(rows, halo)
-        made.has_whole_cut = is_whole
-        return made
+        rows = torch.cat([t._raw if isinstance(t, ShardedEdgeIndex) else t for t in tensors], 1)
+        return ShardedEdgeIndex.make(rows, halo)
     ends = [t for t in tensors if isinstance(t, NodeIndex)]
     is_rows = all(t.dim() == 2 and t.shape[0] == 1 for t in ends)
     if len(ends) == len(tensors) == 2 and dim == 0 and is_rows:
@@ -635,25 +629,18 @@ def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if any(t.halo is not ends[0].halo or isinstance(t.end, PieceEnd) for t in ends):
         return NotImplemented
     added = [t for t in tensors if not isinstance(t, NodeIndex)]
-    if added and not _are_own_loops([t.expand(2, -1) for t in added], ends[0].end, True)[0]:
+    if added and not _are_own_loops([t.expand(2, -1) for t in added], ends[0].end, True):
         return NotImplemented  # numbers like the others, and no rows
     first = next((t for t in ends if isinstance(t, SourceIndex)), ends[0])
     return first.like(torch.cat([t._raw if isinstance(t, NodeIndex) else t for t in tensors]))
 
 
-def _are_own_loops(
-    added: Sequence[Tensor], end: EdgeEnd, is_square: bool, is_whole: bool = False
-) -> tuple[bool, bool]:
+def _are_own_loops(added: Sequence[Tensor], end: EdgeEnd, is_square: bool) -> bool:
     """Whether appended edges are none on all ranks, or a self loop at each of a rank's rows.
 
     These are one at each node. Any other numbers are rows of this rank or numbers of the whole
-    graph, and nothing tells which. Collective, if any are.
-
-    Returns:
-        Also whether ``is_whole`` on all ranks.
+    graph, and nothing tells which. Collective.
     """
-    if not added:
-        return True, False
     loops = torch.cat(plain(list(added)), 1)
     rows = torch.arange(end.num_rows, device=loops.device)
     fits = end.world_size == 1 and _is_in_order(end.halo)
@@ -663,9 +650,8 @@ def _are_own_loops(
         and not any(isinstance(t, NodeValues) for t in added)
     ):
         fits = torch.equal(loops[0], loops[1]) and torch.equal(loops[0].sort().values, rows)
-    shares = torch.tensor([int(fits), int(loops.shape[1] == 0), int(is_whole)])
-    *fit, is_whole = all_reduce(shares, "min", group=end.group).tolist()
-    return any(fit), bool(is_whole)
+    shares = torch.tensor([int(fits), int(loops.shape[1] == 0)])
+    return any(all_reduce(shares, "min", group=end.group).tolist())
 
 
 def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:

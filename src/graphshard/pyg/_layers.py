@@ -428,6 +428,8 @@ def _add_self_loops(
         mask = edge_index[0] != edge_index[1]
         edges = edge_index[:, mask]  # type: ignore[assignment]
     joined, rows = _with_loops(edges, limit)
+    # Loops are edges within a rank.
+    joined.has_whole_cut = edge_index.has_whole_cut and edge_index.halo.is_square
     if edge_attr is None:
         return joined, None
     loop = require("torch_geometric.utils.loop", "graphshard[pyg]", "add_self_loops")

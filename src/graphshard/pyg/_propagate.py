@@ -139,11 +139,10 @@ class _CollectiveSums(CollectiveTransport):
 
 def _place_of(halo: SourceHalo, edges: EdgeSet) -> Tensor:
     """The place in an edge set of each edge of its relation that is between ranks."""
-    eids = (halo.edge_index[0] >= halo.num_owned).nonzero().view(-1)
     place = torch.full_like(halo.edge_index[0], -1)
-    places = edges.places_of_cut(halo)
-    assert places is not None
-    place[eids] = places
+    place[halo.edge_index[0] >= halo.num_owned] = (
+        (edges.edge_index[0] >= halo.num_owned).nonzero().view(-1)
+    )
     return place
 
 

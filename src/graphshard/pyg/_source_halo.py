@@ -551,7 +551,6 @@ class EdgeSet:
         self.pieces: Any = None  # made by what computes in pieces
         self.transport: Any = None  # made by what computes shard by shard
         self.sums: Any = None  # likewise, of partial sums
-        self._places: tuple[Tensor | None, ...] = ()
         self.number = next(_edge_set_numbers)  # of no other edge set in this process
 
     @cached_property
@@ -559,16 +558,6 @@ class EdgeSet:
         """``[num_dst]`` in-edges of each destination, 1 at least: what a mean divides by."""
         indptr, _, _ = self.adjacency.csc()
         return indptr.diff().clamp(min=1)
-
-    def places_of_cut(self, halo: SourceHalo) -> Tensor | None:
-        """Where its edges from other ranks are, if they are all of the relation, in its order."""
-        if not self._places:
-            places = (self.edge_index[0] >= halo.num_owned).nonzero().view(-1)
-            whole = halo.edge_index[:, halo.edge_index[0] >= halo.num_owned]
-            self._places = (places,)
-            if not torch.equal(self.edge_index[:, places], whole):
-                self._places = (None,)
-        return self._places[0]
 
     def holds(self, edge_index: Tensor) -> bool:
         """Whether these are its edges, in its order."""

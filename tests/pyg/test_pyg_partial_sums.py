@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of PyG whose sums travel as partial sums. 2 gloo ranks, and 5.
+
+The oracle is PyG in one process, float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg_nn
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+import graphshard
+import graphshard.pyg
+from graphshard import comm
+from graphshard.testing import run_ranks
+
+NUM_NODES, WIDTH = 40, 24
+
+
+def whole_data() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(0, NUM_NODES, (2, 160), generator=generator)
+    edge_index = torch.cat([edge_index, torch.tensor([[3, 7], [3, 7]])], 1)  # loops
+    x = torch.randn(NUM_NODES, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64)
+    return Data(x=x, edge_index=edge_index, edge_weight=weight, n=torch.arange(NUM_NODES))
+
+
+def layers() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {
+        "sage": pyg_nn.SAGEConv(WIDTH, WIDTH),
+        "gcn": pyg_nn.GCNConv(WIDTH, WIDTH),
+        "gcn weighted": pyg_nn.GCNConv(WIDTH, WIDTH),
+        "graph weighted": pyg_nn.GraphConv(WIDTH, WIDTH, aggr="mean"),
+        "gin": pyg_nn.GINConv(nn.Linear(WIDTH, WIDTH)),
+    }
+
+
+def run(name: str, layer: nn.Module, data: Any, x: Tensor) -> Tensor:
+    layer = layer.double()
+    weights = [data.edge_weight] if "weighted" in name else []
+    hidden = layer(x * 2, data.edge_index, *weights).relu()
+    result: Tensor = layer(hidden, data.edge_index, *weights)
+    return result
+
+
+def check(rank: int, world_size: int) -> None:
+    whole = whole_data()
+    for mode in ("oneshot", "sequential"):
+        for name, layer in layers().items():
+            x = whole.x.clone().requires_grad_()
+            expected = run(name, layer, whole, x)
+            (expected**2).sum().backward()
+            sent = []
+            for sums in (True, False):
+                data = graphshard.pyg.shard(
+                    whole_data(), part_method="random", mode=mode, partial_sums=sums
+                )
+                own = data.x.clone().requires_grad_()
+                for _ in range(2):  # the first builds
+                    own.grad = None
+                    with comm.trace() as trace:
+                        found = run(name, layer, data, own)
+                        (found**2).sum().backward()
+                torch.testing.assert_close(found, expected[data.n].detach())
+                torch.testing.assert_close(own.grad, x.grad[data.n])
+                sent.append(int(comm.all_reduce(torch.tensor([trace.total_bytes]))))
+            assert sent[0] < sent[1], (name, sent)
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
+def test_layers_are_those_of_pyg_and_send_less(num_ranks: int) -> None:
+    run_ranks(check, num_ranks)
