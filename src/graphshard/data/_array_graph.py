@@ -28,6 +28,7 @@ from .._base.typing import CanonicalEType
 from ..graph import Graph
 from ..graph.structure import check_fits
 from ..ops import Adjacency
+from ..partition.checked_files import save_array
 from ..partition.edge_lists import (
     EdgeList,
     find_lone_edges,
@@ -160,8 +161,7 @@ class Arrays:
             state = status.st_size, status.st_mtime_ns, status.st_ino
             return ArrayFile(path, array.dtype, array.shape, array.offset, state)
         path = self.new_path()
-        with writing(path):
-            np.save(path, array)
+        save_array(path, array)
         return ArrayFile.open(path)
 
 

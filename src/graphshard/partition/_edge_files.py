@@ -30,6 +30,7 @@ import torch
 from .._base.files import writing
 from .._base.kernels import kernels_for
 from . import _numpy_kernels
+from .checked_files import save_array
 
 NodeArray = npt.NDArray[np.unsignedinteger[Any] | np.signedinteger[Any]]
 Degrees = npt.NDArray[np.uint32]
@@ -86,7 +87,7 @@ class SpillFile:
 
     def save(self) -> None:
         """Close the file, and write beside it what `reopen` needs."""
-        np.save(self.path.with_suffix(".npy"), np.stack([self.totals() * 0, *self._counts]))
+        save_array(self.path.with_suffix(".npy"), np.stack([self.totals() * 0, *self._counts]))
         self.close()
 
     def close(self) -> None:

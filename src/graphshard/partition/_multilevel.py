@@ -43,6 +43,7 @@ from ._edge_files import (
 from ._metis import UndirectedGraph
 from ._node_order import clustered_order
 from .assign import BalanceWarning, Constraint, metis_assignment, part_loads
+from .checked_files import save_array
 
 PartNumbers = npt.NDArray[np.uint16]
 NodeWeights = npt.NDArray[np.uint32]
@@ -156,7 +157,7 @@ def multilevel_partition(
         clusters, num_clusters = _find_clusters(current, num_parts, num_threads)
         if num_clusters > _LEAST_SHRINKING * current.num_nodes:
             break
-        np.save(folder / f"clusters-{depth}.npy", clusters)
+        save_array(folder / f"clusters-{depth}.npy", clusters)
         inside = folder / f"level-{depth}"
         inside.mkdir()
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))

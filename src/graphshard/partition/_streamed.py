@@ -64,7 +64,14 @@ from ._node_order import GRAY_PLACES, NUM_DIGITS
 from ._stats import Balance, PartSizes, measure_balance
 from ._writer import Journal, MakeStage, PartitionWriter
 from .assign import Constraint, distinct_constraints, fill_empty_parts, repaired
-from .checked_files import FileRecord, RowSource, StreamedColumn, etype_key, write_tensors
+from .checked_files import (
+    FileRecord,
+    RowSource,
+    StreamedColumn,
+    etype_key,
+    save_array,
+    write_tensors,
+)
 from .structure import StructurePieces, id_dtype, stored_dtype
 
 if TYPE_CHECKING:
@@ -322,8 +329,8 @@ class Stages:
             shutil.rmtree(inside)
             parts, num_clusters = divided.parts, divided.num_clusters
             parts = _within_limits(parts, weights, chosen, total, asked.tolerance)
-            np.save(folder / "places.npy", divided.places)
-        np.save(folder / "parts.npy", parts)
+            save_array(folder / "places.npy", divided.places)
+        save_array(folder / "parts.npy", parts)
         return {"num_clusters": num_clusters}
 
     def _parts(self) -> tuple[PartNumbers, PartNumbers | None]:
@@ -360,10 +367,10 @@ class Stages:
                 keys[source.offsets[type_id] : source.offsets[type_id + 1]] += np.uint32(type_id)
         sizes = np.bincount(keys, minlength=asked.num_parts * num_types)
         order = sort(keys, asked.num_parts * num_types)
-        np.save(folder / "old_ids.npy", order)
+        save_array(folder / "old_ids.npy", order)
         new_ids = np.empty_like(order)
         new_ids[order] = np.arange(source.num_nodes, dtype=self.dtype)
-        np.save(folder / "new_ids.npy", new_ids)
+        save_array(folder / "new_ids.npy", new_ids)
         if asked.constraints is None:
             counts = np.bincount(parts, minlength=asked.num_parts)
             balances: tuple[Balance, ...] = (Balance("nodes", tuple(counts.tolist())),)

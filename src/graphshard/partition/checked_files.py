@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -522,3 +524,15 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text_of_value = repr(value)
     return text_of_value if len(text_of_value) <= _SHOWN else f"{text_of_value[:_SHOWN]}..."
+
+
+def save_array(path: Path, values: npt.NDArray[Any]) -> None:
+    """Write an array as a file of NumPy.
+
+    `numpy.save` writes through a buffer of C, and does not see that a disk was full when that was
+    emptied.
+    """
+    values = np.ascontiguousarray(values)
+    with writing(path), open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.reshape(-1).view(np.uint8).data)
