@@ -59,6 +59,19 @@ def write_plain(folder: Path, num_parts: int) -> str:
     return str(folder / "g.json")
 
 
+def write_hubs(folder: Path, num_parts: int) -> str:
+    """A graph in which few nodes have most edges, in and out: sums of rows save a third."""
+    torch.manual_seed(0)
+    hubs, others = torch.randint(12, (900,)), torch.randint(300, (900,))
+    graph = gs.graph((torch.cat([hubs, others]), torch.cat([others, hubs])), num_nodes=300)
+    graph.ndata["feat"] = torch.randn(300, 12)
+    graph.ndata["label"] = torch.randint(5, (300,))
+    for number, split in enumerate(("train", "val", "test")):
+        graph.ndata[f"{split}_mask"] = torch.arange(300) % 3 == number
+    partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
 def write_typed(folder: Path, num_parts: int) -> str:
     sizes = {"author": 60, "paper": 120}
     torch.manual_seed(0)
@@ -122,6 +135,7 @@ MORE_PLAIN: list[dict[str, Any]] = [
     {"model": "gatv2", "heads": 2},
     {"model": "gatv2", "heads": 2, **SEQUENTIAL},
 ]
+HUB_CASES: list[dict[str, Any]] = [{"model": "sage"}, {"model": "gcn", **SEQUENTIAL}]
 TYPED_CASES: list[dict[str, Any]] = [{"model": "sage"}, {"model": "hgt", "heads": 2}]
 MORE_TYPED: list[dict[str, Any]] = [
     {"model": "rgcn", "num_bases": 2},
@@ -139,8 +153,12 @@ MORE_TYPED: list[dict[str, Any]] = [
     [
         pytest.param(write_plain, 3, PLAIN_CASES, id="plain-3"),
         pytest.param(write_typed, 2, TYPED_CASES, id="typed-2"),
+        pytest.param(write_hubs, 2, HUB_CASES, id="hubs-2"),
         pytest.param(
             write_plain, 2, PLAIN_CASES + MORE_PLAIN, id="plain-2", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            write_hubs, 3, PLAIN_CASES + MORE_PLAIN, id="hubs-3", marks=pytest.mark.exhaustive
         ),
         pytest.param(
             write_typed, 3, TYPED_CASES + MORE_TYPED, id="typed-3", marks=pytest.mark.exhaustive

@@ -173,11 +173,21 @@ class GraphShardManager(EdgesOfAllRanks):
         """Edges of a relation, or of all, on all ranks together."""
         return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
-    def halo_rows(self, ntype: str | None = None) -> int:
-        """Rows of one source type, or of all, that this rank reads from others; collective."""
+    def halo_rows(self, ntype: str | None = None, *, sums: bool = False) -> int:
+        """Rows of one source type, or of all, that this rank reads from others; collective.
+
+        Args:
+            ntype: The type; None for all.
+            sums: Count the rows and partial sums that come where rows are summed.
+        """
         ntypes = [ntype] if ntype is not None else self.srctypes
         halos = [self._structure.union_halo(t) for t in ntypes]
-        return sum(halo.num_halo for halo in halos if halo is not None)
+        plans = [
+            halo.plan if not sums or halo.fewest is None else halo.fewest.plan
+            for halo in halos
+            if halo is not None
+        ]
+        return sum(plan.num_halo for plan in plans)
 
     def __repr__(self) -> str:
         return (

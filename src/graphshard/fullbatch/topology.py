@@ -590,15 +590,24 @@ def _find_cover(
     return _Cover(rows, sums, owner_of_row, owner_of_sum, keys, sends_row, sends_sum), cut
 
 
-def count_fewest_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> tuple[int, int]:
+def count_fewest_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> Tensor:
     """Remote rows that a rank reads, and rows and partial sums that serve it where it sums.
 
     Args:
         edges: Of the relations that are summed together, all of one source type.
+
+    Returns:
+        ``[2, world_size]`` of both the number from each owner.
     """
     needed = needed_rows(edges, rank, world_size)
     cover, _ = _find_cover(edges, needed, rank)
-    return cover.owner_of_row.numel(), cover.owners.numel()
+    both = cover.owner_of_row, cover.owners
+    return torch.stack([torch.bincount(owners, minlength=world_size) for owners in both])
+
+
+def saves_rows(num_read: int, num_sent: int) -> bool:
+    """Whether partial sums are made: ``num_sent`` rows and sums in place of ``num_read`` rows."""
+    return num_read > 0 and num_sent <= _WORTHWHILE * num_read
 
 
 def find_fewest_rows(halo: Halo) -> FewestRows | None:
@@ -612,7 +621,7 @@ def find_fewest_rows(halo: Halo) -> FewestRows | None:
     starts = [0, *accumulate(edges.num_dst for edges in halo.edges.values())]
     totals = torch.tensor([halo.num_halo, cover.owners.numel(), cover.summed.numel()])
     num_read, num_sent, num_summed = all_reduce(totals, group=group).tolist()
-    if num_read == 0 or num_sent > _WORTHWHILE * num_read:
+    if not saves_rows(num_read, num_sent):
         return None
     received, first = {}, 0
     for etype, edges, ends in zip(halo.edges, cut, pairwise(starts), strict=True):

@@ -46,6 +46,11 @@ class Network:
     num_relations: int = 0
     itemsize: int = 4
 
+    @property
+    def sums_rows(self) -> bool:
+        """Whether layers of a plain graph sum rows, so that partial sums may travel."""
+        return self.model == "gcn" or (self.model == "sage" and self.aggregator != "pool")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanges:
@@ -76,6 +81,8 @@ class PartSize:
         halo_of: Relation to rows of others that it reads.
         sent: Node type to rows of this rank that others read, once for each reader.
         sent_of: The same by relation.
+        fewest: Node type to rows and partial sums that come, and that are sent, where the relations
+            from it are summed together; absent where rows travel.
         cut: Relation to edges from rows of others.
         train: TapeRows with a loss.
     """
@@ -86,6 +93,7 @@ class PartSize:
     halo_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
     sent: Mapping[str, float] = field(default_factory=dict)
     sent_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
+    fewest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
     train: float = 0.0
     sources: Mapping[str, float] | None = None
@@ -471,6 +479,12 @@ def _size_of(part: PartSize, etype: CanonicalEType, alone: bool) -> _Size:
     return part.nodes[etype[2]], edges, cut, *((0.0, 0.0) if alone else (halo, sent))
 
 
+def _size_of_sums(size: _Size, part: PartSize, etype: CanonicalEType) -> _Size:
+    """The size of a pass that sums, of one tensor, all relations of a source type that it has."""
+    come, sent = part.fewest.get(etype[0], size[3:])
+    return *size[:3], min(size[3], come), min(size[4], sent)
+
+
 def scores(
     tape: Tape,
     network: Network,
@@ -510,6 +524,8 @@ def scores(
         if part.sources is not None:
             own = TapeRows(part.nodes[ntype], rows.width, rows.block, rows.node)
         size = _size_of(part, etype, how.num_ranks == 1)
+        if network.sums_rows:
+            size = _size_of_sums(size, part, etype)
         if network.model == "sage":
             out = layers.sage(rows, own, size, width, network.aggregator)
         elif network.model == "gcn":
@@ -625,6 +641,8 @@ def _relations(
         if shares_pass:
             halo, sent = part.halo.get(etype[0], 0.0), part.sent.get(etype[0], 0.0)
             size = *size[:3], halo, sent
+            if x.width <= width and network.aggregator != "pool":  # not a tensor for each relation
+                size = _size_of_sums(size, part, etype)
         if network.model == "sage":
             result = local.sage(x, own[etype[2]], size, width, network.aggregator)
         elif network.model in ("gcn", "rgcn"):

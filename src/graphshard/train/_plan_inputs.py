@@ -18,6 +18,7 @@ from .._base.typing import CanonicalEType
 from ..data.dataset import NodeDataset
 from ..data.task import read_task
 from ..fullbatch import PartitionData, load_dgl_partition_data
+from ..fullbatch.topology import LocalEdges, count_fewest_rows, saves_rows
 from ..partition.format import etype_key, read_config
 from ..plan import Exchanges, GraphSize, Network, PartSize, Sampling
 from ._config import (
@@ -362,6 +363,7 @@ def _counted(
     num_parts, ntypes = len(into), first.node_type_names
     sent = [dict.fromkeys(ntypes, 0.0) for _ in range(num_parts)]
     sent_of: list[dict[CanonicalEType, float]] = [{} for _ in range(num_parts)]
+    fewest = _fewest_rows(first, into)
     made = []
     for rank, edges in enumerate(into):
         halo, halo_of, cut, numbers = {}, {}, {}, {}
@@ -389,11 +391,50 @@ def _counted(
             halo_of=halo_of,
             sent=sent[rank],
             sent_of=sent_of[rank],
+            fewest=fewest[rank],
             cut=cut,
             train=train_of[rank],
         )
         for rank, (halo, halo_of, cut, numbers) in enumerate(made)
     ]
+
+
+def _fewest_rows(
+    first: PartitionData,
+    into: Sequence[Mapping[CanonicalEType, Sequence[tuple[Tensor, Tensor, Tensor]]]],
+) -> list[dict[str, tuple[float, float]]]:
+    """Of each part what comes and is sent by node type where partial sums are made."""
+    num_parts = len(into)
+    found: list[dict[str, tuple[float, float]]] = [{} for _ in into]
+    for ntype in first.node_type_names if num_parts > 1 else ():
+        counts = []
+        for rank, edges in enumerate(into):
+            local = [
+                _local_edges(first, etype, rank, pieces)
+                for etype, pieces in edges.items()
+                if etype[0] == ntype
+            ]
+            if local:
+                counts.append(count_fewest_rows(local, rank, num_parts))
+        if counts:
+            read, come = torch.stack(counts, 1)  # [part, owner]
+            if saves_rows(int(read.sum()), int(come.sum())):
+                for rank in range(num_parts):
+                    found[rank][ntype] = float(come[rank].sum()), float(come[:, rank].sum())
+    return found
+
+
+def _local_edges(
+    first: PartitionData,
+    etype: CanonicalEType,
+    rank: int,
+    pieces: Sequence[tuple[Tensor, Tensor, Tensor]],
+) -> LocalEdges:
+    src, dst, owner = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    starts, ends = (torch.tensor(first.node_map(t).starts) for t in (etype[0], etype[2]))
+    return LocalEdges(
+        owner, src - starts[owner], dst - ends[rank], int(ends[rank + 1] - ends[rank])
+    )
 
 
 def _note_senders(sent: Sequence[dict], key: object, remote: Tensor, ends: Tensor) -> None:

@@ -214,4 +214,8 @@ def _epoch(
     how = replace(exchanges_of(config), num_ranks=num_ranks)
     if learner.graph.mode == "sequential":
         how = replace(how, mode="sequential")
+    if halo and len(edges) == 1 and network.sums_rows:
+        come = float(learner.graph.halo_rows(sums=True))
+        part = replace(part, fewest=dict.fromkeys(halo, (come, come)))
+        graph = replace(graph, parts=(part,) * num_ranks)
     return plan_full_batch(graph, network, machines, how)

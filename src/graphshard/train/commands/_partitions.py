@@ -472,8 +472,8 @@ def _sums_table(path: str, num_parts: int) -> Table:
                 if etype[0] == source
             ]
             if edges:
-                found = count_fewest_rows(edges, part, num_parts)
-                counts.setdefault(source, []).append(found)
+                read, sent = count_fewest_rows(edges, part, num_parts).sum(1).tolist()
+                counts.setdefault(source, []).append((read, sent))
     table = Table(title="rows from other parts", title_justify="left")
     table.add_column("sources")
     for heading in ("part", "rows", "rows and partial sums", "ratio"):
