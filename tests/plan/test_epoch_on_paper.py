@@ -46,6 +46,7 @@ from graphshard.plan import (
 from graphshard.plan._tape import HEAP_HOLES
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig
+from graphshard.train._calibrate import TrialNetwork, calibrate
 from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
 
 EDGE = ("_N", "_E", "_N")
@@ -306,6 +307,36 @@ def test_the_first_mode_that_fits_is_taken() -> None:
     (nothing,) = rows("0.5GiB")
     assert not nothing.fits
     assert nothing.bound_by.startswith("memory: ")
+
+
+@pytest.mark.exhaustive
+def test_rates_are_measured_with_the_network() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 2000.0}, edges={EDGE: 16000.0}, features={"_N": 16}, num_classes=3,
+        target="_N", train=100.0,
+    )  # fmt: skip
+    config = FullBatchConfig(data="numbers", model="gat", hidden=4, heads=2).resolved()
+    trial = TrialNetwork.of(config, graph, 1)
+    assert trial is not None
+    assert (trial.nodes, trial.degree, trial.settings["heads"]) == (2000, 8.0, 2)
+    rates = calibrate(1, 0.2, trial)
+    assert 0.25 <= rates.network < 100
+    typed = dataclasses.replace(graph, nodes={"a": 1.0, "b": 2.0})
+    assert TrialNetwork.of(config, typed, 1) is None
+
+
+def test_the_factor_of_a_network_is_of_computing_alone() -> None:
+    graph = GraphSize(
+        name="g", nodes={"_N": 1e6}, edges={EDGE: 2e7}, features={"_N": 128}, num_classes=40,
+        target="_N", train=1e4,
+    )  # fmt: skip
+    network = Network(model="sage", features={"_N": 128}, out=40, hidden=64, layers=2)
+    once, twice = (
+        make_plan(graph, network, [4], Machines(rates=Rates(network=factor), link=1e6)).rows[0]
+        for factor in (1.0, 2.0)
+    )
+    assert twice.compute == pytest.approx(2 * once.compute)
+    assert once.exchange - once.compute <= twice.exchange < once.exchange  # more of it is hidden
 
 
 def test_more_ranks_need_less_each() -> None:

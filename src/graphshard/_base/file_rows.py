@@ -6,8 +6,9 @@
     system leaves it there, and a disk that fails, or a file that became shorter, ends the process;
     a read that fails is an error. What the system keeps of a file it takes back before it refuses
     memory to anybody. Rows of a batch are read in the order of the file, while some megabytes of
-    what follows are on their way from the disk, see csrc/runtime/file_rows.h: on a disk that takes
-    many requests at once that is ten times as fast as one page after the other.
+    what follows are on their way from the disk, see csrc/runtime/file_rows.h. 20,000 pages of a
+    gigabyte took 0.29 s so on the disk this was written on, and one after the other 1.04 s; with
+    gaps of up to 16 pages read as well it was 0.39 s, and by 32 threads that wait 0.33 s.
 """
 
 from __future__ import annotations

@@ -464,7 +464,7 @@ def _rate(kind: Work, rates: Rates) -> float:
 
 def compute_seconds(work: Mapping[Work, float], rates: Rates) -> float:
     """Seconds of work on one rank."""
-    return sum(amount / _rate(kind, rates) for kind, amount in work.items())
+    return rates.network * sum(amount / _rate(kind, rates) for kind, amount in work.items())
 
 
 def epoch_seconds(
@@ -679,6 +679,11 @@ def _notes(graph: GraphSize, machines: Machines, most: int) -> tuple[str, ...]:
         f"{100 * rates.uncertainty:.0f} %"
     ]
     notes.append(f"epochs that were measured took up to {_OVER_THE_PLAN} times what was planned")
+    if rates.network != 1.0:
+        notes.append(
+            f"an epoch of the network on a small graph computed {rates.network:.2f} times as long "
+            "as its work does by itself, and so are all times taken"
+        )
     if len(graph.parts) != most > 1:
         low, expected, high = graph.share
         notes.append(

@@ -137,9 +137,10 @@ def plan(
     if rates is not None:
         measured = read_rates_file(rates)
     else:
-        from .._calibrate import calibrate
+        from .._calibrate import TrialNetwork, calibrate
 
-        measured = calibrate(max(numbers))
+        trial = TrialNetwork.of(resolved, graph, max(numbers))
+        measured = calibrate(max(numbers), network=trial)
         if save_rates is not None:
             measured.save(save_rates)
     machines = Machines(
