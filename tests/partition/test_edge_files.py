@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from graphshard._base.kernels import force_extension
 from graphshard.partition._edge_files import (
     EdgeSorter,
     SortedEdges,
@@ -19,6 +21,16 @@ from graphshard.partition._edge_files import (
 )
 
 RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "numpy"])
+def either(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The compiled kernels, and those that stand for them."""
+    with force_extension(request.param):
+        yield
+
+
+both = pytest.mark.usefixtures("either")
 
 
 def sorted_by_row(
@@ -77,6 +89,7 @@ def test_memory_batches_and_threads_change_nothing(tmp_path: Path) -> None:
     assert all(text == texts[0] for text in texts[1:])
 
 
+@both
 def test_merged_as_scipy_sums(tmp_path: Path) -> None:
     rows, cols = RNG.integers(0, 60, (2, 9000))
     weights = RNG.integers(1, 9, 9000).astype(np.uint32)
@@ -90,6 +103,7 @@ def test_merged_as_scipy_sums(tmp_path: Path) -> None:
     np.testing.assert_array_equal(edges.values(0, edges.num_edges), expected.data)
 
 
+@both
 def test_new_numbers_and_loops(tmp_path: Path) -> None:
     rows, cols = RNG.integers(0, 50, (2, 4000))
     numbers = RNG.permutation(120).astype(np.uint32)
@@ -105,6 +119,7 @@ def test_new_numbers_and_loops(tmp_path: Path) -> None:
     assert edges.num_edges == int((rows != cols).sum())
 
 
+@both
 @pytest.mark.parametrize("bad", [-1, 50])
 def test_an_id_out_of_range(tmp_path: Path, bad: int) -> None:
     sorter = EdgeSorter(tmp_path, 50, 3, value_dtype=None, memory=1 << 24, num_threads=1)
@@ -113,6 +128,7 @@ def test_an_id_out_of_range(tmp_path: Path, bad: int) -> None:
             sorter.add(*(np.array(ids) for ids in ends))
 
 
+@both
 def test_no_edges_and_no_nodes(tmp_path: Path) -> None:
     for number, num_rows in enumerate((0, 1, 70)):
         (folder := tmp_path / str(number)).mkdir()
@@ -141,14 +157,15 @@ def test_batches_cut_heavy_rows_apart() -> None:
     )
 
 
+@both
 def test_hashes_tell_order_and_symmetry() -> None:
     src, dst = RNG.integers(0, 1000, (2, 50_000))
     hashes = [kernels().hash_edges(src, dst, 0, 0, 0, threads) for threads in (1, 3)]
     assert hashes[0] == hashes[1]
     assert hashes[0][1] != 0
-    both = np.concatenate([src, dst]), np.concatenate([dst, src])
+    ends = np.concatenate([src, dst]), np.concatenate([dst, src])
     order = RNG.permutation(100_000)
-    assert kernels().hash_edges(both[0][order], both[1][order], 0, 0, 0, 1)[1] == 0
+    assert kernels().hash_edges(ends[0][order], ends[1][order], 0, 0, 0, 1)[1] == 0
     assert kernels().hash_edges(src[::-1].copy(), dst[::-1].copy(), 0, 0, 0, 1) != hashes[0]
     halves = [kernels().hash_edges(src[:7], dst[:7], 0, 0, 0, 1)]
     halves.append(kernels().hash_edges(src[7:], dst[7:], 0, 0, 7, 1))
@@ -352,6 +369,7 @@ def test_contracted_as_a_product_of_matrices(threads: int) -> None:
 # -- ids in parts ------------------------------------------------------------------------------
 
 
+@both
 def test_orders_by_keys() -> None:
     keys = RNG.integers(0, 50, 4000)
     first = RNG.permutation(4000).astype(np.uint32)
@@ -367,6 +385,7 @@ def test_orders_by_keys() -> None:
         kernels().order_by_key(keys, 50, np.zeros(4000, dtype=np.uint32), ordered)
 
 
+@both
 @pytest.mark.parametrize("threads", [1, 3])
 def test_readers(threads: int) -> None:
     src, dst = RNG.integers(0, 900, (2, 60_000))
@@ -391,6 +410,7 @@ def test_readers(threads: int) -> None:
     np.testing.assert_array_equal(degrees, np.bincount(dst + 40, minlength=1000))
 
 
+@both
 @pytest.mark.parametrize("dtype", [np.uint32, np.int64])
 def test_local_ids_of_marked_nodes(dtype: type) -> None:
     ids: Any = RNG.integers(0, 1000, 700).astype(dtype)
@@ -411,6 +431,7 @@ def test_local_ids_of_marked_nodes(dtype: type) -> None:
         kernels().find_local_ids(unmarked, 200, 450, bits, ranks, local[:1])
 
 
+@both
 def test_cut_edges_by_owner() -> None:
     degrees = RNG.integers(0, 6, 40).astype(np.uint32)
     cols = RNG.integers(0, 100, degrees.sum()).astype(np.uint32)

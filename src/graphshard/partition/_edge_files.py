@@ -165,48 +165,29 @@ class EdgeBlock:
 class SortedEdges:
     """Edges on disk, row after row; see the module.
 
+    All but the folder can be held by JSON.
+
     Args:
         folder: Holds the three files.
+        col_dtype: Name of a dtype.
+        value_dtype: Likewise; None where edges have no values.
         starts: Number of the first edge of every ``2**shift`` rows; and of all edges, at the end.
     """
 
     folder: Path
     num_rows: int
-    col_dtype: np.dtype[Any]
-    value_dtype: np.dtype[Any] | None
+    col_dtype: str
+    value_dtype: str | None
     shift: int
-    starts: tuple[int, ...]
+    starts: Sequence[int]
 
     @property
     def num_edges(self) -> int:
         return self.starts[-1]
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `from_dict` takes, besides the folder."""
-        return {
-            "num_rows": self.num_rows,
-            "col_dtype": self.col_dtype.name,
-            "value_dtype": None if self.value_dtype is None else self.value_dtype.name,
-            "shift": self.shift,
-            "starts": list(self.starts),
-        }
-
-    @classmethod
-    def from_dict(cls, folder: Path, content: Mapping[str, Any]) -> SortedEdges:
-        """Inverse of `as_dict`."""
-        value_dtype = content["value_dtype"]
-        return cls(
-            folder,
-            content["num_rows"],
-            np.dtype(content["col_dtype"]),
-            None if value_dtype is None else np.dtype(value_dtype),
-            content["shift"],
-            tuple(content["starts"]),
-        )
-
     def degrees(self, first: int, last: int) -> Degrees:
         """Edges of each row in ``[first, last)``."""
-        return _read_items(self.folder / "degrees.u32", np.dtype(np.uint32), first, last - first)
+        return _read_items(self.folder / "degrees.u32", "uint32", first, last - first)
 
     def first_edge(self, row: int) -> int:
         """Number of the first edge of a row, or of all edges for ``num_rows``."""
@@ -217,13 +198,12 @@ class SortedEdges:
 
     def cols(self, first: int, count: int) -> NodeArray:
         """The other ends of edges, by number."""
-        return _read_items(_cols_path(self.folder, self.col_dtype), self.col_dtype, first, count)
+        return _read_items(self.folder / _COLS[self.col_dtype], self.col_dtype, first, count)
 
     def values(self, first: int, count: int) -> NodeArray:
         """The values of edges, by number."""
         assert self.value_dtype is not None
-        path = _values_path(self.folder, self.value_dtype)
-        return _read_items(path, self.value_dtype, first, count)
+        return _read_items(self.folder / _VALUES[self.value_dtype], self.value_dtype, first, count)
 
     def blocks(
         self,
@@ -372,9 +352,10 @@ class EdgeSorter:
         self._records = np.empty(0, dtype=np.uint8)
         totals = self._spill.totals()
         paths = {"degrees": self.folder / "degrees.u32"}
-        paths["cols"] = _cols_path(self.folder, self.col_dtype)
-        if self.value_dtype is not None:
-            paths["values"] = _values_path(self.folder, self.value_dtype)
+        value_dtype = None if self.value_dtype is None else self.value_dtype.name
+        paths["cols"] = self.folder / _COLS[self.col_dtype.name]
+        if value_dtype is not None:
+            paths["values"] = self.folder / _VALUES[value_dtype]
         descriptors: dict[str, int] = {}
         starts = [0]
         try:
@@ -403,7 +384,7 @@ class EdgeSorter:
                 os.close(descriptor)
         self._spill.remove()
         return SortedEdges(
-            self.folder, self.num_rows, self.col_dtype, self.value_dtype, self.shift, tuple(starts)
+            self.folder, self.num_rows, self.col_dtype.name, value_dtype, self.shift, starts
         )
 
     def _sort(
@@ -475,24 +456,17 @@ def batch_ends(degrees: Degrees, most_rows: int, most_edges: int) -> EdgeCounts:
     return np.unique(np.concatenate(more)).astype(np.int64)
 
 
-def _cols_path(folder: Path, dtype: np.dtype[Any]) -> Path:
-    return folder / f"cols.{_SUFFIXES[dtype.name]}"
+_COLS = {"uint32": "cols.u32", "int64": "cols.i64"}
+_VALUES = {"uint32": "values.u32", "int64": "values.i64"}
 
 
-def _values_path(folder: Path, dtype: np.dtype[Any]) -> Path:
-    return folder / f"values.{_SUFFIXES[dtype.name]}"
-
-
-_SUFFIXES = {"uint32": "u32", "int64": "i64"}
-
-
-def _read_items(path: Path, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+def _read_items(path: Path, dtype: str, first: int, count: int) -> npt.NDArray[Any]:
     """Some numbers of a file of ours."""
-    items = np.empty(count, dtype=dtype)
+    items: npt.NDArray[Any] = np.empty(count, dtype=dtype)
     if count:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _read_at(descriptor, items.view(np.uint8).data, first * dtype.itemsize, path)
+            _read_at(descriptor, items.view(np.uint8).data, first * items.itemsize, path)
         finally:
             os.close(descriptor)
     return items

@@ -131,6 +131,8 @@ def order_by_key(keys: Array, num_keys: int, order: Array | None, ordered: Array
     if len(keys) and int(keys.max()) >= num_keys:
         raise IndexError("keys must be below num_keys")
     before = np.arange(len(keys)) if order is None else order
+    if len(keys) and np.bincount(before, minlength=len(keys)).max() > 1:
+        raise IndexError("an order must name every node once")
     ordered[:] = before[np.argsort(keys[before], kind="stable")]
 
 

@@ -180,7 +180,11 @@ def stream_parts(
         MetisError: METIS is missing or failed.
         OSError: A file cannot be written.
     """
-    journal = writer.journal(_work_of(source, asked) if asked.resumes else None)
+    journal = (
+        Journal(writer.work_folder, _work_of(source, asked))
+        if asked.resumes
+        else Journal(writer.stages_folder, None)
+    )
     if ranks is not None:
         ranks.lead(journal, source, asked)
     try:
@@ -227,21 +231,15 @@ class Stages:
         if is_streamed and (self.journal.path("adjacency")).exists():
             self.journal.drop("adjacency")
         node_sizes: list[list[int]] = numbered["node_sizes"]
-        edge_sizes = np.zeros((asked.num_parts, len(source.canonical_etypes)), dtype=np.int64)
         sorting: dict[str, MakeStage] = {
             f"edges-{i}": partial(self._sort, i) for i in range(len(source.canonical_etypes))
         }
         self.journal.run_each(sorting, num_threads=1)
         edges = [
-            SortedEdges.from_dict(self.journal.path(name), self.journal.run(name, make))
+            SortedEdges(self.journal.path(name), **self.journal.run(name, make))
             for name, make in sorting.items()
         ]
         view = _PartsView(source, edges, node_sizes)
-        for relation in range(len(edges)):
-            edge_sizes[:, relation] = [
-                view.edge_span(part, relation)[1] for part in range(asked.num_parts)
-            ]
-        view.set_edge_sizes(edge_sizes.tolist())
         self.progress("outer: edges that leave their part")
         self.journal.run("outer", lambda folder: _write_outer(folder, view, asked.num_hops))
         parts = self._write_parts(view)
@@ -291,7 +289,7 @@ class Stages:
                     )
             if asymmetry % 2**64 == 0:  # every edge is there from both ends already
                 break
-        return sorter.finish().as_dict()
+        return _without_folder(sorter.finish())
 
     def _make_assignment(self, folder: Path) -> dict[str, Any]:
         """The part of each node, counting trainers, and the place of its cluster."""
@@ -308,7 +306,7 @@ class Stages:
             chosen = None if asked.constraints is None else distinct_constraints(asked.constraints)
             weights = None if chosen is None else as_table(chosen)
             content = self.journal.run("adjacency", self._make_adjacency)
-            edges = SortedEdges.from_dict(self.journal.path("adjacency"), content)
+            edges = SortedEdges(self.journal.path("adjacency"), **content)
             coarse = {}
             if asked.coarse is not None:
                 coarse = {"coarse_nodes": asked.coarse[0], "coarse_edges": asked.coarse[1]}
@@ -408,7 +406,7 @@ class Stages:
                 first_value=done,
             )
             done += len(dst)
-        return sorter.finish().as_dict()
+        return _without_folder(sorter.finish())
 
     def _write_parts(self, view: _PartsView) -> list[dict[str, Any]]:
         """Write the files of all parts, several at a time."""
@@ -561,19 +559,19 @@ class _PartsView:
         flat = np.array(node_sizes, dtype=np.int64).reshape(self.num_parts, -1)
         self._block_starts = (np.cumsum(flat) - flat.reshape(-1)).reshape(flat.shape)
         self.ends = np.cumsum(flat.sum(axis=1))
-        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
-        self.book: RangePartitionBook
-
-    def set_edge_sizes(self, edge_sizes: list[list[int]]) -> None:
-        """Say how many edges of each relation each part has."""
-        self.edge_sizes = edge_sizes
-        source = self.source
+        starts = np.zeros((self.num_parts, len(edges)), dtype=np.int64)
+        sizes = np.zeros_like(starts)
+        for part, relation in np.ndindex(sizes.shape):
+            first, last = self.rows(part, relation)
+            starts[part, relation] = edges[relation].first_edge(first)
+            sizes[part, relation] = edges[relation].first_edge(last) - starts[part, relation]
+        self._edge_spans = np.stack([starts, sizes])
+        self.edge_sizes: list[list[int]] = sizes.tolist()
         self.book = RangePartitionBook.of_sizes(
-            0, source.ntypes, source.canonical_etypes, self.node_sizes, edge_sizes
+            0, source.ntypes, source.canonical_etypes, node_sizes, self.edge_sizes
         )
-        flat = np.array(edge_sizes, dtype=np.int64).reshape(self.num_parts, -1)
         #: Homogenised id of the first edge of each relation in each part.
-        self.edge_starts: IdArray = (np.cumsum(flat) - flat.reshape(-1)).reshape(flat.shape)
+        self.edge_starts: IdArray = (np.cumsum(sizes) - sizes.reshape(-1)).reshape(sizes.shape)
 
     def node_span(self, part: int) -> tuple[int, int]:
         """Homogenised ids of the nodes of a part: the first, and that behind the last."""
@@ -588,12 +586,8 @@ class _PartsView:
 
     def edge_span(self, part: int, relation: int) -> tuple[int, int]:
         """The first of a part's edges among the sorted ones of a relation, and how many."""
-        key = part, relation
-        if key not in self._spans:
-            first, last = self.rows(part, relation)
-            start = self.edges[relation].first_edge(first)
-            self._spans[key] = start, self.edges[relation].first_edge(last) - start
-        return self._spans[key]
+        start, count = self._edge_spans[:, part, relation].tolist()
+        return start, count
 
     def inner_blocks(
         self, part: int, relation: int, *, with_values: bool = False
@@ -767,6 +761,13 @@ class _LocalPieces:
         made = torch.empty(len(ids), dtype=self._dtype)
         kernels().find_local_ids(ids, self._first, self._last, self._bits, self._ranks, made)
         return made
+
+
+def _without_folder(edges: SortedEdges) -> dict[str, Any]:
+    """What JSON can hold of sorted edges, which are in the folder of their stage."""
+    content = dict(vars(edges))
+    del content["folder"]
+    return content
 
 
 def _converted(pieces: Callable[[], Iterator[Tensor]], dtype: torch.dtype) -> Iterator[Tensor]:

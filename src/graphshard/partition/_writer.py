@@ -96,16 +96,14 @@ class PartitionWriter:
             self._recover()
             prefix = f".{self.graph_name}-staging-"
             self._staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
+            #: For the stages of a run of which nothing is kept for the next one.
+            self.stages_folder = self._staging / "stages"
             self._stack.callback(shutil.rmtree, self._staging, ignore_errors=True)
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-
-    def journal(self, work: Mapping[str, Any] | None) -> Journal:
-        """The journal of a run that makes the parts; None keeps nothing for the next run."""
-        return Journal(self._staging / "stages" if work is None else self.work_folder, work)
 
     def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | RowSource]) -> None:
         """Write one file of a part, counted from 0; several threads may, each a file of its own."""
@@ -262,8 +260,11 @@ class Journal:
         """
         with self._lock:
             entry = self._stages.get(name)
-        if entry is None or entry["files"] not in (None, sizes_of_files(self.path(name))):
-            entry = self.handed_over(name) or self.make(name, make)
+        if entry is None or not (
+            entry["files"] is None or entry["files"] == sizes_of_files(self.path(name))
+        ):
+            entry = None if self.ranks is None else self.handed_over(name)
+            entry = entry or self.make(name, make)
             with self._lock:
                 self._stages[name] = entry
                 self._write()
@@ -297,8 +298,6 @@ class Journal:
 
     def handed_over(self, name: str) -> dict[str, Any] | None:
         """What another rank has made of a stage, if it has."""
-        if self.ranks is None:
-            return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             entry = dict(parse_json(read_text_regular(self.path(f"{name}.json"))))
             if entry["files"] == sizes_of_files(self.path(name)):

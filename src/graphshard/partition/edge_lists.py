@@ -55,7 +55,6 @@ def count_repeated(edges: EdgeList, folder: Path) -> int:
         folder: Where sorted edges may go meanwhile.
 
     Raises:
-        RuntimeError: There are no compiled kernels.
         OSError: The disk is full.
     """
     num_repeated, num_cols = 0, max(edges.num_src, edges.num_dst)

@@ -11,7 +11,7 @@
     │   └── edge_feats.safetensors    "src:relation:dst/feature" [inner edges of the relation, ...]
     ├── part1/ ...
     ├── <graph_name>-part0/ ...       of a graph that came to a folder which had another one already
-    ├── .<graph_name>-work/           stages of a partition that is being made; see `_journal.py`
+    ├── .<graph_name>-work/           stages of a partition that is being made; see `_writer.py`
     └── .<graph_name>-<build>/        old parts, while they are being replaced
 
 Names of types may hold any of ``/ : ~``: a feature's name has no slash, so its type is what stands
