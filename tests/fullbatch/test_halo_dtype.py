@@ -20,6 +20,7 @@ from torch.nn import functional
 
 import graphshard
 from graphshard import comm
+from graphshard import function as fn
 from graphshard.nn import GATConv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -293,3 +294,38 @@ def test_only_floats_that_a_backend_knows() -> None:
         graphshard.fullbatch.AggregationMode(halo_dtype=torch.float32)
     with pytest.raises(ValueError, match=r"prefetch must be at least 0 \(got -1\)"):
         graphshard.fullbatch.AggregationMode(prefetch=-1)
+
+
+def check_int8(rank: int, world_size: int, parts: str) -> None:
+    """A sum, its gradient and an attention, with rows as int8: within a scale for each edge."""
+    whole = cora()
+    x = inputs(whole.num_nodes())
+    edges = counts(whole)
+    for mode in MODES:
+        for sums in (True, False):
+            data = graphshard.load_dgl_partition_data(parts, rank)
+            graph = graphshard.construct_full_graph(
+                data, mode=mode, halo_dtype=torch.int8, partial_sums=sums
+            )
+            nodes, found = own_nodes(data)["_N"], []
+            for seed in (0, 0, 1):
+                torch.manual_seed(seed)
+                own = x[nodes].requires_grad_()
+                with graph.local_scope():
+                    graph.srcdata["h"] = own
+                    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
+                    out = graph.dstdata["o"]
+                out.sum().backward()
+                found.append(out.detach())
+            assert torch.equal(found[0], found[1])
+            assert not torch.equal(found[0], found[2])
+            # Partial sums are larger than rows, but there are fewer.
+            bound = edges @ (x.abs().amax(1, keepdim=True) / 127).expand_as(x)
+            gap = (found[0] - (edges @ x)[nodes]).abs()
+            assert bool((gap <= bound[nodes] * SLACK + 1e-5).all())
+            expected = edges.sum(0)[nodes].view(-1, 1).expand_as(own)
+            torch.testing.assert_close(own.grad, expected, rtol=1 / 127, atol=1e-6)
+
+
+def test_rows_as_int8_are_within_their_scales(tmp_path: Path) -> None:
+    run_ranks(check_int8, 2, write_parts(tmp_path, cora(), 2, "metis"))

@@ -51,8 +51,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -78,20 +79,117 @@ from .group import (
 
 # -- rows as they travel ---------------------------------------------------------------------------
 
-WIRE_DTYPES = (torch.bfloat16, torch.float16)
+WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.int8)
 """What rows may be rounded to."""
 
 
-def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
-    """The dtype in which rows of ``dtype`` travel; ``wire`` None is as they are."""
-    if wire is None or not dtype.is_floating_point or dtype.itemsize <= wire.itemsize:
-        return dtype
-    return wire
+@dataclass(frozen=True)
+class Int8Wire:
+    """Rows as int8, each with a float32 scale after it, its largest magnitude over 127.
+
+    A number is rounded up or down at random, so that its expectation is itself. Which way goes by
+    the key, the number of the row and the column alone, and not by who sends it.
+
+    Args:
+        key: Another one rounds another way; those of gradients that are returned use the next.
+    """
+
+    key: int
 
 
-def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
-    """Rows as they travel; the same tensor where nothing changes."""
-    return tensor if wire is None else tensor.to(wire_dtype(tensor.dtype, wire))
+Wire: TypeAlias = torch.dtype | Int8Wire | None
+"""How floating-point rows travel: rounded to a dtype, or as they are."""
+
+_SCALE_BYTES = 4
+
+
+def keyed(wire: Wire) -> Wire:
+    """A new key for rows that travel as int8, by torch's generator; anything else as it is.
+
+    Without gradients it is always the same key, and the generator is not moved.
+    """
+    if wire != torch.int8:
+        return wire
+    return Int8Wire(int(torch.randint(2**62, ())) if torch.is_grad_enabled() else 0)
+
+
+def is_rounded(tensor: Tensor, wire: Wire) -> bool:
+    """Whether rows like these travel in another form: if it is of fewer bytes."""
+    return wire_row_bytes(tensor, wire) < row_bytes(tensor)
+
+
+def wire_row_bytes(tensor: Tensor, wire: Wire) -> int:
+    """Bytes in one row of ``[rows, *]`` on its way."""
+    as_it_is = row_bytes(tensor)
+    if wire is None or not tensor.dtype.is_floating_point:
+        return as_it_is
+    numbers = math.prod(tensor.shape[1:])
+    if isinstance(wire, Int8Wire) or wire == torch.int8:
+        return min(as_it_is, numbers + _SCALE_BYTES)
+    return min(as_it_is, numbers * wire.itemsize)
+
+
+def narrowed(tensor: Tensor, wire: Wire, numbers: Tensor | None = None) -> Tensor:
+    """Rows as they travel; the same tensor where nothing changes.
+
+    Args:
+        numbers: int64 ``[rows]``, by which rows are rounded at random; None is their places.
+    """
+    if wire is None or not is_rounded(tensor, wire):
+        return tensor
+    if isinstance(wire, Int8Wire):
+        return _as_int8(tensor, wire.key, numbers)
+    assert isinstance(wire, torch.dtype)
+    return tensor.to(wire)
+
+
+def widened(arrived: Tensor, like: Tensor, wire: Wire) -> Tensor:
+    """Rows as they were before `narrowed`, ``like`` having their dtype and trailing shape."""
+    if wire is None or not is_rounded(like, wire):
+        return arrived
+    if not isinstance(wire, Int8Wire):
+        return arrived.to(like.dtype)
+    scale = arrived[:, -_SCALE_BYTES:].contiguous().view(torch.float32)
+    rows = arrived[:, :-_SCALE_BYTES].to(torch.float32).mul_(scale)
+    return rows.to(like.dtype).view(arrived.shape[0], *like.shape[1:])
+
+
+def _as_int8(tensor: Tensor, key: int, numbers: Tensor | None) -> Tensor:
+    """int8 ``[rows, columns + 4]``: rows in units of their scales, and the scales."""
+    rows = tensor.detach().flatten(1).float()
+    count, columns = rows.shape
+    largest = rows.abs().amax(1, keepdim=True)
+    scale = largest / 127
+    # Of what is not finite the whole row is not a number.
+    scale = torch.where(largest.isfinite(), scale, float("nan"))
+    units = torch.where(largest > 0, rows / scale, 0.0)
+    if numbers is None:
+        numbers = torch.arange(count, device=rows.device)
+    # A shift for each row and one for each column: their sum, modulo 1, is uniform at each place,
+    # and independent at any two. Costs a hash per row, not per number.
+    shift = _uniform(numbers.to(rows.device), 2 * key).view(-1, 1)
+    shift = shift + _uniform(torch.arange(columns, device=rows.device), 2 * key + 1)
+    shift -= (shift >= 1).to(shift.dtype)
+    units = units.add_(shift).floor_().clamp_(-127, 127).nan_to_num_()
+    out = torch.empty((count, columns + _SCALE_BYTES), dtype=torch.int8, device=rows.device)
+    out[:, :columns] = units
+    out[:, columns:] = scale.reshape(count).view(torch.int8).view(count, _SCALE_BYTES)
+    return out
+
+
+def _uniform(numbers: Tensor, key: int) -> Tensor:
+    """float32 in [0, 1) for each number: a mix of it and the key (that of SplitMix64)."""
+    word = numbers.to(torch.int64) + _signed(key * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ ((word >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
+    word = word ^ ((word >> 31) & ((1 << 33) - 1))
+    return ((word >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
+
+
+def _signed(word: int) -> int:
+    """The 64 bits of a number as torch has them."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 def row_bytes(tensor: Tensor) -> int:

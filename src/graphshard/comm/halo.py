@@ -56,16 +56,19 @@ from .._base.kernels import empty
 from ._shared_memory import SharedBlocks
 from .collectives import (
     NUM_TAGS,
+    Int8Wire,
     Pending,
+    Wire,
     as_bytes,
     from_backend,
+    is_rounded,
     narrowed,
     room_for,
-    row_bytes,
     to_backend,
     verify,
     wait,
-    wire_dtype,
+    widened,
+    wire_row_bytes,
 )
 from .group import GroupState, count, group_state, operation
 from .transport import exchange_rows, shared_blocks, start_exchange
@@ -170,6 +173,7 @@ class ExchangePlan:
     is_made: bool = False
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _numbers: list[Tensor] = field(default_factory=list, repr=False)
 
     @classmethod
     def build(
@@ -287,6 +291,29 @@ class ExchangePlan:
         readers = [rows for rows in self.sent if len(rows)]
         return readers[0] if len(readers) == 1 else SentRows(self.send_index.cpu())
 
+    def number_rows(self, numbers: Tensor) -> None:
+        """Say by what rows are rounded at random, see `Int8Wire`; every rank must call.
+
+        Args:
+            numbers: int64 ``[num_rows]``, of own rows; those of the whole graph, so that rounding
+                does not depend on who has a row.
+        """
+        (remote,) = fetch_halo([(self, numbers)])
+        self._numbers[:] = numbers.cpu()[self.send_index.cpu()], remote.cpu()
+
+    def sent_numbers(self, reader: int | None = None) -> Tensor:
+        """By what rows for one reader, or all, are rounded; without `number_rows` their places."""
+        numbers = self._numbers[0] if self._numbers else self.send_index
+        return numbers if reader is None else numbers.split(self.send_splits)[reader]
+
+    def halo_numbers(self, owner: int | None = None) -> Tensor | None:
+        """Likewise of gradients of the rows of one owner, or all."""
+        numbers = self._numbers[1] if self._numbers else None
+        if numbers is None or owner is None:
+            return numbers
+        start, stop = self.halo_range(owner)
+        return numbers[start:stop]
+
     def bytes_per_gather(self, row_bytes: int) -> int:
         """Bytes that this rank sends in one gather of rows of ``row_bytes`` bytes."""
         return sum(self.send_splits) * row_bytes
@@ -348,16 +375,10 @@ class ExchangePlan:
             total.copy_(summed.add_(total))
 
 
-def most_bytes(
-    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None = None
-) -> int:
+def most_bytes(plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: Wire = None) -> int:
     """The most bytes that any rank receives when it fetches such rows; equal on all ranks."""
-    return sum(
-        plan.most_rows
-        * (row_bytes(tensor) // tensor.element_size())
-        * wire_dtype(tensor.dtype, wire).itemsize
-        for plan, tensor in zip(plans, tensors, strict=True)
-    )
+    pairs = zip(plans, tensors, strict=True)
+    return sum(plan.most_rows * wire_row_bytes(tensor, wire) for plan, tensor in pairs)
 
 
 def _check_needed(needed: Sequence[Tensor], num_rows: int, state: GroupState) -> Exception | None:
@@ -415,7 +436,7 @@ def check_requests(
     requests: Requests,
     num_rows: Sequence[int],
     needs_grad: Sequence[bool] = (),
-    wire: torch.dtype | None = None,
+    wire: Wire = None,
 ) -> tuple[list[ExchangePlan], list[Tensor]]:
     """Check requests of the function ``name`` here, and with the other ranks where they are new.
 
@@ -425,7 +446,7 @@ def check_requests(
     plans: list[ExchangePlan] = []
     tensors: list[Tensor] = []
     error: Exception | None = None
-    signature: tuple[object, ...] = (name, wire)
+    signature: tuple[object, ...] = (name, torch.int8 if isinstance(wire, Int8Wire) else wire)
     for number, (plan, tensor) in enumerate(requests):
         plans.append(plan)
         tensors.append(tensor)
@@ -490,7 +511,7 @@ def _describe(signature: tuple[object, ...]) -> str:
 
 
 def start_fetch_all(
-    requests: Requests, wire: torch.dtype | None = None, needs_grad: Sequence[bool] = ()
+    requests: Requests, wire: Wire = None, needs_grad: Sequence[bool] = ()
 ) -> Pending:
     """Start to fetch the halo rows of each tensor; every rank must call, and must wait.
 
@@ -511,7 +532,7 @@ def start_fetch_all(
     return _start_fetch(plans, tensors, wire)
 
 
-def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pending:
+def start_return_all(requests: Requests, wire: Wire = None) -> Pending:
     """Start to return halo rows to their owners; every rank must call, and must wait.
 
     Args:
@@ -558,7 +579,7 @@ def return_halo(requests: Requests, reduce: Literal["sum", "max", "min"] = "sum"
     ]
 
 
-def fetch_halo(requests: Requests, wire: torch.dtype | None = None) -> list[Tensor]:
+def fetch_halo(requests: Requests, wire: Wire = None) -> list[Tensor]:
     """Fetch the halo rows of each tensor from their owners; every rank must call.
 
     Every rank must pass as many requests, on the same plans in the same order, with equal
@@ -572,7 +593,8 @@ def fetch_halo(requests: Requests, wire: torch.dtype | None = None) -> list[Tens
     Args:
         requests: Pairs of a plan and a tensor ``[plan.num_rows, *]`` of own rows.
         wire: In which dtype wider floating-point rows travel, and their gradients: bfloat16 or
-            float16, which round them; None is their own. Equal on all ranks.
+            float16, which round them, or an `Int8Wire`; None is their own. Equal on all ranks, but
+            for the key.
 
     Returns:
         For each request ``[plan.num_halo, *]``: others' rows, grouped by owner.
@@ -593,7 +615,7 @@ class HaloFetch(Pending):
     change before ``wait()``, which gives ``[plan.num_halo, *]`` for each request.
     """
 
-    def __init__(self, requests: Requests, wire: torch.dtype | None = None) -> None:
+    def __init__(self, requests: Requests, wire: Wire = None) -> None:
         needs = [needs_grad_now(tensor) for _, tensor in requests]
         rows = [plan.num_rows for plan, _ in requests]
         plans, tensors = check_requests("fetch_halo", requests, rows, needs, wire)
@@ -629,7 +651,7 @@ class _Anchor(torch.autograd.Function):
 
 
 def _start_recorded(
-    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: Wire
 ) -> Pending:
     """`_start_fetch`, recorded by autograd. See [Note: gradients of an exchange]."""
     pending = _start_fetch(plans, tensors, wire)
@@ -653,7 +675,7 @@ def _start_recorded(
 class _WayBack:
     """What the two halves of a fetch share in the backward pass."""
 
-    def __init__(self, plans: Sequence[ExchangePlan], wire: torch.dtype | None) -> None:
+    def __init__(self, plans: Sequence[ExchangePlan], wire: Wire) -> None:
         self.plans, self.wire = plans, wire
         self.returning: Pending | None = None
         self.grads: Sequence[Tensor] = ()  # in place of it where they will be differentiated
@@ -700,7 +722,7 @@ class _SumReturned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plans: Sequence[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
+        ctx: Any, plans: Sequence[ExchangePlan], wire: Wire, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.plans, ctx.wire = plans, wire
         return tuple(part.detach() for part in _sums(plans, _start_return(plans, tensors, wire)))
@@ -717,9 +739,7 @@ def _sums(plans: Sequence[ExchangePlan], returning: Pending) -> list[Tensor]:
 # -- exchanges of what has been checked ------------------------------------------------------------
 
 
-def _start_fetch(
-    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
-) -> Pending:
+def _start_fetch(plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: Wire) -> Pending:
     tensors = [tensor.detach() for tensor in tensors]
     if not plans or plans[0].world_size == 1:
         return Pending.of([tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors])
@@ -727,41 +747,59 @@ def _start_fetch(
     pairs = list(zip(plans, tensors, strict=True))
     rows: list[Tensor | Sequence[Tensor]]
     if blocks is None and len(pairs) > 1:
-        rows = [[narrowed(sent.of(tensor), wire) for sent in plan.sent] for plan, tensor in pairs]
+        rows = [
+            [
+                narrowed(sent.of(tensor), wire, plan.sent_numbers(reader))
+                for reader, sent in enumerate(plan.sent)
+            ]
+            for plan, tensor in pairs
+        ]
     else:
         rows = [_sent(plan, tensor, wire, blocks) for plan, tensor in pairs]
     send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
     pending = start_exchange(plans[0].state, rows, send, recv, "fetch_halo", blocks)
-    return _widened(pending, tensors)
+    return _widened(pending, tensors, wire)
 
 
-def _start_return(
-    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
-) -> Pending:
+def _start_return(plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: Wire) -> Pending:
     tensors = [tensor.detach() for tensor in tensors]
     if not plans or plans[0].world_size == 1:
         return Pending.of(tensors)
     blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
-    rows = [narrowed(tensor, wire) for tensor in tensors]
+    back = _way_back(wire)
+    rows = [
+        narrowed(tensor, back, plan.halo_numbers())
+        for plan, tensor in zip(plans, tensors, strict=True)
+    ]
     send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
     pending = start_exchange(plans[0].state, rows, send, recv, "return_halo", blocks)
-    return _widened(pending, tensors)
+    return _widened(pending, tensors, wire)
 
 
-def _widened(pending: Pending, likes: Sequence[Tensor]) -> Pending:
-    dtypes = [like.dtype for like in likes]
+def _widened(pending: Pending, tensors: Sequence[Tensor], wire: Wire) -> Pending:
+    if wire is None:
+        return pending
+    likes = [_like(tensor) for tensor in tensors]
     return pending.then(
-        lambda received: [part.to(dtype) for part, dtype in zip(received, dtypes, strict=True)]
+        lambda received: [widened(*pair, wire) for pair in zip(received, likes, strict=True)]
     )
 
 
-def _sent(
-    plan: ExchangePlan, tensor: Tensor, wire: torch.dtype | None, blocks: SharedBlocks | None
-) -> Tensor:
+def _like(tensor: Tensor) -> Tensor:
+    """Dtype and trailing shape, without the memory."""
+    return tensor.new_empty((0, *tensor.shape[1:]))
+
+
+def _way_back(wire: Wire) -> Wire:
+    """How gradients of rows travel: rounded another way than the rows."""
+    return Int8Wire(wire.key + 1) if isinstance(wire, Int8Wire) else wire
+
+
+def _sent(plan: ExchangePlan, tensor: Tensor, wire: Wire, blocks: SharedBlocks | None) -> Tensor:
     """The rows that others read, by reader; gathered into shared memory if they are not rounded."""
-    as_is = wire_dtype(tensor.dtype, wire) == tensor.dtype
+    as_is = not is_rounded(tensor, wire)
     allocate = blocks.empty if blocks is not None and as_is else None
-    return narrowed(plan.all_sent.of(tensor, allocate), wire)
+    return narrowed(plan.all_sent.of(tensor, allocate), wire, plan.sent_numbers())
 
 
 def _extreme_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:
@@ -785,7 +823,7 @@ def _extreme_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:
 
 
 def start_fetch(
-    plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: torch.dtype | None = None
+    plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: Wire = None
 ) -> Pending:
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
@@ -812,11 +850,12 @@ def start_fetch(
     if not plan.is_made:
         rows = [plan.sent[target].of(tensor) for tensor in rows]
     num_rows = plan.recv_splits[source]
-    return _start_messages(plan.state, "start_fetch", rows, source, num_rows, target, wire)
+    numbers = plan.sent_numbers(target)
+    return _start_messages(plan.state, "start_fetch", rows, source, num_rows, target, wire, numbers)
 
 
 def start_return(
-    plan: ExchangePlan, step: int, grads: Sequence[Tensor], wire: torch.dtype | None = None
+    plan: ExchangePlan, step: int, grads: Sequence[Tensor], wire: Wire = None
 ) -> Pending:
     """Start to return the gradients of the rows received in a step; every rank must call.
 
@@ -833,7 +872,10 @@ def start_return(
     requests = list(zip([plan] * len(grads), grads, strict=True))
     check_requests("start_return", requests, [plan.recv_splits[owner]] * len(grads), wire=wire)
     num_rows = plan.send_splits[reader]
-    return _start_messages(plan.state, "start_return", grads, reader, num_rows, owner, wire)
+    numbers, wire = plan.halo_numbers(owner), _way_back(wire)
+    return _start_messages(
+        plan.state, "start_return", grads, reader, num_rows, owner, wire, numbers
+    )
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
@@ -851,7 +893,8 @@ def _start_messages(
     source: int,
     num_rows: int,
     target: int,
-    wire: torch.dtype | None,
+    wire: Wire,
+    numbers: Tensor | None,
 ) -> Pending:
     """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
     if not parts:
@@ -860,11 +903,11 @@ def _start_messages(
     outgoing: list[Tensor] = []
     incoming: list[Tensor] = []
     devices: list[torch.device] = []
-    dtypes: list[torch.dtype] = []
+    likes: list[Tensor] = []
     for part in parts:
         devices.append(part.device)
-        dtypes.append(part.dtype)
-        part = narrowed(part, wire)
+        likes.append(_like(part))
+        part = narrowed(part, wire, numbers)
         outgoing.append(as_bytes(part))
         shape = (num_rows, *part.shape[1:])
         incoming.append(room_for(shape, part.dtype, device, part.device))
@@ -907,8 +950,6 @@ def _start_messages(
         outgoing.clear()  # before anything is copied
         arrived = from_backend(incoming, devices)
         incoming.clear()
-        if wire is None:
-            return arrived
-        return [part.to(dtype) for part, dtype in zip(arrived, dtypes, strict=True)]
+        return [widened(*pair, wire) for pair in zip(arrived, likes, strict=True)]
 
     return Pending(finish)

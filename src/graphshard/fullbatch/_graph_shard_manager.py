@@ -99,6 +99,8 @@ class GraphShardManager(EdgesOfAllRanks):
         self._original = original
         self.partition_book = self._partition_book = partition_book
         self._mode = mode
+        if mode.halo_dtype == torch.int8:
+            structure.number_rows(original.nodes)
         self._runner = Runner(structure, mode)
         self._compiler = Compiler(self._runner)
         self._input_nodes, self._seeds = input_nodes, seeds

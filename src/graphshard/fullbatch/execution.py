@@ -46,7 +46,6 @@ fixed order is what makes runs repeatable to the bit.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -76,7 +75,15 @@ from ..comm import (
     start_return,
     start_return_all,
 )
-from ..comm.collectives import WIRE_DTYPES, copying_ahead, row_bytes, rows_are_ready, wire_dtype
+from ..comm.collectives import (
+    WIRE_DTYPES,
+    Wire,
+    copying_ahead,
+    keyed,
+    row_bytes,
+    rows_are_ready,
+    wire_row_bytes,
+)
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import Adjacency, add_rows, empty
@@ -143,7 +150,8 @@ class AggregationMode:
             summed or averaged. The result is the same up to the order of additions.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
             nodes, and their gradients on the way back, travel in it and are rounded to it; a
-            rank's own rows are not. None sends them as they are.
+            rank's own rows are not. ``torch.int8``: with a scale for each row, and rounded up or
+            down at random, so that the expectation is exact. None sends them as they are.
     """
 
     mode: ModeName = "auto"
@@ -255,7 +263,7 @@ class RowTransport(ABC):
     def __init__(
         self,
         halo: Halo,
-        wire: torch.dtype | None = None,
+        wire: Wire = None,
         keeps_rows: bool = False,
         fewest: FewestRows | None = None,
     ) -> None:
@@ -283,6 +291,20 @@ class RowTransport(ABC):
         """All edges of a relation, from extended rows to destinations."""
         return self.halo.adjacency(etype)
 
+    def keyed(self, is_constant: bool = False) -> RowTransport:
+        """The same for one pass, which rounds at random in a way of its own; see `keyed`.
+
+        Args:
+            is_constant: Whether what travels stays for the run: the mean of many roundings would
+                not be exact, so it is not rounded to int8.
+        """
+        wire = None if is_constant and self.wire == torch.int8 else keyed(self.wire)
+        if wire is self.wire:
+            return self
+        transport = copy.copy(self)
+        transport.wire = wire
+        return transport
+
     def weighted(
         self, rows: Tensor, weights: Tensor, constants: ConstantCache
     ) -> RowTransport | None:
@@ -304,7 +326,7 @@ class RowTransport(ABC):
         else:
             num_rows, num_edges = fewest.saved
             exchanges = 2 if torch.is_grad_enabled() and rows.requires_grad else 1
-            of_row = math.prod(rows.shape[1:]) * wire_dtype(rows.dtype, self.wire).itemsize
+            of_row = wire_row_bytes(rows, self.wire)
             if num_rows * of_row * exchanges <= num_edges * row_bytes(weights):
                 return None
         if transport.weights is None:
@@ -412,7 +434,7 @@ class PairwiseTransport(RowTransport):
     def __init__(
         self,
         halo: Halo,
-        wire: torch.dtype | None = None,
+        wire: Wire = None,
         keeps_rows: bool = False,
         fewest: FewestRows | None = None,
     ) -> None:
@@ -450,9 +472,7 @@ class CollectiveTransport(RowTransport):
     by_columns = False  # blocks would be a collective each
     by_collective = True
 
-    def __init__(
-        self, halo: Halo, wire: torch.dtype | None = None, fewest: FewestRows | None = None
-    ) -> None:
+    def __init__(self, halo: Halo, wire: Wire = None, fewest: FewestRows | None = None) -> None:
         super().__init__(halo, wire, keeps_rows=True, fewest=fewest)
         self.num_steps = min(self.num_steps, 2)
         self.num_rows = [0, self.plan.num_halo]
@@ -511,7 +531,7 @@ class _HaloRows:
 class HaloRowCache:
     """Halo rows of constant tensors and of source fields; ``wire`` as in `RowTransport`."""
 
-    def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
+    def __init__(self, structure: ShardStructure, wire: Wire) -> None:
         self._constants, self._wire = structure.constants, wire
         self._fields: dict[tuple[int, int], _HaloRows] = {}
         # Fields of which partial sums have come, and the call sites; those that did not suffice.
@@ -538,7 +558,10 @@ class HaloRowCache:
         rows = [self.constant_rows(halo, own) for halo, own in requests]
         missing = [i for i, part in enumerate(rows) if part is None]
         pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
-        for i, part in zip(missing, fetch_halo(pairs, self._wire), strict=True):
+        wire = keyed(self._wire)
+        if self._wire == torch.int8 and self._constants.is_constant([own for _, own in pairs]):
+            wire = None  # it stays for the run, and so would what it is rounded by
+        for i, part in zip(missing, fetch_halo(pairs, wire), strict=True):
             rows[i] = part
             self.keep_constant(*requests[i], part)
         return [part for part in rows if part is not None]
@@ -1308,6 +1331,9 @@ class Runner:
         transport = None if companions else self._summing_transport(etypes, group)
         if transport is None:
             transport = self.transport(etypes)
+        constants = self.structure.constants
+        sources = [r for _, reduction in reductions for r in reduction.leaves if r.target == "u"]
+        transport = transport.keyed(all(constants.is_constant([s.tensor]) for s in sources))
         depth, device = self.config.fetched_ahead, self.structure.device
         if not transport.returns_rows:
             return ShardPass(transport, reductions, depth, device).run()

@@ -728,6 +728,7 @@ class ShardStructure:
         #: Structures with other self loops: what was done to which relation.
         self.changed: dict[tuple[str, CanonicalEType], ShardStructure] = {}
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}
+        self._numbers: dict[str, Tensor] = {}
         self._degrees: dict[tuple[str, CanonicalEType], Tensor] = {}
         counts = torch.tensor(
             [[e.num_edges, int((self.in_degrees(t) == 0).any())] for t, e in self.edges.items()],
@@ -800,10 +801,28 @@ class ShardStructure:
             num_owned = self.num_src[source_type]
             needed = needed_rows(list(chosen.values()), self.rank, self.world_size)
             plan = ExchangePlan.build(needed, num_owned, group=self.group, device=self.device)
+            if source_type in self._numbers:
+                plan.number_rows(self._numbers[source_type])
             longest = torch.tensor([max(plan.send_splits, default=0)])
             longest = all_reduce(longest, "max", group=self.group)
             self._halos[key] = Halo(num_owned, chosen, plan, int(longest))
         return self._halos[key]
+
+    def number_rows(self, numbers: Mapping[str, Tensor]) -> None:
+        """Say by what source rows are rounded at random, see `ExchangePlan.number_rows`.
+
+        Collective the first time.
+
+        Args:
+            numbers: Of the own rows of each type, in the whole graph.
+        """
+        if self._numbers:
+            return
+        self._numbers.update(numbers)
+        for key, halo in self._halos.items():
+            (source_type,) = {source for source, _, _ in key}
+            if source_type in numbers:
+                halo.plan.number_rows(numbers[source_type])
 
     def union_halo(self, source_type: str) -> Halo | None:
         """The remote rows that any relation reads of one source type."""

@@ -242,6 +242,9 @@ def sharded_edges(
     """An edge index for each relation of this rank's edges, on their device; collective."""
     owned = {ntype: numbering.num_owned for ntype, numbering in nodes.items()}
     structure = ShardStructure(edges, owned, owned, device, group)
+    if policy.halo_dtype == torch.int8:
+        numbers = {t: n.ids for t, n in nodes.items() if n.ids is not None}
+        structure.number_rows(numbers)
     sources = list(dict.fromkeys(source for source, _, _ in edges))
     halos = {ntype: structure.union_halo(ntype) for ntype in sources}
     if policy.mode == "auto":

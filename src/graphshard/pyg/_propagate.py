@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
+from ..comm.collectives import keyed
 from ..fullbatch.execution import (
     CollectiveTransport,
     PairwiseTransport,
@@ -202,7 +203,8 @@ class FusedCall:
             self.edges.transport = _EdgeSetTransport(self.halo, self.edges)
         reductions = [(self.halo.etype, self.reduction())]
         device = self.edges.edge_index.device
-        walk = ShardPass(self.edges.transport, reductions, self.halo.mode.fetched_ahead, device)
+        transport = self.edges.transport.keyed()
+        walk = ShardPass(transport, reductions, self.halo.mode.fetched_ahead, device)
         ((result,),) = walk.run()
         if is_constant:
             constants.put_copy(key, tensors, result)
@@ -230,7 +232,9 @@ class FusedCall:
         if transport is None:
             return None
         device = edges.edge_index.device
-        walk = ShardPass(transport, [(halo.etype, reduction)], halo.mode.fetched_ahead, device)
+        walk = ShardPass(
+            transport.keyed(), [(halo.etype, reduction)], halo.mode.fetched_ahead, device
+        )
         ((result,),) = walk.run()
         return result
 
@@ -369,7 +373,8 @@ class _Recomputed(torch.autograd.Function):
             torch.get_autocast_dtype(device.type),
             torch.is_autocast_enabled(device.type),
         )
-        whole = [*a.halo.fetched_again(a.sources), *a.destinations, *a.edges]
+        ctx.wire = keyed(a.halo.mode.halo_dtype)
+        whole = [*a.halo.fetched_again(a.sources, ctx.wire), *a.destinations, *a.edges]
         results = []
         for piece in a.pieces:
             ctx.random.append(RandomState.capture(device))
@@ -384,7 +389,7 @@ class _Recomputed(torch.autograd.Function):
         of_dst = len(a.sources)
         of_edges = of_dst + len(a.destinations)
         of_parameters = of_edges + len(a.edges)
-        extended = a.halo.fetched_again(a.sources)
+        extended = a.halo.fetched_again(a.sources, ctx.wire)
         whole = [*extended, *(rows.detach() for rows in (*a.destinations, *a.edges))]
         totals = [
             torch.zeros_like(tensor) if needed else None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
-from ..comm.collectives import all_gather
+from ..comm.collectives import Wire, all_gather
 from ..comm.group import group_state
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache, PairwiseTransport
@@ -352,7 +352,7 @@ class SourceHalo:
             for halo in self._reversed._with_loops.values():
                 yield from halo._family()
 
-    def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def fetched_again(self, rows: Sequence[Tensor], wire: Wire = None) -> list[Tensor]:
         """As `extended`, of detached rows, and nothing is kept; collective.
 
         Rows come from one rank after the other, as many ahead as the mode's ``prefetch`` says, so
@@ -364,7 +364,7 @@ class SourceHalo:
         whole = [own.new_empty((self.num_extended, *own.shape[1:])) for own in detached]
         for own, extended in zip(detached, whole, strict=True):
             extended[: self.num_owned] = own
-        transport = PairwiseTransport(self.halo, self.mode.halo_dtype)
+        transport = PairwiseTransport(self.halo, wire)
         fields = {("u", number): own for number, own in enumerate(detached)}
         fixed = dict.fromkeys(fields, False)
         visits = [(step, WHOLE) for step in range(transport.num_steps)]

@@ -448,7 +448,7 @@ class FullBatchConfig(RunConfig):
         _FOR_EXCHANGES,
     ] = 1
     halo_dtype: Annotated[
-        Literal["bfloat16", "float16"] | None,
+        Literal["bfloat16", "float16", "int8"] | None,
         "full: rows of other workers travel in it, rounded.",
         Unset("as they are"),
     ] = None
