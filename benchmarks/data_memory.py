@@ -47,8 +47,8 @@ def write_csv(path: Path, num_edges: int, header: bool) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    compression = "gzip" if path.suffix == ".gz" else None
-    with pa.output_stream(path, compression=compression) as file:
+    is_packed = path.suffix == ".gz"
+    with gzip.open(path, "wb", compresslevel=1) if is_packed else path.open("wb") as file:
         for number, block in enumerate(edges_of(num_edges)):
             table = pa.table({"src": block[:, 0], "dst": block[:, 1]})
             csv.write_csv(table, file, csv.WriteOptions(include_header=header and number == 0))

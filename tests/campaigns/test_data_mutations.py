@@ -203,7 +203,10 @@ def use_tables(folder: Path) -> str:
 
     for path in sorted(folder.iterdir()):
         is_parquet = path.suffix == ".parquet"
-        g = (from_parquet if is_parquet else from_csv)(path, edge_columns=["weight"])
+        if is_parquet:
+            g = from_parquet(path, "src", "dst", ["weight"])
+        else:
+            g = from_csv(path, "src", "dst", ["weight"], delimiter=",")
         table = (parquet.read_table if is_parquet else csv.read_csv)(path)
         theirs = [tuple(table.column(name).to_pylist()) for name in ("src", "dst")]
         if rows(g) != theirs:

@@ -130,7 +130,7 @@ def read_folder(folder: Path, split: int | None, features: bool, arrays: Arrays)
     matrices: dict[str, np.ndarray | SparseRows] = {}
     for ntype in ntypes if features else []:
         stem = f"feat__{ntype}" if typed else "feat"
-        matrix = read_features(folder, stem, is_mapped=arrays.folder is not None)
+        matrix = read_features(folder, stem, arrays)
         if matrix is not None:
             matrices[ntype] = matrix
     if features and not matrices and is_there(folder / _OF_SOME_NODES):

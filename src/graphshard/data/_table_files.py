@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 import numpy as np
@@ -309,9 +309,7 @@ class TableSource:
                 return pyarrow.unify_schemas(schemas, promote_options="permissive")
             return self._parquet_schema()
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
-                raise
-            raise _unreadable(self.name, self.format, error) from error
+            self._raise_of(error)
 
     def _csv_schema(self) -> Any:
         import pyarrow
@@ -400,9 +398,13 @@ class TableSource:
                     else:
                         yield from self._arrow_batches(file, columns)
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-            if getattr(error, "errno", None) is not None:  # of the system, which names the file
-                raise
-            raise _unreadable(self.name, self.format, error) from error
+            self._raise_of(error)
+
+    def _raise_of(self, error: Exception) -> NoReturn:
+        """Raise what went wrong while files were read, with the name of one."""
+        if isinstance(error, OSError) and any(file in str(error) for file in self.files):
+            raise error
+        raise _unreadable(self.name, self.format, error) from error
 
     def _numbered(self, file: str, batches: Any) -> Iterator[TableBatch]:
         row = 1

@@ -610,6 +610,7 @@ def _made(
         last = min(first + at_once, num_rows)
         if isinstance(matrix, SparseRows):
             pieces = make(matrix.rows(first, last))
+            arrays.release(matrix.data, matrix.indices)
         else:
             pieces = make(matrix[first:last])
             arrays.release(matrix)

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from .._base.files import open_regular, writing
+from ._array_graph import Arrays
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
@@ -215,12 +216,14 @@ class SparseRows:
     shape: tuple[int, int]
 
     def rows(self, first: int, last: int) -> SparseRows:
-        """Some rows."""
+        """Some rows, in memory of their own."""
         last = min(last, self.shape[0])
         ends = self.indptr[first : last + 1]
         inside = slice(int(ends[0]), int(ends[-1]))
         shape = last - first, self.shape[1]
-        return SparseRows(self.data[inside], self.indices[inside], ends - ends[0], shape)
+        return SparseRows(
+            np.array(self.data[inside]), np.array(self.indices[inside]), ends - ends[0], shape
+        )
 
 
 def read_array(path: Path, ndim: int, kind: str, *, is_mapped: bool = False) -> np.ndarray:
@@ -265,20 +268,20 @@ def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def read_features(
-    folder: Path, stem: str, *, is_mapped: bool = False
-) -> np.ndarray | SparseRows | None:
+def read_features(folder: Path, stem: str, arrays: Arrays) -> np.ndarray | SparseRows | None:
     """Read ``{stem}.npy`` (dense) or ``{stem}.npz`` (CSR) of a folder; None if there is neither.
 
     Args:
-        is_mapped: Map what is dense, see `read_array`.
+        arrays: If they are on disk, what is dense is mapped, see `read_array`, and so are values
+            and columns of what is sparse, which are unpacked there.
     """
+    is_mapped = arrays.folder is not None
     if is_there(folder / f"{stem}.npy"):
         return read_array(folder / f"{stem}.npy", 2, "f", is_mapped=is_mapped)
     path = folder / f"{stem}.npz"
     if not is_there(path):
         return None
-    archive = read_npz(path, _CSR.__contains__)
+    archive = read_npz(path, _CSR.__contains__, arrays.new_path if is_mapped else None)
     if missing := [name for name in _CSR if name not in archive]:
         raise ValueError(
             f"{path} must hold the arrays {list(_CSR)} of a CSR matrix (missing: {missing}); "
@@ -291,9 +294,11 @@ def read_features(
                 f"{path} is no CSR matrix: {name} must hold {_KINDS[kind]} in one dimension (got "
                 f"{archive[name].dtype} {archive[name].shape})"
             )
-    data, indices, indptr, shape = (
-        plain_numbers(path, archive[name], kind) for name, kind in _CSR.items()
-    )
+    data = plain_numbers(path, archive["data"], "f")
+    indices = archive["indices"]
+    if not (isinstance(indices, np.memmap) and indices.dtype in (np.int32, np.int64)):
+        indices = plain_numbers(path, indices, "i")
+    indptr, shape = (np.array(plain_numbers(path, archive[n], "i")) for n in ("indptr", "shape"))
     if shape.shape != (2,) or indptr.shape != (shape[0] + 1,) or data.shape != indices.shape:
         raise ValueError(
             f"{path} is no CSR matrix: shape {shape.tolist()}, {indptr.shape[0]} row pointers, "
@@ -302,8 +307,9 @@ def read_features(
     ascending = bool((indptr[1:] >= indptr[:-1]).all())
     if not ascending or indptr[0] != 0 or indptr[-1] != len(data):
         raise ValueError(f"{path} is no CSR matrix: indptr must ascend from 0 to {len(data)}")
-    if shape[1] < 0 or (indices.size and not 0 <= indices.min() <= indices.max() < shape[1]):
-        got = f"{indices.min()} to {indices.max()}" if indices.size else "none"
+    largest, below = arrays.largest(indices, -1), arrays.first_below(indices, 0)
+    if shape[1] < 0 or below is not None or largest >= shape[1]:
+        got = f"{largest if below is None else indices[below]}" if indices.size else "none"
         raise ValueError(f"{path} is no CSR matrix: columns must be in [0, {shape[1]}) (got {got})")
     return SparseRows(data, indices, indptr, (int(shape[0]), int(shape[1])))
 

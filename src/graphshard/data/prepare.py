@@ -170,6 +170,8 @@ def _read_dgl_arrays(path: Path, arrays: Arrays) -> ArrayGraph:
         ValueError: It is damaged, or has another number of graphs; or features are of bfloat16,
             which are to stay on disk.
     """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
     with reading(path) as reader:
         _, offsets = open_graphs(reader)
         if len(offsets) != 2:
