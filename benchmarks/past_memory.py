@@ -75,7 +75,7 @@ def train(args: argparse.Namespace) -> None:
     config = SampledConfig(
         data=str(args.folder / "g.json"),
         model="sage",
-        hidden=128,
+        hidden=64,
         lr=0.01,
         dropout=0.2,
         epochs=args.epochs,
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--degree", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mib", type=int, default=1335, help="memory allowed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "past_memory")
     parser.add_argument("--role", choices=("train", "make"), help="what a child does")
@@ -215,7 +215,7 @@ def main() -> None:
     body = [
         f"{args.nodes:,} nodes, {args.degree} edges each, {args.width} features: {size / 1e9:.1f} "
         f"GB, {size / limit:.1f} times the {args.mib:,} MiB allowed, by {how}. SAGE of 2 layers, "
-        f"hidden 128, fanouts 10,5, batches of 256, 20,000 training nodes, {args.epochs} epochs, "
+        f"hidden 64, fanouts 10,5, batches of 256, 20,000 training nodes, {args.epochs} epochs, "
         f"{args.threads} thread(s).",
         "",
         *markdown_table(header.split(","), rows),

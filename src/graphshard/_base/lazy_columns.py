@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 K = TypeVar("K")
 
 
-class LazyColumns(Mapping[K, Tensor], Generic[K]):
-    """Tensors by name; what was made is the same tensor every time.
+class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
+    """Tensors by name, in the place of a dict; what was made is the same tensor every time.
 
     Args:
         columns: Those that are there.
@@ -31,6 +31,25 @@ class LazyColumns(Mapping[K, Tensor], Generic[K]):
             self._columns[name] = self._makers[name]()
             del self._makers[name]
         return self._columns[name]
+
+    def __setitem__(self, name: K, column: Tensor) -> None:
+        self._makers.pop(name, None)
+        self._columns[name] = column
+
+    def __delitem__(self, name: K) -> None:
+        if name in self._makers:
+            del self._makers[name]
+        else:
+            del self._columns[name]
+
+    def __or__(self, other: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        return {**other, **self}
+
+    def __repr__(self) -> str:
+        return f"LazyColumns({', '.join(map(repr, self))})"
 
     def __iter__(self) -> Iterator[K]:
         yield from [*self._columns, *self._makers]
