@@ -83,13 +83,13 @@ class Campaign:
     def __post_init__(self) -> None:
         write_tables(self.folder)
         take_small_levels()
+        # Here, so that no process that is forked needs to import anything.
+        assert run([*self._words(self.folder / "first"), "--quiet"]) == 0
         out = self.folder / "undisturbed"
-        for _ in range(2):  # the second is not slowed by what is imported at first
-            shutil.rmtree(out, ignore_errors=True)
-            start = time.monotonic()
-            code = end_of(self._start(out))
-            self.seconds = time.monotonic() - start
-            assert code == 0, self._said(out)
+        start = time.monotonic()
+        code = end_of(self._start(out))
+        self.seconds = time.monotonic() - start
+        assert code == 0, self._said(out)
         self.expected = files_of(out)
         # At the most there are the tables' arrays, both ends of edges, and the parts.
         self.space = 2 * sum(map(len, self.expected.values()))
@@ -174,18 +174,6 @@ class Campaign:
 
     def _start(self, out: Path, rank: int | None = None) -> int:
         """Start the command in a process of its own."""
-        words = "partition --parts 5 --method multilevel --memory 16 --name g --out".split()
-        tables = (
-            "--nodes",
-            f"user={self.folder}/user.csv",
-            "--nodes",
-            f"item={self.folder}/item.csv",
-        )
-        edges = (
-            *("--edges", f"user:likes:item={self.folder}/likes.csv"),
-            *("--edges", f"user:knows:user={self.folder}/knows.csv"),
-        )
-        label = ("--label", "user=label", "--split", "0.6,0.2,0.2")
         with open(self._output(out, rank), "w") as output:
 
             def command() -> int:
@@ -194,12 +182,22 @@ class Campaign:
                 sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
                 if rank is not None:
                     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-                code = run([*words, str(out), *tables, *edges, *label])
+                code = run(self._words(out))
                 for file in (sys.stdout, sys.stderr):
                     file.flush()
                 return code
 
             return forked(command)
+
+    def _words(self, out: Path) -> list[str]:
+        """The command."""
+        words = "partition --parts 5 --method multilevel --memory 16 --name g --label user=label"
+        words += f" --split 0.6,0.2,0.2 --out {out}"
+        for ntype in ("user", "item"):
+            words += f" --nodes {ntype}={self.folder}/{ntype}.csv"
+        for name, dst in (("likes", "item"), ("knows", "user")):
+            words += f" --edges user:{name}:{dst}={self.folder}/{name}.csv"
+        return words.split()
 
     def _said(self, out: Path, rank: int | None = None) -> str:
         return self._output(out, rank).read_text()

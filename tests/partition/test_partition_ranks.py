@@ -106,7 +106,7 @@ def files(tmp_path: Path) -> GraphFiles:
     return typed_files(tmp_path / "data")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_bytes_of_one_process(tmp_path: Path, files: GraphFiles, num_ranks: int) -> None:
     make(files, tmp_path / "one")
     out = tmp_path / "g"
