@@ -457,6 +457,8 @@ class FewestRows:
                 for step in range(1, world_size)
             ]
             self._shards[etype] = self.halo.own_shard(etype), *remote
+            for reader in range(world_size):  # here, and not on the stream of a copy
+                self._sent_to(reader)
         return self._shards[etype]
 
     def halves(self, etype: CanonicalEType) -> tuple[Shard, ...]:
@@ -634,6 +636,7 @@ def find_fewest_rows(halo: Halo) -> FewestRows | None:
     places = torch.cat([place_of_row[chosen], place_of_sum[cover.sums[cover.summed]]])
     order = torch.argsort(places, stable=True)
     row_at_owner = torch.cat(halo.needed).cpu()
+    halo.__dict__.pop("needed", None)
     sources = torch.cat([chosen, cover.rows[cover.summed]])[order]
     is_partial = order >= chosen.numel()
     entries = torch.stack([row_at_owner[sources], is_partial.long()], 1)
