@@ -93,7 +93,7 @@ def rows_sent(part: Tensor, src: Tensor, dst: Tensor, num_parts: int) -> tuple[i
         edges = LocalEdges(
             part[src[here]], local[src[here]], local[dst[here]], int((part == number).sum())
         )
-        counts = count_fewest_rows([edges], number, num_parts)
+        counts = count_fewest_rows([edges], number, num_parts).sum(1).tolist()
         read, sent = read + counts[0], sent + counts[1]
     return read, sent
 
