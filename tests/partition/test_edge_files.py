@@ -17,6 +17,7 @@ from graphshard.partition._edge_files import (
     SortedEdges,
     SpillFile,
     batch_ends,
+    combined,
     kernels,
 )
 
@@ -192,6 +193,29 @@ def test_spill_read_back_by_bucket(tmp_path: Path) -> None:
 
 
 # -- nodes that move ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0, 200, 1 << 20])
+def test_small_batches_combined(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphshard.partition._edge_files._COMBINED_BYTES", most)
+    batches, expected = [], [[], [], [], []]  # type: ignore[var-annotated]
+    for _ in range(30):
+        buckets = np.sort(RNG.integers(0, 4, RNG.integers(0, 9)))
+        values = RNG.integers(0, 10**9, len(buckets))
+        counts = np.bincount(buckets, minlength=4)
+        room = np.concatenate([values.view(np.uint8), np.zeros(5, dtype=np.uint8)])
+        batches.append((room, counts))
+        for bucket, value in zip(buckets, values, strict=True):
+            expected[bucket].append(value)
+    made = list(combined(batches, 8))
+    assert len(made) == 1 or most < 1 << 20
+    found: list[list[int]] = [[], [], [], []]
+    for records, counts in made:
+        values, start = records.view(np.int64), 0
+        for bucket, count in enumerate(counts):
+            found[bucket] += values[start : start + count].tolist()
+            start += count
+    assert found == expected
 
 
 def symmetric(num_nodes: int, num_edges: int) -> scipy.sparse.csr_array:

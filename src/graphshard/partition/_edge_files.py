@@ -43,6 +43,7 @@ BATCH_EDGES = 1 << 21
 _BUCKET_EDGES = 1 << 19  # sorted by counting next to the core
 _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are distributed
 _ROWS_AT_ONCE = 1 << 20
+_COMBINED_BYTES = 1 << 23
 
 
 def kernels() -> ModuleType:
@@ -140,6 +141,37 @@ class SpillFile:
         """Close and delete the file."""
         self.close()
         self.path.unlink()
+
+
+def combined(
+    batches: Iterable[tuple[Bytes, EdgeCounts]], record_bytes: int
+) -> Iterator[tuple[Bytes, EdgeCounts]]:
+    """Small batches of a `SpillFile` as large ones: a bucket is then read in a few pieces."""
+    records: list[Bytes] = []
+    counts: list[EdgeCounts] = []
+    size = 0
+    for some, of_buckets in batches:
+        records.append(some[: int(of_buckets.sum()) * record_bytes])
+        counts.append(of_buckets)
+        size += len(records[-1])
+        if size > _COMBINED_BYTES or len(counts) * len(counts[0]) > 1 << 20:
+            yield _joined(records, counts, record_bytes)
+            records, counts, size = [], [], 0
+    if records:
+        yield _joined(records, counts, record_bytes)
+
+
+def _joined(
+    records: list[Bytes], counts: list[EdgeCounts], record_bytes: int
+) -> tuple[Bytes, EdgeCounts]:
+    """Batches as one, by bucket."""
+    if len(records) == 1:
+        return records[0], counts[0]
+    table = np.stack(counts)
+    buckets = np.repeat(np.tile(np.arange(table.shape[1]), len(table)), table.reshape(-1))
+    order = np.argsort(buckets.astype(np.uint16), kind="stable")
+    joined = np.concatenate(records).view(f"V{record_bytes}")[order]
+    return joined.view(np.uint8), table.sum(axis=0)
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,14 @@ from ..errors import MetisError
 from ._book import RangePartitionBook
 from ._edge_files import (
     BATCH_EDGES,
+    Bytes,
     EdgeBlock,
+    EdgeCounts,
     EdgeSorter,
     NodeArray,
     SortedEdges,
     SpillFile,
+    combined,
     kernels,
     node_dtype,
 )
@@ -606,30 +609,39 @@ class _PartsView:
 def _write_outer(folder: Path, view: _PartsView, num_hops: int) -> dict[str, Any]:
     """The edges that a part keeps besides its own, by part, ascending by their ids."""
     spill = SpillFile(folder / "edges", view.num_parts, view.outer_dtype.itemsize)
-    if num_hops == 1:
-        for part, relation in np.ndindex(view.num_parts, len(view.edges)):
-            for block in view.inner_blocks(part, relation):
-                records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
-                counts = np.empty(view.num_parts, dtype=np.int64)
-                kernels().find_cut_edges(
-                    block.degrees,
-                    block.cols,
-                    block.first_row,
-                    view.first_edge_id(part, relation, block),
-                    view.ends,
-                    part,
-                    records,
-                    counts,
-                )
-                spill.append(records, counts)
-    elif num_hops > 1:
-        for part in range(view.num_parts):
-            for records in _reached_edges(view, part, num_hops):
-                counts = np.zeros(view.num_parts, dtype=np.int64)
-                counts[part] = len(records)
-                spill.append(records.view(np.uint8), counts)
+    found = _cut_edges(view) if num_hops == 1 else _edges_within(view, num_hops)
+    for records, counts in combined(found, view.outer_dtype.itemsize):
+        spill.append(records, counts)
     spill.save()
     return {}
+
+
+def _cut_edges(view: _PartsView) -> Iterator[tuple[Bytes, EdgeCounts]]:
+    """Records of edges that leave a part, by the part of their source; and how many of each."""
+    for part, relation in np.ndindex(view.num_parts, len(view.edges)):
+        for block in view.inner_blocks(part, relation):
+            records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
+            counts = np.empty(view.num_parts, dtype=np.int64)
+            kernels().find_cut_edges(
+                block.degrees,
+                block.cols,
+                block.first_row,
+                view.first_edge_id(part, relation, block),
+                view.ends,
+                part,
+                records,
+                counts,
+            )
+            yield records, counts
+
+
+def _edges_within(view: _PartsView, num_hops: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
+    """Likewise of edges within ``num_hops`` of a part: none for 0."""
+    for part in range(view.num_parts if num_hops > 1 else 0):
+        for records in _reached_edges(view, part, num_hops):
+            counts = np.zeros(view.num_parts, dtype=np.int64)
+            counts[part] = len(records)
+            yield records.view(np.uint8), counts
 
 
 def _reached_edges(view: _PartsView, part: int, num_hops: int) -> Iterator[npt.NDArray[Any]]:
