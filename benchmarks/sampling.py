@@ -4,11 +4,16 @@
     python benchmarks/sampling.py --question draw          # sampling and blocks, one process
     python benchmarks/sampling.py --question fetch         # and features, 2 workers, vs DistDGL
     python benchmarks/sampling.py --question epoch         # the whole training epoch
-    python benchmarks/sampling.py --write                  # all three, and a file of results
+    python benchmarks/sampling.py --question growth        # drawing alone, as graphs grow
+    python benchmarks/sampling.py --write                  # the first three, and a file of results
 
 Fanouts 15, 10, 5 (15 on the input side on both sides), 1000 seeds per worker and step, 200,000
 nodes, 4.07 million edges, 128 features. DGL 1.1.3 runs in the environment that
 GRAPHSHARD_PEER_PYTHON names; DistDGL runs as two network namespaces and needs root and iproute2.
+
+``growth`` has graphs of 0.5, 2 and 8 million edges between nodes that are drawn evenly, 16 a node:
+no order of the nodes helps, as in a graph that was shuffled. It counts CPU seconds of one thread;
+``--before PYTHON``, of an environment with an older version, runs in turn.
 """
 
 from __future__ import annotations
@@ -92,6 +97,28 @@ def work_alone(path: str, hidden: int, threads: int, epochs: int) -> dict[str, A
                 optimizer.step()
         seconds.append(time.perf_counter() - start)
     return {"seconds": min(seconds), "edges": edges, "loss": float(loss.detach())}
+
+
+def work_growing(num_edges: int, epochs: int) -> dict[str, Any]:
+    """CPU seconds of 20 batches from an evenly drawn graph; the least of some epochs."""
+    import graphshard
+    from graphshard.dgl.dataloading import DataLoader, NeighborSampler
+
+    torch.set_num_threads(1)
+    num_nodes = num_edges // 16
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randint(0, num_nodes, (2, num_edges), generator=generator)
+    graph = graphshard.graph((ends[0], ends[1]), num_nodes=num_nodes)
+    seeds = torch.randperm(num_nodes, generator=generator)[: 20 * BATCH]
+    loader = DataLoader(graph, seeds, NeighborSampler(FANOUTS), batch_size=BATCH)
+    torch.manual_seed(0)
+    seconds, edges = [], 0
+    for _ in range(epochs + 1):
+        start, edges = time.process_time(), 0
+        for _, _, blocks in loader:
+            edges += sum(block.num_edges() for block in blocks)
+        seconds.append(time.process_time() - start)
+    return {"cpu": min(seconds[1:]), "edges": edges}
 
 
 def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[str, Any]:
@@ -229,6 +256,35 @@ def draw(graph: Path, rounds: int) -> list[str]:
     return ["## Sampling and blocks, one process", "", *markdown_table(header, rows), ""]
 
 
+def growth(rounds: int, before: str | None) -> list[str]:
+    """Drawing alone from graphs of three sizes, and what is left of the rate."""
+    sizes = [500_000, 2_000_000, 8_000_000]
+    pythons = {"": sys.executable} if before is None else {"before": before, "": sys.executable}
+    sides = {
+        (name, size): Side(
+            f"{name} {size:,}",
+            [python, HERE, "--work", "growth", "--edges", str(size), "--epochs", "3"],
+            ONE_THREAD,
+        )
+        for size in sizes
+        for name, python in pythons.items()
+    }
+    results = run_in_turn(list(sides.values()), rounds)
+    rows = []
+    for name in pythons:
+        rates = [
+            median([{"rate": r["edges"] / r["cpu"] / 1e6} for r in results[side.name]], "rate")
+            for (of, _), side in sides.items()
+            if of == name
+        ]
+        rows += [
+            [name or "now", f"{size / 1e6:g}", f"{rate:.1f}", f"{rate / rates[0]:.2f}x"]
+            for size, rate in zip(sizes, rates, strict=True)
+        ]
+    header = ["", "M edges in the graph", "M edges drawn a CPU second", "of the first"]
+    return ["## As graphs grow, one thread", "", *markdown_table(header, rows), ""]
+
+
 def fetch(graph: Path, rounds: int) -> list[str]:
     """Sampling and feature fetch by two workers."""
     sides = [distdgl(graph, 0, 2)]
@@ -284,12 +340,13 @@ def epoch(graph: Path, rounds: int, hidden: int) -> list[str]:
 def main() -> None:
     """Read the arguments; run as the benchmark, or as one of its sides."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--question", choices=["draw", "fetch", "epoch"], action="append")
+    parser.add_argument("--question", choices=["draw", "fetch", "epoch", "growth"], action="append")
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--before", help="growth: the interpreter of an older version")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
@@ -297,15 +354,24 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        if args.transport:
+        if args.work == "growth":
+            result = work_growing(args.edges, args.epochs)
+        elif args.transport:
             result = work_shared(args.work, args.hidden, args.transport, args.epochs)
         else:
             result = work_alone(args.work, args.hidden, args.threads, args.epochs)
         if result:
             sys.stdout.write(json.dumps(result) + "\n")
         return
-    graph = community_graph(args.folder, args.nodes, args.edges)
     questions = args.question or ["draw", "fetch", "epoch"]
+    if questions == ["growth"]:
+        body = growth(args.rounds, args.before)
+        if args.write:
+            write_result("sampling_growth", "Sampling as graphs grow", body)
+        else:
+            sys.stdout.write("\n".join(body) + "\n")
+        return
+    graph = community_graph(args.folder, args.nodes, args.edges)
     body = [
         f"{args.nodes:,} nodes; medians of {args.rounds} rounds in which the sides run in turn.",
         "",

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 
 #include "bindings/arrays.h"
@@ -94,7 +95,10 @@ class Drawing {
 
   int64_t count(int num_threads) {
     const nb::gil_scoped_release release;
-    if (!by_edge_) return total_ = count_uniform(arguments_, count_of_row_, num_threads);
+    if (!by_edge_) {
+      bounds_.reset(new RowBounds[static_cast<size_t>(arguments_.num_draws)]);
+      return total_ = count_uniform(arguments_, count_of_row_, bounds_.get(), num_threads);
+    }
     draft_.emplace(arguments_, count_of_row_, num_threads);
     return total_ = draft_->total();
   }
@@ -122,7 +126,7 @@ class Drawing {
         if (draft_) {
           draft_->write(from, ids, to, nodes, num_threads);
         } else {
-          draw_uniform(arguments_, count_of_row_, from, ids, to, nodes, num_threads);
+          draw_uniform(arguments_, count_of_row_, bounds_.get(), from, ids, to, nodes, num_threads);
         }
       });
     });
@@ -141,6 +145,7 @@ class Drawing {
   int64_t* count_of_row_;
   bool by_edge_;
   DrawArguments arguments_;
+  std::unique_ptr<RowBounds[]> bounds_;
   std::optional<Draft> draft_;
   int64_t total_ = -1;
 };

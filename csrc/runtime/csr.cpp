@@ -40,6 +40,7 @@ void group_by_key(const I* keys, const I* others, int64_t num_edges, int64_t num
                   I* grouped, I* positions, int num_threads) {
   // Rows of the result are read at random later on: fewer pages, fewer misses of their addresses.
   expect_writes(grouped, static_cast<size_t>(num_edges) * sizeof(I));
+  expect_writes(indptr, static_cast<size_t>(num_keys + 1) * sizeof(I));
   if (positions) expect_writes(positions, static_cast<size_t>(num_edges) * sizeof(I));
   // Counters take parts * num_keys numbers: no more of them than there are edges.
   const int64_t most = num_edges / std::max<int64_t>(num_keys, 1 << 14);

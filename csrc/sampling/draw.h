@@ -41,6 +41,12 @@ struct DrawArguments {
   Exclusions excluded;
 };
 
+// Where the edges of a row are.
+struct RowBounds {
+  int64_t begin;
+  int64_t end;
+};
+
 // One row. Its edges that are not excluded are `degree` edges, at offsets [0, degree).
 struct DrawRow {
   int64_t begin;
@@ -52,25 +58,37 @@ struct DrawRow {
 GRAPHSHARD_INLINE void prefetch_row(const DrawArguments& a, int64_t at) {
   const int64_t number = a.rows[at];
   if (number < 0 || number >= a.num_rows) return;
+  // The two entries that are read, of which one in eight pairs is in two lines.
   GRAPHSHARD_PREFETCH(a.indptr.address(number));
+  GRAPHSHARD_PREFETCH(a.indptr.address(number + 1));
 }
 
-// Row number `at` of a.rows; false if it is out of range or has no legal degree. `skipped` keeps
-// excluded positions until the next call.
-GRAPHSHARD_INLINE bool read_row(const DrawArguments& a, int64_t at, std::vector<int64_t>& skipped,
-                                DrawRow& row) {
+// Row number `at` of a.rows; false if it is out of range or has no legal degree.
+GRAPHSHARD_INLINE bool find_row(const DrawArguments& a, int64_t at, RowBounds& bounds) {
   const int64_t number = a.rows[at];
   if (number < 0 || number >= a.num_rows) return false;
-  row.begin = a.indptr[number];
-  row.end = a.indptr[number + 1];
-  if (row.begin < 0 || row.begin > row.end || row.end > a.num_edges) return false;
-  int64_t degree = row.end - row.begin;
-  if (degree >= kNoLimit) return false;
+  bounds = {a.indptr[number], a.indptr[number + 1]};
+  if (bounds.begin < 0 || bounds.begin > bounds.end || bounds.end > a.num_edges) return false;
+  return bounds.end - bounds.begin < kNoLimit;
+}
+
+// `skipped` keeps excluded positions until the next call.
+GRAPHSHARD_INLINE DrawRow row_within(const DrawArguments& a, const RowBounds& bounds,
+                                     std::vector<int64_t>& skipped) {
+  DrawRow row{bounds.begin, bounds.end, static_cast<int32_t>(bounds.end - bounds.begin), {}};
   if (a.excluded.any()) {
     row.skipped = a.excluded.of_row(row.begin, row.end, skipped);
-    degree -= row.skipped.size();
+    row.degree -= static_cast<int32_t>(row.skipped.size());
   }
-  row.degree = static_cast<int32_t>(degree);
+  return row;
+}
+
+// Both; false as from find_row.
+GRAPHSHARD_INLINE bool read_row(const DrawArguments& a, int64_t at, std::vector<int64_t>& skipped,
+                                DrawRow& row) {
+  RowBounds bounds;
+  if (!find_row(a, at, bounds)) return false;
+  row = row_within(a, bounds, skipped);
   return true;
 }
 
@@ -113,14 +131,14 @@ GRAPHSHARD_INLINE void look_up(int64_t begin, int64_t end, const J* indices, con
   }
 }
 
-// Without weights and LABOR. Writes how many edges each row draws to counts and returns their sum,
-// or -1 - i for the first of the rows, i, that read_row refuses.
-int64_t count_uniform(const DrawArguments& a, int64_t* counts, int num_threads);
+// Without weights and LABOR. Writes how many edges each row draws to counts, and where they are to
+// bounds, and returns their sum, or -1 - i for the first of the rows, i, that find_row refuses.
+int64_t count_uniform(const DrawArguments& a, int64_t* counts, RowBounds* bounds, int num_threads);
 
 // Draws what count_uniform has counted; edges and picked have an entry for each.
 template <typename I, typename J>
-void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indices, const I* eids,
-                  I* edges, J* picked, int num_threads);
+void draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
+                  const J* indices, const I* eids, I* edges, J* picked, int num_threads);
 
 // Edges drawn with weights or LABOR. Their number is known only when they are drawn, so they are
 // held here until there are arrays for them.

@@ -11,7 +11,10 @@
 namespace graphshard {
 namespace {
 
-constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kRowsAhead = 64;
+
+// Rows that are drawn take longer.
+constexpr int64_t kDrawnRowsAhead = 24;
 constexpr int64_t kRowsPerTask = 256;
 
 // Edges drawn before those that are looked up: drawing computes while looking up waits for memory,
@@ -26,13 +29,14 @@ struct Counted {
   int64_t bad_row;
 };
 
-Counted count_rows(const DrawArguments& a, int64_t first, int64_t last, int64_t* counts) {
+Counted count_rows(const DrawArguments& a, int64_t first, int64_t last, int64_t* counts,
+                   RowBounds* bounds) {
   std::vector<int64_t> skipped;
   int64_t total = 0;
   for (int64_t at = first; at < last; ++at) {
     if (at + kRowsAhead < last) prefetch_row(a, at + kRowsAhead);
-    DrawRow row;
-    if (!read_row(a, at, skipped, row)) return {0, at};
+    if (!find_row(a, at, bounds[at])) return {0, at};
+    const DrawRow row = row_within(a, bounds[at], skipped);
     int64_t count = std::min<int64_t>(row.degree, a.fanout);
     if (a.replace) count = row.degree > 0 ? a.fanout : 0;
     counts[at] = count;
@@ -76,18 +80,32 @@ void look_up_indices(const Drawn<I>& drawn, int64_t begin, int64_t end) {
           static_cast<J*>(drawn.picked));
 }
 
+// The two ends of a row, which for most rows are all of it; that there are none does not matter.
+GRAPHSHARD_INLINE void request_ends(const void* data, int64_t item_bytes, const RowBounds& bounds) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(data);
+  const auto at = [&](int64_t i) {
+    return reinterpret_cast<const void*>(first + static_cast<uintptr_t>(i * item_bytes));
+  };
+  GRAPHSHARD_PREFETCH_OUTER(at(bounds.begin));
+  GRAPHSHARD_PREFETCH_OUTER(at(bounds.end - 1));
+}
+
 template <typename I>
 GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t last,
-                                 const int64_t* counts, int64_t start, const Drawn<I>& drawn) {
+                                 const int64_t* counts, const RowBounds* bounds, int64_t start,
+                                 const Drawn<I>& drawn) {
   std::vector<uint64_t> bits;
   std::vector<int64_t> skipped;
   const uint64_t key_state = mix(a.key ^ kRowDomain);
   int64_t looked_up = start;
   int64_t end = start;
   for (int64_t at = first; at < last; ++at) {
-    if (at + kRowsAhead < last) prefetch_row(a, at + kRowsAhead);
-    DrawRow row;
-    if (!read_row(a, at, skipped, row)) return;
+    if (at + kDrawnRowsAhead < last) {
+      const RowBounds& later = bounds[at + kDrawnRowsAhead];
+      request_ends(drawn.indices, drawn.index_bytes, later);
+      if (drawn.eids != nullptr) request_ends(drawn.eids, sizeof(I), later);
+    }
+    const DrawRow row = row_within(a, bounds[at], skipped);
     I* out = drawn.edges + end;
     draw_row(a, row, state_of(key_state, a.row_ids[at]), counts[at], out, bits);
     const int64_t requested = counts[at] <= kMostRequested ? counts[at] : 0;
@@ -106,19 +124,20 @@ GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t 
 
 template <typename I>
 void draw_part(const DrawArguments& a, int64_t first, int64_t last, const int64_t* counts,
-               int64_t start, const Drawn<I>& drawn) {
-  dispatch<32>([&](auto)
-                   GRAPHSHARD_INLINE_LAMBDA { draw_rows(a, first, last, counts, start, drawn); });
+               const RowBounds* bounds, int64_t start, const Drawn<I>& drawn) {
+  dispatch<32>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+    draw_rows(a, first, last, counts, bounds, start, drawn);
+  });
 }
 
 }  // namespace
 
-int64_t count_uniform(const DrawArguments& a, int64_t* counts, int num_threads) {
+int64_t count_uniform(const DrawArguments& a, int64_t* counts, RowBounds* bounds, int num_threads) {
   const int64_t num_parts = graphshard::num_parts(a.num_draws, kRowsPerTask, num_threads);
   std::vector<Counted> counted(static_cast<size_t>(num_parts));
   run_tasks(num_parts, num_threads, [&](int64_t part) {
     counted[part] = count_rows(a, part_begin(a.num_draws, part, num_parts),
-                               part_begin(a.num_draws, part + 1, num_parts), counts);
+                               part_begin(a.num_draws, part + 1, num_parts), counts, bounds);
   });
   int64_t total = 0;
   for (const Counted& part : counted) {
@@ -129,8 +148,8 @@ int64_t count_uniform(const DrawArguments& a, int64_t* counts, int num_threads) 
 }
 
 template <typename I, typename J>
-void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indices, const I* eids,
-                  I* edges, J* picked, int num_threads) {
+void draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
+                  const J* indices, const I* eids, I* edges, J* picked, int num_threads) {
   const int64_t num_parts = graphshard::num_parts(a.num_draws, kRowsPerTask, num_threads);
   std::vector<int64_t> starts{0};
   for (int64_t part = 0; part + 1 < num_parts; ++part) {
@@ -148,17 +167,17 @@ void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indice
                        look_up_indices<I, J>};
   run_tasks(num_parts, num_threads, [&](int64_t part) {
     draw_part(a, part_begin(a.num_draws, part, num_parts),
-              part_begin(a.num_draws, part + 1, num_parts), counts, starts[part], drawn);
+              part_begin(a.num_draws, part + 1, num_parts), counts, bounds, starts[part], drawn);
   });
 }
 
-template void draw_uniform(const DrawArguments&, const int64_t*, const int32_t*, const int32_t*,
-                           int32_t*, int32_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const int64_t*, const int32_t*,
-                           int32_t*, int64_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const int32_t*, const int64_t*,
-                           int64_t*, int32_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const int64_t*, const int64_t*,
-                           int64_t*, int64_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int32_t*,
+                           const int32_t*, int32_t*, int32_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int64_t*,
+                           const int32_t*, int32_t*, int64_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int32_t*,
+                           const int64_t*, int64_t*, int32_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int64_t*,
+                           const int64_t*, int64_t*, int64_t*, int);
 
 }  // namespace graphshard

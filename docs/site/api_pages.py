@@ -255,7 +255,8 @@ def _commands_page() -> str:
     ]
     for name, command in commands().items():
         summary = (command.help or "").split("\n", 1)[0]
-        lines = [f"## graphshard {name}", "", f"{summary} [At work]({GUIDES[name]}).", ""]
+        guide = f" [At work]({GUIDES[name]})." if name in GUIDES else ""
+        lines = [f"## graphshard {name}", "", f"{summary}{guide}", ""]
         for parameter in command.params:
             if parameter.name == "help":
                 continue

@@ -56,6 +56,7 @@ from .task import TaskInfo, inverse_names
 _ROWS_IN_ORDER = 1 << 17
 _MOST_BLOCKS = 64
 _MOST_AT_ONCE = 1 << 22  # edges in memory
+_MOST_NAMES = 12  # of columns in a message
 _MANY_COLUMNS = 100  # of whole numbers: they may be counts of words
 Columns = dict[str, Any]
 """Names to pyarrow ``ChunkedArray``s of one length."""
@@ -507,8 +508,11 @@ class _Reading:
         rule = f"{reader.name}: no edge of {etype_key(etype)} has both ends among the nodes, of "
         rule += f"{report.num_rows:,} rows"
         bad = self.report.first[-1] if self.report.first else None
+        columns = ", ".join(reader.telling_names[:_MOST_NAMES])
+        cure = f"name other columns with --source and --target (of {columns}), "
+        cure += "or pass --dangling add"
         if bad is None:
-            return f"{rule}; name other columns, or pass --dangling add"
+            return f"{rule}; {cure}"
         rule += f" (got {bad.value!r} in row {bad.row}, column {bad.column!r}"
         ids = self.ids[etype[0] if bad.column == report.source_column else etype[2]]
         like = next((i for i in _spellings(str(bad.value)) if ids.has_text(i)), None)
@@ -517,7 +521,7 @@ class _Reading:
         few = ", ".join(repr(shown_id(i)) for i in ids.arrow()[:3])
         if not few:
             return f"{rule}, where the table of nodes has no row); fill it, or pass --dangling add"
-        return f"{rule}, where ids of nodes are {few}); name other columns, or pass --dangling add"
+        return f"{rule}, where ids of nodes are {few}); {cure}"
 
     def _edges_of(
         self,

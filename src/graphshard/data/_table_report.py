@@ -291,8 +291,9 @@ class TableReport:
 
     def _features_table(self) -> Table:
         table = Table(title="features", title_justify="left")
-        for heading in ("type or relation", "column", "read as", "encoding"):
+        for heading in ("type or relation", "column", "read as"):
             table.add_column(heading, overflow="fold")
+        table.add_column("encoding", overflow="fold", min_width=len("standardized"))
         for heading in ("width", "missing", "unknown"):
             table.add_column(heading, justify="right")
         for name, report in self._named().items():

@@ -128,7 +128,7 @@ class PartitionStats:
             title_justify="left",
             show_footer=True,
         )
-        table.add_column("part", "max/mean", justify="right")
+        table.add_column("part", "max/mean", justify="right", min_width=len("max/mean"))
         columns: dict[str, list[int]] = {
             "inner nodes": [part.inner_nodes for part in self.parts],
             "halo nodes": [part.halo_nodes for part in self.parts],
