@@ -110,8 +110,8 @@ def work_growing(num_edges: int, epochs: int) -> dict[str, Any]:
     ends = torch.randint(0, num_nodes, (2, num_edges), generator=generator)
     graph = graphshard.graph((ends[0], ends[1]), num_nodes=num_nodes)
     seeds = torch.randperm(num_nodes, generator=generator)[: 20 * BATCH]
-    loader = DataLoader(graph, seeds, NeighborSampler(FANOUTS), batch_size=BATCH)
     torch.manual_seed(0)
+    loader = DataLoader(graph, seeds, NeighborSampler(FANOUTS), batch_size=BATCH)
     seconds, edges = [], 0
     for _ in range(epochs + 1):
         start, edges = time.process_time(), 0
