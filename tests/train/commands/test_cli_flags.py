@@ -71,7 +71,7 @@ FLAGS = {
         --weight-decay
     """,
     "train": """
-        --aggregation --aggregator --autocast --batch-size --both-directions --memory --cache-bytes
+        --aggregation --aggregator --autocast --batch-size --both-directions --cache-bytes
         --checkpoint-dir --class-weights --clip-norm --config --data --device --dropout --dtype
         --encoder --epochs --eval-every --exclude-targets --fanouts --halo-dtype --heads --help
         --hidden --layers --loss --lr --map-features --memory --metrics --mode --model --model-args
