@@ -100,23 +100,11 @@ def write_typed(folder: Path, num_parts: int) -> str:
 def epochs_of(
     rank: int, world_size: int, data: str, cases: list[dict[str, Any]]
 ) -> list[tuple[list[int], int, str]]:
-    """Bytes of each rank's last epoch without partial sums, parameters, and how rows came."""
-    found, options = [], FullBatchConfig.graph_options
-    with pytest.MonkeyPatch.context() as patch:
-        for case in cases:
-            config = FullBatchConfig(data=data, **COMMON | case)
-            sent = []
-            for sums in (True, False):
-                patch.setattr(
-                    FullBatchConfig,
-                    "graph_options",
-                    lambda self, sums=sums: {**options(self), "partial_sums": sums},
-                )
-                if not sums or case is cases[0]:
-                    result = gs.train.train_full_batch(config)
-                    sent.append(sum(result.bytes_per_epoch))
-            assert sent[0] <= sent[-1]  # partial sums are fewer
-            found.append((result.bytes_per_epoch, result.num_parameters, result.aggregation))
+    """Bytes of each rank's last epoch, parameters, and how rows came."""
+    found = []
+    for case in cases:
+        result = gs.train.train_full_batch(FullBatchConfig(data=data, **COMMON | case))
+        found.append((result.bytes_per_epoch, result.num_parameters, result.aggregation))
     return found
 
 
