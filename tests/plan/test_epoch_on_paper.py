@@ -47,6 +47,7 @@ from graphshard.plan._tape import HEAP_HOLES
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig
 from graphshard.train._calibrate import TrialNetwork, calibrate
+from graphshard.train._defaults import DENSE
 from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
 
 EDGE = ("_N", "_E", "_N")
@@ -178,6 +179,26 @@ def test_bytes_and_parameters_are_those_of_a_traced_epoch(
         assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
         assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
         assert sum(epoch.by_layer.values()) <= epoch.sent.expected
+
+
+def test_open_settings_are_those_that_training_takes(tmp_path: Path) -> None:
+    """Edges a node are counted before reverses are added, which is what the defaults go by."""
+    num_edges = round(0.75 * DENSE * 300)
+    graph = random_graph(300, num_edges, seed=0, feat_dim=12, num_classes=5)
+    partition_graph(graph, "g", 1, str(tmp_path), part_method="random", quiet=True)
+    config = FullBatchConfig(data=str(tmp_path / "g.json"), model="sage", epochs=1)
+    found = run_ranks(parameters_of, 1, config.data)[0]
+    graph_size, kind = size_of_partition(tmp_path / "g.json", config)
+    assert graph_size.num_edges / graph_size.num_nodes > DENSE > num_edges / 300
+    network = network_of(config.resolved(facts_of(graph_size)), graph_size, kind)
+    how = dataclasses.replace(exchanges_of(config), mode="oneshot", num_ranks=1)
+    step = full_batch_step(graph_size, network, graph_size.parts[0], how, Rates())
+    assert step.tape.num_parameters == found
+
+
+def parameters_of(rank: int, world_size: int, data: str) -> int:
+    config = FullBatchConfig(data=data, model="sage", epochs=1)
+    return gs.train.train_full_batch(config).num_parameters
 
 
 def test_a_layer_by_hand() -> None:

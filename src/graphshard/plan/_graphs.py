@@ -41,6 +41,9 @@ class GraphSize:
         parts: What each rank has of a partition; empty where there is none.
         share: Halo over that of a random assignment: lowest, expected, highest.
         disk: Bytes of the partition that there is; 0 where there is none.
+        num_stored_edges: Edges before any were added for training; None: as many.
+        label_counts: Training rows of each class; empty where that is not known.
+        has_val: Whether a validation row has a label.
     """
 
     name: str
@@ -55,6 +58,9 @@ class GraphSize:
     parts: tuple[PartSize, ...] = ()
     share: tuple[float, float, float] = SHARES_OF_RANDOM
     disk: float = 0.0
+    num_stored_edges: float | None = None
+    label_counts: tuple[int, ...] = ()
+    has_val: bool = True
 
     @property
     def num_nodes(self) -> float:

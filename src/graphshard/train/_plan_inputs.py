@@ -8,6 +8,7 @@ more than `_EXACT_EDGES` edges, whether an edge has its reverse is found from a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,11 +63,16 @@ def network_of(config: ResolvedConfig, graph: GraphSize, kind: str) -> Network:
 
 def facts_of(graph: GraphSize) -> GraphFacts:
     """What open settings of a run depend on, as far as sizes say it."""
+    stored = graph.num_edges if graph.num_stored_edges is None else graph.num_stored_edges
+    total = sum(graph.label_counts)
+    shares = [count / total for count in graph.label_counts if count]
     return GraphFacts(
         num_train=int(graph.train),
         width=graph.features.get(graph.target, 0),
-        mean_degree=graph.num_edges / max(1.0, graph.num_nodes),
+        mean_degree=stored / max(1.0, graph.num_nodes),
         is_typed=len(graph.nodes) > 1 or len(graph.edges) > 1,
+        entropy=-sum(share * math.log(share) for share in shares) if shares else None,
+        has_val=graph.has_val,
     )
 
 
@@ -144,6 +150,7 @@ def size_of_dataset(dataset: NodeDataset, config: RunConfig) -> GraphSize:
     for etype in graph.canonical_etypes:
         ends[etype] = tuple(rows.long() for rows in graph.edges(etype=etype))
         edges[etype] = len(ends[etype][0])
+    num_stored = float(sum(edges.values()))
     nodes = {t: graph.num_nodes(t) for t in graph.ntypes}
     added = _added(config, nodes, {e: [pair] for e, pair in ends.items()})
     edges |= {e: edges.get(e, 0) + count for e, count in added.items()}
@@ -157,7 +164,29 @@ def size_of_dataset(dataset: NodeDataset, config: RunConfig) -> GraphSize:
         target=target,
         train=train or 0.1 * nodes[target],
         itemsize=itemsize,
+        num_stored_edges=num_stored,
+        label_counts=_label_counts([(data["label"], data["train_mask"])]),
+        has_val=_has_labels([(data["label"], data["val_mask"])]),
     )
+
+
+def _label_counts(rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[int, ...]:
+    """How many rows of a mask have each class; empty of labels that are no classes.
+
+    Args:
+        rows: Labels and mask of each part.
+    """
+    known = [label[mask.bool()] for label, mask in rows]
+    if not known or any(label.ndim != 1 or label.is_floating_point() for label in known):
+        return ()
+    labels = torch.cat(known).long()
+    return tuple(torch.bincount(labels[labels >= 0]).tolist())
+
+
+def _has_labels(rows: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether a row of a mask has a label."""
+    known = [label[mask.bool()] for label, mask in rows]
+    return any(bool((label >= 0).any() if label.ndim == 1 else len(label)) for label in known)
 
 
 def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
@@ -177,6 +206,7 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         if rows is not None and rows.ndim == 2:
             features[ntype], itemsize = int(rows.shape[1]), rows.element_size()
     train_of, classes = [], task.num_classes or 1
+    masked: dict[str, list[tuple[Tensor, Tensor]]] = {"train_mask": [], "val_mask": []}
     target = task.target if isinstance(task.target, str) else None
     for data in parts:
         of_part = 0.0
@@ -188,6 +218,9 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         if key is not None and f"{key}/train_mask" in fields:
             of_part = float(fields[f"{key}/train_mask"].sum())
         label = fields.get(f"{key}/label")
+        for name, rows_of in masked.items():
+            if label is not None and f"{key}/{name}" in fields:
+                rows_of.append((label, fields[f"{key}/{name}"]))
         if label is not None and task.num_classes is None and label.numel():
             is_classes = label.ndim == 1 and not label.is_floating_point()
             classes = max(classes, int(label.max()) + 1 if is_classes else label[0].numel())
@@ -218,6 +251,9 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         train=sum(train_of),
         itemsize=itemsize,
         num_relations=relations,
+        num_stored_edges=float(sum(e.num_edges for data in parts for e in data.edges.values())),
+        label_counts=_label_counts(masked["train_mask"]),
+        has_val=_has_labels(masked["val_mask"]) or task.is_on_edges,
         parts=tuple(sizes),
         disk=float(sum(f.stat().st_size for f in path.parent.rglob("*") if f.is_file())),
     )
