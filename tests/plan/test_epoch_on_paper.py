@@ -123,6 +123,7 @@ def planned(data: str, case: dict[str, Any], mode: str, num_ranks: int) -> tuple
 PLAIN_CASES: list[dict[str, Any]] = [
     {"model": "gcn", "halo_dtype": "bfloat16", "residual": True},
     {"model": "gat", "heads": 2, **SEQUENTIAL},
+    {"model": "sage", "halo_dtype": "int8"},
 ]
 MORE_PLAIN: list[dict[str, Any]] = [
     {"model": "sage"},
@@ -147,6 +148,8 @@ MORE_TYPED: list[dict[str, Any]] = [
     {"model": "gat", "heads": 2, **SEQUENTIAL},
     {"model": "gatv2", "heads": 2},
     {"model": "hgt", "heads": 2, **SEQUENTIAL},
+    *({"model": model, "halo_dtype": "int8"} for model in ("hgt", "sage", "gat")),
+    {"model": "gcn", "halo_dtype": "int8", **SEQUENTIAL},
 ]
 
 

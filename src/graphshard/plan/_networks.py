@@ -68,6 +68,10 @@ class Exchanges:
     wire: int = 4
     num_ranks: int = 1
 
+    def row_bytes(self, columns: float, itemsize: int, num_tensors: int = 1) -> float:
+        """Of rows of some tensors on their way; each row of int8 has a scale in float32."""
+        return columns * min(self.wire, itemsize) + (4 * num_tensors if self.wire == 1 else 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartSize:
@@ -138,7 +142,7 @@ class _Layers:
         They return with those of the relations that shared its pass, which a loss does read.
         """
         if any(other[0] == etype[0] and other[2] == target for other in part.edges):
-            columns = width * min(self.how.wire, self.tape.itemsize)
+            columns = self.how.row_bytes(width, self.tape.itemsize)
             sent, halo = part.sent.get(etype[0], 0.0), part.halo.get(etype[0], 0.0)
             self._note("backward", halo * columns, sent * columns, 0.0, "edges")
 
@@ -182,7 +186,7 @@ class _Layers:
         if how.mode == "sequential":
             self.travelled += sources
         columns = sum(x.width for x in sources)
-        wire = columns * min(how.wire, tape.itemsize)
+        wire = how.row_bytes(columns, tape.itemsize, len(sources))
         numbers = columns * tape.itemsize
         if sources[0].is_constant and not others and len(sources) == 1:
             # Computed once, in a block of which a copy is kept.
@@ -223,7 +227,7 @@ class _Layers:
                 held.append(tape.new(destinations, heads))
             tape.do(kind, passes * edges * numbers)
             back = [w for w, want in zip(shapes, wanted, strict=True) if want]
-            of_wire = sum(w for _, w in back) * min(how.wire, tape.itemsize)
+            of_wire = how.row_bytes(sum(w for _, w in back), tape.itemsize, len(back))
             if not alone and reads_again and not oneshot and how.rematerialize:
                 self._note("backward", sent * wire, halo * wire, 0.0, kind)
                 held += [tape.new(halo * share, w, "pool", "halo") for _, w in shapes]
@@ -256,11 +260,13 @@ class _Layers:
         tape, how = self.tape, self.how
         if how.num_ranks == 1:
             return dict(rows)
-        wire = min(how.wire, tape.itemsize)
+        sizes = {t: how.row_bytes(x.width, tape.itemsize) for t, x in rows.items()}
+        sums = (
+            sum(part.sent.get(t, 0.0) * size for t, size in sizes.items()),
+            sum(part.halo.get(t, 0.0) * size for t, size in sizes.items()),
+        )
         sent = {t: part.sent.get(t, 0.0) * x.width for t, x in rows.items()}
-        halo = {t: part.halo.get(t, 0.0) * x.width for t, x in rows.items()}
         own = sum(x.count * x.width for x in rows.values()) * tape.itemsize
-        sums = sum(sent.values()) * wire, sum(halo.values()) * wire
         self._note("forward", *sums, own, "elements")
         arrived = {
             t: tape.new(part.halo.get(t, 0.0), x.width, "pool", "halo") for t, x in rows.items()
@@ -778,7 +784,6 @@ def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None)
     if how.num_ranks == 1:
         return
     oneshot = how.mode == "oneshot"
-    wire = min(how.wire, tape.itemsize)
     num_from = Counter(etype[0] for etype in part.edges)
     num_into = Counter(etype[2] for etype in part.edges)
     # Halo rows, sent rows, columns, and whether a loss depends on them.
@@ -792,7 +797,8 @@ def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None)
         rows = part.halo.get(ntype, 0.0), part.sent.get(ntype, 0.0)
         passes.append((*rows, 2 * width * number, True))
     for halo, sent, columns, is_used in passes:
-        of_pass = sent * columns * wire, halo * columns * wire
+        row = how.row_bytes(columns, tape.itemsize, round(columns / width))
+        of_pass = sent * row, halo * row
         layers._note("forward", *of_pass, 0.0, "edges")
         if tape.records and is_used:
             if not oneshot and how.rematerialize:
