@@ -256,7 +256,10 @@ def check_close(name: str, found: dict[str, Tensor], expected: dict[str, Tensor]
         )
 
 
-@pytest.mark.parametrize(("num_ranks", "how"), [(2, "random"), (3, "empty_part")])
+@pytest.mark.parametrize(
+    ("num_ranks", "how"),
+    [pytest.param(2, "random", marks=pytest.mark.exhaustive), (3, "empty_part")],
+)
 def test_blocks_change_messages_not_results(tmp_path: Path, num_ranks: int, how: str) -> None:
     runs = both_ways(tmp_path, list(LAYERS), num_ranks, how, "float64", "again")
     for name, whole, blocks in runs:

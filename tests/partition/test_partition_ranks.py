@@ -119,7 +119,8 @@ def test_the_bytes_of_one_process(tmp_path: Path, files: GraphFiles, num_ranks: 
     assert verify_partition(out / "g.json") == []
 
 
-@pytest.mark.parametrize("stage", ["edges-1", pytest.param("part-3", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # and so do the campaigns of killed partitions
+@pytest.mark.parametrize("stage", ["edges-1", "part-3"])
 def test_a_rank_that_is_killed(
     tmp_path: Path, files: GraphFiles, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

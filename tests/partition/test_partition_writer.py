@@ -122,7 +122,7 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("num_parts", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_a_killed_replacement_leaves_the_old_partition_or_the_new(
     num_parts: int, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 from train_cases import (
     NUM_CLASSES,
@@ -55,16 +56,23 @@ def test_each_layer_sends_the_rows_that_others_read(tmp_path: Path, aggregation:
 
     graph = plain_graph()
     owners = assignment(graph, num_parts, "no_train").tolist()
-    read: dict[tuple[int, int], set[int]] = {}
+    pairs: dict[tuple[int, int], nx.Graph] = {}
     for source, target in zip(*(ids.tolist() for ids in graph.edges()), strict=True):
-        read.setdefault((owners[source], owners[target]), set()).add(source)
+        pair = pairs.setdefault((owners[source], owners[target]), nx.Graph())
+        pair.add_edge(("from", source), ("to", target))
     expected: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
-    for (owner, reader), rows in read.items():
+    saved = 0
+    for (owner, reader), pair in pairs.items():
         if owner != reader:
+            rows = {node for node in pair if node[0] == "from"}
+            fewest = len(nx.bipartite.maximum_matching(pair, rows)) // 2  # rows and partial sums
+            count = fewest if fewest <= 0.95 * len(rows) else len(rows)
+            saved += len(rows) - count
             for layer in ("layers.0", "layers.1"):
-                size = len(rows) * NUM_CLASSES * 8
+                size = count * NUM_CLASSES * 8
                 expected.setdefault((layer, "forward"), {})[owner, reader] = size
                 expected.setdefault((layer, "backward"), {})[reader, owner] = size
+    assert saved > 0
     sent: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
     for each in ranks:
         for layer, direction, to, number in each.bytes:

@@ -122,7 +122,9 @@ def test_sequential_aggregation_trains_the_same(
     )
 
 
-@pytest.mark.parametrize("aggregation", ["sequential", "oneshot"])
+@pytest.mark.parametrize(
+    "aggregation", [pytest.param("sequential", marks=pytest.mark.exhaustive), "oneshot"]
+)
 def test_depth_changes_nothing_and_narrow_rows_little(aggregation: str, tmp_path: Path) -> None:
     options = {"aggregation": aggregation}
     exact = run(tmp_path, "gat", 3, "random", **options)[0]["result"]["losses"]

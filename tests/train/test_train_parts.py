@@ -43,7 +43,7 @@ WRONG_FIELDS: dict[str, dict[str, Any]] = {
     "seed must be at least 0 (got -3)": {"seed": -3},
     "seed must be below 2^63": {"seed": 2**63},
     "prefetch must be at least 0 (got -1)": {"prefetch": -1},
-    "halo_dtype must be one of bfloat16, float16 (got 'float8')": {"halo_dtype": "float8"},
+    "halo_dtype must be one of bfloat16, float16, int8 (got 'float8')": {"halo_dtype": "float8"},
     "heads is for the model gat": {"heads": 2},
     "num_bases is for the model rgcn": {"num_bases": 2},
     "aggregator must be one of mean, gcn, pool (got 'max')": {"aggregator": "max"},

@@ -79,7 +79,9 @@ def without_cache_and_prefetch(sampler: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("transport", ["collective", "replicated"])
-@pytest.mark.parametrize("sampler", ["neighbor", "labor"])
+@pytest.mark.parametrize(
+    "sampler", ["neighbor", pytest.param("labor", marks=pytest.mark.exhaustive)]
+)
 def test_transport_cache_and_prefetch_change_nothing(
     transport: str, sampler: str, tmp_path: Path
 ) -> None:
