@@ -77,64 +77,6 @@ def run_shared(function, world_size, *args, **options):
     return run_ranks(with_any_size, world_size, __name__, function.__name__, *args, **options)
 
 
-def on_hosts(rank, world_size, ranks_per_host, module, function, *args):
-    """The same as if the ranks were on several hosts: those of others cannot be seen."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "process_namespace", lambda: rank // ranks_per_host)
-        patch.setattr(transport, "LARGE_BYTES", 1)
-        found = getattr(importlib.import_module(module), function)(rank, world_size, *args)
-        state = group_state()
-        assert state.tried_shared
-        neighbours = [r for r in range(world_size) if r // ranks_per_host == rank // ranks_per_host]
-        if not state.closed:
-            assert (state.shared is None) == (len(neighbours) == 1)
-            if state.shared is not None:
-                assert [r for r, sees in enumerate(state.shared.sees) if sees] == neighbours
-        return found
-
-
-ON_HOSTS = [
-    (__name__, "check_every_way", 5),
-    (__name__, "check_company", 4),
-    ("test_exchange", "check_gradients", 3),
-]
-MORE_ON_HOSTS = [(module, function, 5) for module, function, _ in CASES]
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "world_size"),
-    [
-        *ON_HOSTS,
-        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE_ON_HOSTS),
-    ],
-)
-def test_several_ranks_on_each_host(module, function, world_size):
-    run_ranks(on_hosts, world_size, 2, module, function)
-
-
-def long_slices(rank, world_size):
-    """Rows to the other host are messages of their own, beside what this host's ranks say."""
-    needed = [torch.arange(9000 if owner != rank else 0) for owner in range(world_size)]
-    plan = ExchangePlan.build(needed, 9000)
-    x = torch.arange(9000 * 3, dtype=torch.float32).view(9000, 3)
-    for dtype in (torch.float32, torch.bfloat16):
-        (rows,) = fetch_halo([(plan, (x + rank).to(dtype))])
-        others = [(x + owner).to(dtype) for owner in range(world_size) if owner != rank]
-        assert torch.equal(rows, torch.cat(others))
-    (home,) = start_return_all([(plan, rows)]).wait()
-    total = torch.zeros(9000, 3, dtype=torch.float64)
-    plan.add_returned(total, home)
-    assert torch.equal(total, (world_size - 1) * (x + rank).bfloat16().double())
-
-
-def test_long_slices_to_another_host():
-    run_ranks(on_hosts, 3, 2, __name__, "long_slices")
-
-
-def test_what_is_dropped_between_hosts():
-    run_ranks(on_hosts, 3, 2, __name__, "dropped")
-
-
 def check_every_way(rank, world_size):
     """Every function, wide and narrowed rows, one and several tensors; counted as ever."""
     case = make_exchange(rank, world_size)
@@ -217,7 +159,7 @@ def test_wide_rows_beside_narrow_ones():
     run_shared(check_company, 3)
 
 
-def test_off_on_one_of_two_ranks_is_off_for_both():
+def test_off_on_one_rank_is_off_for_all():
     assert run_ranks(with_threshold, 2, "turned_off") == [(True, True)] * 2
 
 
@@ -409,24 +351,21 @@ def test_ranks_that_leave_with_rows_unread():
 
 def dropped(rank, world_size):
     """Rows that nobody waits for, as after an error, do not keep their block for ever."""
-    needed = [torch.arange(64 if owner != rank else 0) for owner in range(world_size)]
-    plan, x = ExchangePlan.build(needed, 64), torch.arange(64 * 32).view(64, 32).float()
-    others = world_size - 1
+    plan, x = two_ranks(rank)
     for i in range(10):
         start_fetch_all([(plan, x + i)])
         barrier()
-        assert torch.equal(fetch_halo([(plan, x * i)])[0], (x * i).repeat(others, 1))
+        assert torch.equal(fetch_halo([(plan, x * i)])[0], x * i)
     deadline = time.monotonic() + 20
     is_held = True
     while is_held and time.monotonic() < deadline:
         # Each exchange gives back the blocks of those that are complete and unread by then.
         fetch_halo([(plan, x)])
         barrier()
-        shared = group_state().shared
-        held = torch.tensor(0 if shared is None else shared.counts()[0])
+        held = torch.tensor(group_state().shared.counts()[0])
         is_held = bool(all_reduce(held, "max"))
     assert not is_held
-    assert shared is None or len(shared._blocks) <= 3
+    assert len(group_state().shared._blocks) <= 3
 
 
 def test_exchanges_that_are_dropped():

@@ -105,16 +105,14 @@ class SharedBlocks:
     """This rank's blocks for one group, and its view of its peers' blocks."""
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
-        # By rank; known once the ranks have told each other.
-        self.peers: list[SharedPeer] = []
-        self.sees: list[bool] = []  # which see this rank's blocks, and it theirs; itself, too
+        self.peers: list[SharedPeer] = []  # by rank; known once the ranks have told each other
         self._kernels = kernels
         self._rank = rank
         self._process = os.getpid()
         self._token = secrets.randbits(62)
         self._header: int = kernels.shared_header
         self._blocks: list[_SharedBlock] = []  # the one that was taken first in front
-        self._skips: deque[Callable[[], bool]] = deque()
+        self._skips: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._num_uses = 0
         self._peak = 0
         self._is_broken = False
@@ -268,15 +266,17 @@ class SharedBlocks:
                 f"({os.strerror(error)})"
             )
 
-    def later(self, skip: Callable[[], bool]) -> None:
-        """Call ``skip`` at some time, and again until it says True."""
-        self._skips.append(skip)
+    def later(self, is_ready: Callable[[], bool], skip: Callable[[], None]) -> None:
+        """Call ``skip`` at some time after ``is_ready`` says so."""
+        self._skips.append((is_ready, skip))
 
     def _do_later(self) -> None:
         for _ in range(len(self._skips)):
-            skip = self._skips.popleft()
-            if not skip():
-                self._skips.append(skip)
+            is_ready, skip = self._skips.popleft()
+            if is_ready():
+                skip()
+            else:
+                self._skips.append((is_ready, skip))
 
     # -- the end -------------------------------------------------------------------------------
 

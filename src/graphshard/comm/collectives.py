@@ -299,17 +299,11 @@ class Pending:
 
     Args:
         finish: Waits, and returns what was received; called once unless it raises.
-        poll: Returns what has been received, or None if not all has; never waits.
     """
 
-    def __init__(
-        self,
-        finish: Callable[[], list[Tensor]],
-        poll: Callable[[], list[Tensor] | None] | None = None,
-    ) -> None:
+    def __init__(self, finish: Callable[[], list[Tensor]]) -> None:
         self._finish: Callable[[], list[Tensor]] | None = finish
         self._received: list[Tensor] = []
-        self.poll = poll
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Pending:
@@ -333,7 +327,7 @@ class Pending:
                 raise
         if self._finish is not None:
             self._received = self._finish()
-            self._finish = self.poll = None  # and with them what was sent
+            self._finish = None  # and with it what was sent
         return self._received
 
     def then(self, function: Callable[[list[Tensor]], list[Tensor]]) -> Pending:
@@ -452,21 +446,18 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    is_counted: bool = True,
 ) -> Pending:
     """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``; one tensor comes.
 
     The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
     Every rank must call, and must wait; until then the payload must not change. The splits are
-    elements for, and from, each rank, the own one included. A trace counts the bytes unless the
-    caller does.
+    elements for, and from, each rank, the own one included.
     """
     if state.world_size == 1:
         return Pending.of([payload.clone()])
     sizes = {r: n * payload.element_size() for r, n in zip(state.members, send_splits, strict=True)}
     sizes.pop(state.members[state.rank])
-    if is_counted:
-        count("all_to_all", sum(sizes.values()), sizes)
+    count("all_to_all", sum(sizes.values()), sizes)
     here = payload.device
     device = state.payload_device(here)
     (outgoing,) = to_backend([payload.contiguous()], device)
@@ -501,26 +492,19 @@ def start_all_to_all(
     number, work = start_collective(state, name, start)
     del payload
 
-    def received() -> list[Tensor]:
-        if short_received is not incoming:
-            parts = short_received.split([x.numel() for x in receives])
-            for x, part in zip(receives, parts, strict=True):
-                x.copy_(part)
-        return from_backend([incoming], [here])
-
     def finish() -> list[Tensor]:
         with operation(state, name, number):
             wait_collective(state, work)
             for message in messages:
                 wait(state, message)
         messages.clear()
-        return received()
+        if short_received is not incoming:
+            parts = short_received.split([x.numel() for x in receives])
+            for x, part in zip(receives, parts, strict=True):
+                x.copy_(part)
+        return from_backend([incoming], [here])
 
-    def poll() -> list[Tensor] | None:
-        # The collective starts after the messages, so they have passed once it is complete.
-        return received() if work is None or work.is_completed() else None
-
-    return Pending(finish, poll)
+    return Pending(finish)
 
 
 def _take_long(state: GroupState, slices: list[Tensor], way: int) -> list[tuple[int, Tensor]]:

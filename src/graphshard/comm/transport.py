@@ -10,10 +10,9 @@
 
     Which exchanges go this way is decided here alone, by `shared_blocks`: those of plans of which
     some rank receives `LARGE_BYTES` and more, which all ranks know from the plan. At the first
-    such exchange of a group the ranks find out who can see whose memory: on one machine, with the
-    extension, in one process namespace, and without GRAPHSHARD_SHARED_MEMORY=0. Of two that see
-    each other the words stand in the place of the rows, in the same message; between others the
-    rows themselves travel. A rank that sees no other one has nothing to do with all this.
+    such exchange of a group the ranks find out whether each can see each other's memory: on one
+    machine, with the extension, in one process namespace. If any cannot, or its environment has
+    GRAPHSHARD_SHARED_MEMORY=0, all go on with gloo alone.
 
 [Note: packing]
     Rows of several tensors, of any dtypes and widths, are one stream of bytes per peer: for each
@@ -45,9 +44,11 @@ from .address import process_namespace
 from .collectives import (
     Pending,
     all_gather,
+    finish_collective,
     from_backend,
     room_for,
     start_all_to_all,
+    start_collective,
 )
 from .collectives import as_bytes as as_bytes
 from .collectives import row_bytes as row_bytes
@@ -149,55 +150,43 @@ def _start_shared(
     recv_splits: Splits,
     name: str,
 ) -> Pending:
-    """Each tensor in a block of its own; what is sent says where it is, to those who see it."""
-    words, parts = [], []
+    """Each tensor in a block of its own, and one collective of the words that say where."""
+    words = []
     for tensor, splits in zip(tensors, send_splits, strict=True):
         if tensor.device.type != "cpu":  # straight to where others look
             tensor = blocks.empty(tensor.shape, tensor.dtype).copy_(tensor)
-        readers = [rank for rank, rows in enumerate(splits) if rows and blocks.sees[rank]]
+        readers = [rank for rank, rows in enumerate(splits) if rows]
         location = blocks.publish(tensor.contiguous(), readers)
         starts = [0, *accumulate(splits)][:-1]
         words.append([(*location, start * row_bytes(tensor)) for start in starts])
-        parts.append(tensor.split(list(splits)))
-    where = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
-    runs = []
-    for rank, sees in enumerate(blocks.sees):
-        runs += [where[rank]] if sees else [by_rank[rank] for by_rank in parts]
-    stream = _concatenated([as_bytes(run) for run in runs])
-    number = state.num_operations
-    of_words = len(tensors) * _WORDS * where.element_size()
-    send_bytes, recv_bytes = (
-        [
-            of_words if sees else size
-            for sees, size in zip(blocks.sees, bytes_by_rank(likes, splits), strict=True)
-        ]
-        for splits in (send_splits, recv_splits)
-    )
-    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name, is_counted=False)
-    rows = _SharedRows(state, blocks, likes, recv_splits, pending, recv_bytes)
-    return Pending(lambda: rows.read(name, number))
+    message = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
+    rows = _SharedRows(state, blocks, likes, recv_splits)
+
+    def start() -> dist.Work | None:
+        return dist.all_to_all_single(rows.where, message, group=state.group, async_op=True)
+
+    number, rows.work = start_collective(state, name, start)
+
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, rows.work)
+        return rows.read(name, number)
+
+    return Pending(finish)
 
 
 class _SharedRows:
-    """Rows in memory of others, and the message that says where; or that has them, from afar."""
+    """Rows that others have put into shared memory, and the message that says where."""
 
     def __init__(
-        self,
-        state: GroupState,
-        blocks: SharedBlocks,
-        likes: Sequence[Tensor],
-        splits: Splits,
-        message: Pending,
-        sizes: list[int],
+        self, state: GroupState, blocks: SharedBlocks, likes: Sequence[Tensor], splits: Splits
     ) -> None:
-        self._message: Pending | None = message
-        self._state, self._blocks, self._likes = state, blocks, likes
-        self._splits, self._sizes = splits, sizes
+        shape = (state.world_size, len(likes), _WORDS)
+        self.where = torch.full(shape, -1, dtype=torch.int64)  # the message
+        self.work: dist.Work | None = None  # what brings it
+        self._state, self._blocks, self._likes, self._splits = state, blocks, likes, splits
 
     def read(self, name: str, number: int) -> list[Tensor]:
         """The rows, once the message is here. To be called once."""
-        assert self._message is not None
-        (stream,) = self._message.wait()
         arrived = [
             room_for((sum(rows), *like.shape[1:]), like.dtype, _CPU, like.device)
             for like, rows in zip(self._likes, self._splits, strict=True)
@@ -206,78 +195,52 @@ class _SharedRows:
             rows.view(-1).view(torch.uint8).split([n * row_bytes(rows) for n in splits])
             for rows, splits in zip(arrived, self._splits, strict=True)
         ]
-        for source, (sent, parts) in enumerate(
-            zip(stream.split(self._sizes), zip(*runs, strict=True), strict=True)
+        for source, (locations, parts) in enumerate(
+            zip(self.where.tolist(), zip(*runs, strict=True), strict=True)
         ):
-            if not any(part.numel() for part in parts):
-                continue
-            if not self._blocks.sees[source]:
-                for part, run in zip(
-                    parts, sent.split([part.numel() for part in parts]), strict=True
-                ):
-                    part.copy_(run)
-                continue
-            with operation(self._state, name, number, [source]):
-                for location, part in zip(_locations(sent), parts, strict=True):
-                    if part.numel():
-                        self._blocks.read(source, location, part)
-        self._message = None
+            if any(part.numel() for part in parts):
+                with operation(self._state, name, number, [source]):
+                    for location, part in zip(locations, parts, strict=True):
+                        if part.numel():
+                            self._blocks.read(source, location, part)
+        self.work = None
         return from_backend(arrived, [like.device for like in self._likes])
 
     def __del__(self) -> None:
         # Left unread, as after an error. The writers learn it once the message is here.
-        if self._message is not None and self._message.poll is not None:
-            skip = functools.partial(
-                _skip, self._message.poll, self._blocks, self._sizes, self._splits
-            )
-            self._blocks.later(skip)
-
-
-def _locations(sent: Tensor) -> list[list[int]]:
-    """What a rank has said of each tensor."""
-    # The clone begins at an address that suits the type.
-    found: list[list[int]] = sent.clone().view(torch.int64).view(-1, _WORDS).tolist()
-    return found
+        if self.work is not None:
+            skip = functools.partial(_skip, self._blocks.read, self.where, self._splits)
+            self._blocks.later(self.work.is_completed, skip)
 
 
 def _skip(
-    poll: Callable[[], list[Tensor] | None],
-    blocks: SharedBlocks,
-    sizes: list[int],
-    splits: Splits,
-) -> bool:
-    """Note that this rank is done with rows that it has not read; False if it is too early."""
-    received = poll()
-    if received is None:
-        return False
+    read: Callable[[int, Sequence[int], Tensor], None], where: Tensor, splits: Splits
+) -> None:
+    """Note that this rank is done with rows that it has not read."""
     nothing = torch.empty(0, dtype=torch.uint8)
-    for source, sent in enumerate(received[0].split(sizes)):
-        if blocks.sees[source]:
-            for location, rows in zip(_locations(sent), splits, strict=True):
-                if rows[source]:
-                    with contextlib.suppress(RuntimeError):  # the writer may be gone
-                        blocks.read(source, location, nothing)
-    return True
+    for source, locations in enumerate(where.tolist()):
+        for location, rows in zip(locations, splits, strict=True):
+            if rows[source]:
+                with contextlib.suppress(RuntimeError):  # the writer may be gone
+                    read(source, location, nothing)
 
 
 def _set_up(state: GroupState) -> SharedBlocks | None:
-    """This rank's blocks, if it and some other rank see each other's; every rank must call."""
+    """This rank's blocks, if every rank can see every other's; every rank must call."""
     blocks = SharedBlocks.make(state.rank, state.world_size)
     me = blocks.me if blocks is not None else SharedPeer(0, 0, 0)
     namespace = process_namespace()
     words = _gather(state, [blocks is not None, namespace, me.process, me.descriptor, me.token])
     peers = [SharedPeer(*rest) for _, _, *rest in words]
     # Only in the same namespace is it safe to open what another process names.
-    sees = [
-        blocks is not None and bool(has) and other == namespace and blocks.can_see(peer)
-        for (has, other, *_), peer in zip(words, peers, strict=True)
-    ]
-    by_others = [seen[state.rank] for seen in _gather(state, sees)]
-    sees = [bool(here and there) for here, there in zip(sees, by_others, strict=True)]
-    if blocks is None or sum(sees) < 2:
+    is_seen = (
+        blocks is not None
+        and all(has and other == namespace for has, other, *_ in words)
+        and all(blocks.can_see(peer) for peer in peers)
+    )
+    if not all(seen for (seen,) in _gather(state, [is_seen])) or blocks is None:
         return None
     blocks.peers.extend(peers)
-    blocks.sees.extend(sees)
     close_in_children(close_inherited_groups)
     return blocks
 
