@@ -160,7 +160,7 @@ def train(graph: Any, hidden: int, epochs: int) -> dict[str, Any]:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        waits.append(batches.seconds_waited)
+        waits.append(batches.delivered.seconds_waited)
         dist.barrier()
         seconds.append(time.perf_counter() - start)
     best = int(np.argmin(seconds))
