@@ -105,7 +105,7 @@ class PartitionRanks:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(self.timeout)  # it writes to a folder that may hang
         if error is None:
             self._say(is_over=True)
         else:
