@@ -267,7 +267,7 @@ def test_lists_of_reals_are_several_targets() -> None:
         (["a"], "regression", r"for regression in column 'y' must be null, number .got string."),
         ([True], "regression", r"must be null, number .got bool."),
         (pa.array([0], pa.date32()), None, r"must be boolean, null, number, text .got date32"),
-        (["a|b"], "multi-label classification", "must be lists, or several .*split the text"),
+        (["a|b"], "multi-label classification", "must be lists, or several .*say the separator"),
         ([["a"]], "classification", "must be 0 or 1 for each class .*multi-label classification"),
         ([[5, 6]], "classification", "must be 0 or 1 for each class .*multi-label classification"),
         ([[0.5, 1.0]], "classification", 'must be 0 or 1 .*task = "regression"'),

@@ -70,15 +70,95 @@ def chunks_of(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def pieces(
-    column: pa.Array | pa.ChunkedArray, num_values: int = PIECE_ROWS
+    column: pa.Array | pa.ChunkedArray,
+    num_values: int = PIECE_ROWS,
+    separator: str | None = None,
+    name: str = "",
 ) -> Iterator[tuple[int, pa.Array]]:
-    """Row of the column and plain array of each piece, in order, of about ``num_values``."""
+    """Row of the column and plain array of each piece, in order, of about ``num_values``.
+
+    Args:
+        separator: Of text of several words, which becomes lists of them.
+        name: Of the column, for errors about the separator.
+    """
     first = 0
     for chunk in chunks_of(column):
         num_rows = max(1, num_values // _mean_length(chunk))
         for start in range(0, len(chunk), num_rows):
-            yield first + start, plain(chunk.slice(start, num_rows))
+            piece = plain(chunk.slice(start, num_rows))
+            yield first + start, piece if separator is None else _words(piece, separator, name)
         first += len(chunk)
+
+
+def type_of_words(kind: pa.DataType, separator: str | None) -> pa.DataType:
+    """The plain type of a column whose text is cut at a separator, if there is one."""
+    import pyarrow as pa
+
+    kind = plain_type(kind)
+    return pa.list_(kind) if separator is not None and family_of(kind) == "text" else kind
+
+
+def _words(array: pa.Array, separator: str, column: str) -> pa.Array:
+    """Plain text as lists of the words between separators, without blanks around and empty ones.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if family_of(array.type) == "null":
+        return array
+    if family_of(array.type) != "text":
+        raise ValueError(
+            f"column '{column}' must be text to be cut at {separator!r} (got {array.type}); "
+            "leave separator out"
+        )
+    lists = compute.split_pattern(array.cast(pa.large_string()), separator)
+    words = compute.utf8_trim_whitespace(lists.flatten())
+    is_word = compute.not_equal(words, "").to_numpy(zero_copy_only=False)
+    ends = np.cumsum(np.maximum(lengths_of_lists(lists), 0))
+    num_before = np.concatenate([[0], np.cumsum(is_word)])
+    offsets = num_before[np.concatenate([[0], ends])].astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), words.filter(pa.array(is_word)), mask=array.is_null()
+    )
+
+
+SEPARATORS = ("|", ";", ",", "/", "::")
+
+
+def evident_separator(values: pa.ChunkedArray, name: str) -> tuple[str, str] | None:
+    """By what the text of a column is cut into words that cells share, and why; None: it is not.
+
+    A tenth of the cells have the separator, there are at most half as many different words as there
+    are different cells, and a word stands in two cells on average.
+    """
+    from pyarrow import compute
+
+    if family_of(values.type) != "text":
+        return None
+    cells = [plain(chunk).drop_null() for chunk in chunks_of(values)]
+    num_cells = sum(map(len, cells))
+    different = DistinctValues("string", num_cells)
+    for chunk in cells:
+        different.update(comparable(chunk, "string", name, 0)[0])
+    for separator in SEPARATORS:
+        num_cut = sum(compute.match_substring(c, separator).true_count for c in cells)
+        if 10 * num_cut < num_cells or not num_cut:
+            continue
+        words, num_words = DistinctValues("string", num_cells), 0
+        for chunk in cells:
+            of_chunk = _words(chunk, separator, name).flatten()
+            num_words += len(of_chunk)
+            words.update(of_chunk)
+        if 2 * len(words) <= min(len(different), num_words):
+            why = (
+                f"{len(different):,} different cells are made of {len(words):,} words between "
+                f"{separator!r}"
+            )
+            return separator, why
+    return None
 
 
 def _mean_length(chunk: pa.Array) -> int:
@@ -145,6 +225,33 @@ def lengths_of_lists(array: pa.Array) -> NDArray[np.int64]:
     return compute.fill_null(lengths, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
+def words_of_lists(
+    array: pa.Array,
+) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+    """The elements of plain lists, the row of each, and which rows are missing or lack some."""
+    lengths = lengths_of_lists(array)
+    words = plain(array.flatten())
+    rows = np.repeat(np.arange(len(array)), np.maximum(lengths, 0))
+    missing = lengths < 0
+    missing[rows[~is_valid(words)]] = True
+    return words, rows, missing
+
+
+def checked_separator(options: Mapping[str, Any], column: str) -> str | None:
+    """What stands between the words of a column of text.
+
+    Raises:
+        ValueError: It is no text, or empty.
+    """
+    separator = options.get("separator")
+    if separator is not None and not (isinstance(separator, str) and separator):
+        raise ValueError(
+            f"separator of column '{column}' must be the text between the words of a cell (got "
+            f"{separator!r}); write one such as |"
+        )
+    return separator
+
+
 def rows_of_lists(
     array: pa.Array, width: int | None, column: str, first_row: int
 ) -> tuple[int | None, NDArray[np.float64]]:
@@ -165,8 +272,9 @@ def rows_of_lists(
     inner = family_of(array.type.value_type)
     if inner not in ("number", "boolean", "null"):
         raise ValueError(
-            f"the lists of column '{column}' must hold numbers (got {array.type}); give one column "
-            "for each element, or an embedding of them as a list of numbers"
+            f"the lists of column '{column}' must hold numbers, or words for the encoding "
+            f"multi-hot (got {array.type}); give one column for each element, or an embedding of "
+            "them as a list of numbers"
         )
     lengths = lengths_of_lists(array)
     is_list = lengths >= 0
@@ -185,8 +293,8 @@ def rows_of_lists(
         row = int(wrong.argmax())
         raise ValueError(
             f"the lists of column '{column}' must all have one length, {width} (got "
-            f"{int(lengths[row])} in row {first_row + row}, from 0); pad or cut the list, or leave "
-            "the cell empty where the vector is unknown"
+            f"{int(lengths[row])} in row {first_row + row}, from 0); pad or cut it, leave the "
+            "cell empty where the vector is unknown, or ask for multi-hot where it lists categories"
         )
     rows = np.full((len(array), width), np.nan)
     if width:

@@ -25,7 +25,7 @@ from ..graph.structure import check_type_name
 from ..partition import edge_lists
 from ..partition.format import etype_key
 from ._array_graph import ArrayGraph, Arrays, EdgeEnds, EndArrays, edge_list
-from ._columns import arrow_array, family_of, plain_type, vectors_of
+from ._columns import arrow_array, evident_separator, family_of, plain_type, vectors_of
 from ._kept_columns import KeptColumns
 from ._repeated_ids import RepeatedIds
 from ._row_ids import IdColumn, Int64Array, RowIds, count_repeated, of_one_type, rows_at_once
@@ -40,14 +40,17 @@ from ._table_report import (
     shown_id,
 )
 from ._table_targets import TableTargets, name_of_table, spoken_type
-from .encodings import EncodedCounts, Encoding, EncodingFit
+from .encodings import ONE_HOT_LIMIT, EncodedCounts, Encoding, EncodingFit
 from .tables import (
+    BY_TYPE,
     ROW_NUMBER,
+    ROWS_OF_SEPARATORS,
     EdgeTable,
     JoinedTable,
     NodeTable,
     Tables,
     label_columns,
+    named_columns,
     split_columns,
     with_names_of,
 )
@@ -741,7 +744,8 @@ class _Reading:
             encodings = []
             is_asked = table.features is not None
             for name, feature in self.features[owner].items():
-                fit = self._fit(name, feature, columns, is_training, is_asked)
+                is_named = is_asked and not feature.is_any
+                fit = self._fit(owner, name, feature, columns, is_training, is_named)
                 if isinstance(fit, str):
                     report.unused[name] = fit
                     del columns[name]
@@ -750,13 +754,21 @@ class _Reading:
         num_rows = report.num_rows_of_fields
         wide = sum(encoding.width for encoding in encodings)
         embedded = [encoding for encoding in encodings if encoding.kind == "embedding"]
+        bags = [encoding for encoding in encodings if encoding.kind == "embedding-bag"]
+        longest = [self._longest(bag, columns[bag.column]) for bag in bags]
         feat = self.arrays.empty((num_rows, wide), np.float32)
         categories = self.arrays.empty((num_rows, len(embedded)), np.int64)
+        words = self.arrays.zeros((num_rows, sum(longest)), np.int32)
         start = 0
         for encoding in encodings:
             counts = EncodedCounts()
+            num_before = 0  # words of other columns
             if encoding.kind == "embedding":
                 out: NDArray[Any] = categories[:, embedded.index(encoding)]
+            elif encoding.kind == "embedding-bag":
+                place = bags.index(encoding)
+                num_before = sum(len(bag.values) for bag in bags[:place])
+                out = words[:, sum(longest[:place]) : sum(longest[: place + 1])]
             else:
                 out = feat[:, start : start + encoding.width]
                 start += encoding.width
@@ -765,9 +777,13 @@ class _Reading:
                 pieces = _chunks(encoding.column, encoding.columns, columns)
                 for chunk in self.kept.passing(pieces):
                     rows = encoding.encode(chunk, first_row=row, counts=counts)
-                    out[row : row + len(chunk)] = rows
+                    if encoding.kind == "embedding-bag":
+                        rows[rows > 0] += num_before
+                        out[row : row + len(chunk), : rows.shape[1]] = rows
+                    else:
+                        out[row : row + len(chunk)] = rows
                     row += len(chunk)
-                    self.arrays.release(feat, categories)
+                    self.arrays.release(feat, categories, words)
             except ValueError as error:
                 raise ValueError(f"{name_of_table(owner)}: {error}") from None
             for name in encoding.columns or (encoding.column,):
@@ -777,7 +793,7 @@ class _Reading:
                 FeatureReport(
                     column=encoding.column,
                     encoding=encoding.kind,
-                    type=encoding.type,
+                    type=encoding.type + _cut(encoding.separator),
                     width=encoding.width,
                     num_missing=counts.missing,
                     num_unknown=counts.unknown,
@@ -795,10 +811,25 @@ class _Reading:
             fields["feat"] = feat
         if embedded:
             fields["categories"] = categories
+        if bags:
+            fields["feat_columns"] = words
+            fields["feat_values"] = self._ones_where(words)
         return encodings
+
+    def _longest(self, bag: Encoding, values: Any) -> int:
+        """How many words a row has at most."""
+        return max(1, *map(bag.longest, self.kept.passing(values.chunks)), 1)
+
+    def _ones_where(self, words: NDArray[np.int32]) -> NDArray[np.float32]:
+        """1 where a row has a word, and 0 behind its last."""
+        ones: NDArray[np.float32] = self.arrays.empty(words.shape, np.float32)
+        for block in self.arrays.blocks(words, ones):
+            ones[block] = words[block] > 0
+        return ones
 
     def _fit(
         self,
+        owner: Any,
         name: str,
         feature: _Feature,
         columns: Columns,
@@ -808,7 +839,10 @@ class _Reading:
         """The encoding of a feature; or why a column that was not asked for is left out."""
         import pyarrow
 
-        options = {"encoding": feature.asked} if isinstance(feature.asked, str) else feature.asked
+        options: dict[str, Any] = dict(feature.asked) if isinstance(feature.asked, Mapping) else {}
+        if isinstance(feature.asked, str):
+            options["encoding"] = feature.asked
+        limit = options.get("one_hot_limit", ONE_HOT_LIMIT)
         joined = () if feature.columns == (name,) else feature.columns
         if joined:
             kind = pyarrow.list_(pyarrow.float64(), len(joined))
@@ -830,11 +864,35 @@ class _Reading:
                 rows = slice(row, row + len(chunk))
                 fit.update(chunk, None if is_training is None else np.asarray(is_training[rows]))
                 row += len(chunk)
-            return fit.finish()
+            encoding = fit.finish()
+            if encoding.kind == "embedding-bag" and not isinstance(owner, str):
+                raise ValueError(
+                    f"column '{name}' of edges must have at most {limit} different words (got "
+                    f"{len(encoding.values)}); raise one_hot_limit, or leave it out"
+                )
         except ValueError as error:
             if is_asked:
-                raise
-            return str(error)
+                raise ValueError(f"{name_of_table(owner)}: {error}") from None
+            hint = "" if options else self._words_of(name, columns)
+            return f"{error}. Or {hint}" if hint else str(error)
+        is_of_cells = not options and encoding.kind in ("category", "embedding")
+        if is_of_cells and (hint := self._words_of(name, columns)):
+            self.report.notes.append(
+                f"column {name!r} of {spoken_type(owner)} became one category for each cell, "
+                f"though {hint}"
+            )
+        return encoding
+
+    def _words_of(self, name: str, columns: Columns) -> str:
+        """What is said of a column whose cells look like several words; "" of others."""
+        found = evident_separator(columns[name].slice(0, ROWS_OF_SEPARATORS), name)
+        if found is None:
+            return ""
+        separator, why = found
+        return (
+            f'{why}: {name} = {{separator = "{separator}"}} among the features in a TOML file, as '
+            "graphshard tables writes it, takes each word for itself"
+        )
 
     def _has_value(self, values: Any, chosen: Any) -> bool:
         """Whether any of the chosen rows is neither null nor NaN."""
@@ -979,15 +1037,7 @@ def _reader(
     Args:
         of: The table that it is joined to.
     """
-    roles = "id", "source", "target", "weight", "time", "relation_column"
-    named = [getattr(table, role, None) for role in roles]
-    said = table if of is None else of
-    assert not isinstance(said, JoinedTable)
-    named += [*(said.features or ()), *said.ignore]
-    named += [*label_columns(said.label), *split_columns(said.split)]
-    return TableSource(
-        table.files, table.options, base=base, named=[name for name in named if name is not None]
-    )
+    return TableSource(table.files, table.options, base=base, named=named_columns(table, of))
 
 
 class _Feature(NamedTuple):
@@ -996,10 +1046,13 @@ class _Feature(NamedTuple):
     Args:
         asked: The encoding, or it and its options; None: that of the type.
         columns: The column of the name of the feature; or those that become one vector.
+        is_any: It is one of those that a name with * or ? stands for, by its type; where it cannot
+            be a feature, it is left out.
     """
 
     asked: str | Mapping[str, Any] | None
     columns: tuple[str, ...]
+    is_any: bool = False
 
 
 def _features(
@@ -1015,6 +1068,7 @@ def _features(
         free: Those that have no other role.
     """
     ways = asked if isinstance(asked, Mapping) else dict.fromkeys(asked)
+    ways = {name: None if way == BY_TYPE else way for name, way in ways.items()}
     columns = {
         name: name if name in names else reader.column(name)
         for name in ways
@@ -1028,7 +1082,7 @@ def _features(
             continue
         expression = re.escape(name).replace(r"\*", ".*").replace(r"\?", ".")
         matching = [c for c in free if c not in taken and re.fullmatch(expression, c, re.DOTALL)]
-        if not matching:
+        if not matching and not (isinstance(asked, Mapping) and asked[name] == BY_TYPE):
             raise ValueError(
                 f"{reader.name}: the features {name!r} must match a column without another role "
                 f"(got {', '.join(map(repr, names[:20]))}); name one that is there"
@@ -1038,7 +1092,8 @@ def _features(
         if encoding == "vector":
             features[name] = _Feature(way, tuple(matching))
         else:
-            features |= {column: _Feature(way, (column,)) for column in matching}
+            is_any = encoding is None
+            features |= {column: _Feature(way, (column,), is_any) for column in matching}
     return features
 
 
@@ -1048,6 +1103,11 @@ def _chunks(name: str, joined: Sequence[str], columns: Columns) -> Iterable[Any]
 
 
 # ---------------------------------------------------------------------- small things
+
+
+def _cut(separator: str | None) -> str:
+    """What is added to the type of a column that is cut into words."""
+    return "" if separator is None else f", cut at {separator}"
 
 
 def _plain(values: Any) -> Any:

@@ -48,8 +48,9 @@ class FeatureReport:
     """What became of a column.
 
     Args:
-        width: Columns of float32; 0 where it is a number for a table of embeddings.
-        num_unknown: Rows with a category that was not there when the encoding was made.
+        width: Columns of float32; 0 where it is numbers for a table of embeddings.
+        num_unknown: Rows with a category that was not there when the encoding was made; or words,
+            where a row has several.
     """
 
     column: str
@@ -303,7 +304,7 @@ class TableReport:
                     feature.column,
                     feature.type,
                     feature.encoding,
-                    str(feature.width) if feature.encoding != "embedding" else "-",
+                    str(feature.width or "-"),
                     f"{100 * feature.missing_share:.1f} %",
                     f"{feature.num_unknown:,}" if feature.num_unknown else "-",
                 )

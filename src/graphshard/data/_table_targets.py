@@ -14,8 +14,7 @@ from .._base.typing import CanonicalEType
 from ..partition.edge_lists import find_first_edges
 from ..partition.format import etype_key
 from ._array_graph import ArrayGraph, Arrays, EndArrays
-from ._columns import as_text, chunks_of, family_of, plain, plain_type
-from ._columns import pieces as pieces_of
+from ._columns import as_text, chunks_of, evident_separator, plain
 from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, Int64Array, RowIds, number_pairs, rows_at_once
 from ._table_files import FileOptions, TableSource
@@ -33,6 +32,7 @@ from .splits import (
 )
 from .tables import (
     DEFAULT_FRACTIONS,
+    ROWS_OF_SEPARATORS,
     EdgeTable,
     NodeTable,
     Tables,
@@ -92,11 +92,6 @@ class TableTargets:
             task="link prediction",
             columns=label_columns(first.label),
         )
-        for target in asked:
-            said, columns = tables[target].label, self.columns[target]
-            if isinstance(said, Mapping) and "separator" in said:
-                (column,) = label_columns(said)
-                columns[column] = self._split_text(column, columns[column], said["separator"])
         labels: Labels | None = None
         if first.label is None:
             task = TaskInfo(name=self.name, kind="link prediction", target=tuple(asked))
@@ -174,25 +169,6 @@ class TableTargets:
             report.classes[name] += number
         return made
 
-    def _split_text(self, name: str, values: Any, separator: str) -> Any:
-        """A column of text as lists of the words between separators."""
-        import pyarrow
-        from pyarrow import compute
-
-        kind = plain_type(values.type)
-        if family_of(kind) not in ("text", "null"):
-            raise ValueError(
-                f"column '{name}' must be text to be cut at {separator!r} (got {values.type}); "
-                "leave separator out"
-            )
-        if family_of(kind) == "null":
-            return values
-        pieces = []
-        for _, piece in self.kept.passing(pieces_of(values)):
-            words = compute.split_pattern(compute.utf8_trim_whitespace(piece), separator)
-            pieces.append(self.kept.put(words))
-        return self.kept.column(pieces, pyarrow.list_(kind))
-
     def _task_of_others(self, graph: ArrayGraph) -> TaskInfo:
         """The task where these tables have no labels: that of the encodings, or none."""
         if self.given_task is None or self.given_task.target is None:
@@ -222,11 +198,18 @@ class TableTargets:
             return Labels.of_json(self.given["label"])
         fit: LabelFit | None = None
         kinds: list[Any] = []
+        first = next(iter(tables.values())).label
+        separator = first.get("separator") if isinstance(first, Mapping) else None
         for target, table in tables.items():
             said = {} if isinstance(table.label, str) else dict(table.label or {})
             names, columns = label_columns(table.label), self.columns[target]
-            options = {key: said[key] for key in ("task", "max_classes") if key in said}
+            options = {k: said[k] for k in ("task", "max_classes", "separator") if k in said}
             try:
+                if options.get("separator") != separator:
+                    raise ValueError(
+                        f"labels must have the separator of those of the other relations, "
+                        f"{separator!r} (got {options.get('separator')!r}); say it alike"
+                    )
                 if fit is None:
                     kinds = [columns[name].type for name in names]
                     fields = map(pyarrow.field, names, kinds)
@@ -243,10 +226,25 @@ class TableTargets:
             except ValueError as error:
                 raise ValueError(f"{name_of_table(target)}: {error}") from None
         assert fit is not None
+        target, column = next(iter(tables)), fit.columns[0]
+        found = None
+        if separator is None and len(fit.columns) == 1:
+            cells = self.columns[target][column].slice(0, ROWS_OF_SEPARATORS)
+            found = evident_separator(cells, column)
+        hint = (
+            ""
+            if found is None
+            else f'{found[1]}: {{column = "{column}", separator = "{found[0]}"}} as the label in a '
+            "TOML file, as graphshard tables writes it, makes each word a class"
+        )
         try:
-            return fit.finish()
+            labels = fit.finish()
         except ValueError as error:
-            raise ValueError(f"{name_of_table(next(iter(tables)))}: {error}") from None
+            more = f". Or {hint}" if hint else ""
+            raise ValueError(f"{name_of_table(target)}: {error}{more}") from None
+        if hint:
+            self.report.notes.append(f"each cell of {column!r} became a class, though {hint}")
+        return labels
 
     def _task(self, target: Any, labels: Labels) -> TaskInfo:
         of = "node" if isinstance(target, str) else "edge"

@@ -15,8 +15,12 @@ category       one of several columns is 1, at most ``one_hot_limit``  text and 
 embedding      a whole number for a table of embeddings, 0: unknown    ... of more values
 time           seconds, standardized; hour, weekday, month and day of  dates, times, durations
                the year as points on a circle
-vector         a column for each element; ``row_normalize`` divides    lists of one length
-               each by the sum of the row
+vector         a column for each element; ``row_normalize`` divides    lists of numbers of
+               each by the sum of the row                              one length
+multi-hot      a column for each word, 1 where the row has it; words   lists of text; text with
+               of text stand between ``separator``                     a separator
+embedding-bag  numbers from 1 of the words of a row, for a matrix of   ... of more words
+               which the row is the sum
 ============== ======================================================= =====================
 
 **Missing values** (nulls and NaN; in a list, a missing element) are filled: numbers, booleans,
@@ -65,23 +69,28 @@ _BLOCK_VALUES = 65_536
 _SAMPLE_DOMAIN = 0x3C6EF372FE94F82B
 _NUMERIC = ("standardized", "number", "logarithm", "bucketed")
 _OF_VALUES = ("category", "embedding")
+_OF_WORDS = ("multi-hot", "embedding-bag")
 _KINDS: dict[str, tuple[str, ...]] = {  # the first is the default
     "number": (*_NUMERIC, *_OF_VALUES, "time"),
     "boolean": ("boolean", *_OF_VALUES),
     "text": _OF_VALUES,
     "time": ("time",),
     "list": ("vector",),
+    "list of text": _OF_WORDS,
+    "list of integers": ("vector", *_OF_WORDS),
 }
 _KINDS["null"] = ("number", "standardized", "logarithm", "bucketed", "boolean")
-_KINDS["null"] += (*_OF_VALUES, "time", "vector")
+_KINDS["null"] += (*_OF_VALUES, "time", "vector", *_OF_WORDS)
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "bucketed": ("buckets", "edges"),
     "category": ("one_hot_limit", "max_categories"),
     "embedding": ("max_categories",),
     "time": ("parts",),
     "vector": ("row_normalize", "standardize"),
+    "multi-hot": ("separator", "one_hot_limit", "max_categories"),
+    "embedding-bag": ("separator", "max_categories"),
 }
-KINDS = (*_NUMERIC, "boolean", *_OF_VALUES, "time", "vector")
+KINDS = (*_NUMERIC, "boolean", *_OF_VALUES, "time", "vector", *_OF_WORDS)
 
 
 @dataclass
@@ -114,22 +123,36 @@ class EncodedCounts:
                     self.examples.append(shown)
 
 
-def choose(field: pa.Field) -> str:
-    """The encoding of a column by its type alone; ``category`` may become ``embedding``.
+def choose(field: pa.Field, separator: str | None = None) -> str:
+    """The encoding of a column by its type alone.
+
+    ``category`` may become ``embedding``, and ``multi-hot`` ``embedding-bag``, for many values.
 
     Raises:
         ValueError: There is none for the type.
     """
-    family = family_of(field.type)
-    if family not in _KINDS:
+    kinds = _kinds_of(_columns.type_of_words(field.type, separator))
+    if not kinds:
         raise ValueError(
             f"column '{field.name}' must hold numbers, booleans, text, times, or lists of numbers "
-            f"(got {field.type}); convert it, or leave it out"
+            f"or of text (got {field.type}); convert it, or leave it out"
         )
     is_dictionary = _columns.is_dictionary(field.type)
-    if is_dictionary and "category" in _KINDS[family]:
+    if is_dictionary and "category" in kinds:
         return "category"
-    return _KINDS[family][0]
+    return kinds[0]
+
+
+def _kinds_of(kind: pa.DataType) -> tuple[str, ...]:
+    """The encodings that there are for a type, that by which it goes without asking first."""
+    from pyarrow import types
+
+    family = family_of(kind)
+    if family == "list":
+        inner = _columns.plain_type(_columns.plain_type(kind).value_type)
+        family += " of text" * (family_of(inner) == "text")
+        family += " of integers" * types.is_integer(inner)
+    return _KINDS.get(family, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +173,7 @@ class Encoding:
         parts: Of `TIME_PARTS`, in this order.
         columns: The columns that are the elements of a vector, where it is no column of lists.
         row_normalize: The elements of a vector are divided by their sum first.
+        separator: What stands between the words of text that is cut into several.
     """
 
     column: str
@@ -165,12 +189,13 @@ class Encoding:
     parts: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     row_normalize: bool = False
+    separator: str | None = None
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The name of each column of the result; none for an embedding."""
+        """The name of each column of the result; none for what has a table of embeddings."""
         name = self.column
-        if self.kind == "embedding":
+        if self.kind in ("embedding", "embedding-bag"):
             return ()
         if self.kind == "logarithm":
             names = [f"log1p({name})"]
@@ -178,6 +203,8 @@ class Encoding:
             names = self._bucket_names()
         elif self.kind == "category":
             names = [f"{name} = {_columns.shown_value(value)}" for value in self.values]
+        elif self.kind == "multi-hot":
+            names = [f"{name} has {_columns.shown_value(value)}" for value in self.values]
         elif self.kind == "time":
             names = []
             for part in self.parts:
@@ -200,13 +227,19 @@ class Encoding:
 
     @property
     def width(self) -> int:
-        """Number of columns of float32 in the result: 0 for an embedding."""
+        """Number of columns of float32 in the result: 0 for what has a table of embeddings."""
         return len(self.names)
 
     @property
     def num_embeddings(self) -> int:
-        """Rows that a table of embeddings must have, for the kind ``embedding``."""
+        """Rows that a table must have for the kinds ``embedding`` and ``embedding-bag``."""
         return len(self.values) + 1
+
+    def longest(self, column: pa.Array | pa.ChunkedArray) -> int:
+        """How many words a row of a column has at most."""
+        pieces = _columns.pieces(column, separator=self.separator, name=self.column)
+        lists = [piece for _, piece in pieces if family_of(piece.type) == "list"]
+        return max((int(_columns.lengths_of_lists(p).max(initial=0)) for p in lists), default=0)
 
     def encode(
         self,
@@ -222,7 +255,9 @@ class Encoding:
             counts: Where missing and unknown values are counted.
 
         Returns:
-            float32 [n, width]; for an embedding int64 [n], 0 where missing or unknown.
+            float32 [n, width]; for an embedding int64 [n], 0 where missing or unknown; for an
+            embedding bag int32 [n, longest], the numbers of the known words of a row from 1,
+            ascending, and 0 behind them.
 
         Raises:
             ValueError: The column is of another kind than where statistics were taken, a number is
@@ -231,11 +266,14 @@ class Encoding:
         counts = EncodedCounts() if counts is None else counts
         if self.kind == "embedding":
             out: NDArray[Any] = np.empty(len(column), np.int64)
+        elif self.kind == "embedding-bag":
+            out = np.zeros((len(column), self.longest(column)), np.int32)
         else:
             out = np.empty((len(column), self.width), np.float32)
-        is_wide = self.kind in ("category", "bucketed")
+        is_wide = self.kind in ("category", "bucketed", "multi-hot")
         num_values = PIECE_ROWS // max(self.width, 1) if is_wide else PIECE_ROWS
-        for start, piece in _columns.pieces(column, max(num_values, 4 * len(self.values), 256)):
+        num_values = max(num_values, 4 * len(self.values), 256)
+        for start, piece in _columns.pieces(column, num_values, self.separator, self.column):
             rows = out[start : start + len(piece)]
             counts.rows += len(piece)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -251,6 +289,8 @@ class Encoding:
         """Fill ``out``, but for the indicator; returns which rows are missing."""
         if self.kind in _OF_VALUES:
             return self._encode_values(piece, out, first_row, counts)
+        if self.kind in _OF_WORDS:
+            return self._encode_words(piece, out, first_row, counts)
         if self.kind == "vector":
             return self._encode_vector(piece, out, first_row)
         self._check_family(piece)
@@ -270,7 +310,7 @@ class Encoding:
 
     def _check_family(self, piece: pa.Array) -> None:
         family = family_of(piece.type)
-        is_right = self.kind in _KINDS.get(family, ())
+        is_right = self.kind in _kinds_of(piece.type)
         if self.kind == "time" and family == "time":
             is_right = _scale_of(str(piece.type)) == _scale_of(self.type)
         if not is_right and family != "null":
@@ -318,6 +358,30 @@ class Encoding:
             np.add(place, 1, out=out)
         else:
             _one_hot(out, place, place >= 0)
+        return missing
+
+    def _encode_words(
+        self, piece: pa.Array, out: NDArray[Any], first_row: int, counts: EncodedCounts
+    ) -> NDArray[np.bool_]:
+        self._check_family(piece)
+        out[...] = 0
+        if family_of(piece.type) == "null":
+            return ~_columns.is_valid(piece)
+        words, rows, missing = _columns.words_of_lists(piece)
+        array, outside = _columns.comparable(words, self.value_type, self.column, first_row)
+        place, is_null = _columns.positions(array, self._arrow_values)
+        is_unknown = (place < 0) & ~is_null
+        if outside is not None:
+            is_unknown |= outside
+        counts.count_unknown(words, is_unknown)
+        rows, place = rows[place >= 0], place[place >= 0]
+        if self.kind == "multi-hot":
+            out[rows, place] = 1
+            return missing
+        keys = np.unique(rows * len(self.values) + place)  # a word once, and in order
+        rows, place = np.divmod(keys, max(len(self.values), 1))
+        first_of_row = np.searchsorted(rows, np.arange(len(piece)))
+        out[rows, np.arange(len(rows)) - first_of_row[rows]] = place + 1
         return missing
 
     @functools.cached_property
@@ -373,7 +437,9 @@ class Encoding:
                 content[key] = list(getattr(self, key))
         if self.row_normalize:
             content["row_normalize"] = True
-        if self.kind in _OF_VALUES:
+        if self.separator is not None:
+            content["separator"] = self.separator
+        if self.kind in (*_OF_VALUES, *_OF_WORDS):
             content["value_type"] = self.value_type
         return content
 
@@ -404,6 +470,7 @@ class Encoding:
                 parts=tuple(content.get("parts", ())),
                 columns=tuple(content.get("columns", ())),
                 row_normalize=content.get("row_normalize", False),
+                separator=_columns.checked_separator(content, content["column"]),
             )
             encoding._check()
             if encoding.width != content["width"]:
@@ -439,8 +506,9 @@ class EncodingFit:
         field: The name and the Arrow type of the column.
         asked: What is asked of it: ``encoding``, one of `KINDS`, and its options: ``buckets`` (a
             number) or ``edges`` (numbers between buckets), ``one_hot_limit`` and
-            ``max_categories``, ``parts`` of a time (of `TIME_PARTS`), ``row_normalize`` and
-            ``standardize`` of a vector (true or false); and ``statistics``, "training" or "all".
+            ``max_categories``, ``separator`` (text between words), ``parts`` of a time (of
+            `TIME_PARTS`), ``row_normalize`` and ``standardize`` of a vector (true or false); and
+            ``statistics``, "training" or "all".
         columns: The columns that are the elements of a vector, where it is no column of lists.
 
     Raises:
@@ -459,37 +527,51 @@ class EncodingFit:
         if columns:
             self.type = f"{len(columns)} columns"
         options = dict(asked or {})
-        self._family = family_of(field.type)
-        default = choose(field)
-        self._is_asked = options.get("encoding") is not None
+        self._separator = _columns.checked_separator(options, self.column)
+        if self._separator is not None and family_of(field.type) not in ("text", "null"):
+            raise ValueError(
+                f"column '{self.column}' must be text to be cut at {self._separator!r} (got "
+                f"{self.type}); leave separator out"
+            )
+        kind = _columns.type_of_words(field.type, self._separator)
+        default = choose(field, self._separator)
+        self._is_asked = options.get("encoding") is not None or self._separator is not None
         self.kind: str = options.pop("encoding", None) or default
-        self._check_kind()
+        self._check_kind(_kinds_of(kind))
         self._read_options(options)
         self._num_rows = 0  # of all
         self._num_statistics = 0
         self._num_values = 0  # of these, those that are not missing
         self._has_missing = False
         self._width = _columns.width_of(field) if self.kind == "vector" else 1
-        has_moments = self.kind not in (*_OF_VALUES, "bucketed") and self._width is not None
+        has_values = self.kind in (*_OF_VALUES, *_OF_WORDS)
+        has_moments = not has_values and self.kind != "bucketed" and self._width is not None
         self._moments = _Moments(self._width or 0) if has_moments else None
         self._sample = _Sample() if self.kind == "bucketed" and self._edges is None else None
-        value_type = _columns.value_type_of(field.type) if self.kind in _OF_VALUES else "null"
+        if family_of(kind) == "list" and has_values:
+            kind = kind.value_type
+        value_type = _columns.value_type_of(kind) if has_values else "null"
         self._distinct = DistinctValues(value_type, self._max_categories)
         self._distinct_training: DistinctValues | None = None  # where these are not all rows
 
-    def _check_kind(self) -> None:
+    def _check_kind(self, allowed: Sequence[str]) -> None:
         if self.kind not in KINDS:
             raise ValueError(
                 f"the encoding of column '{self.column}' must be one of {', '.join(KINDS)} (got "
                 f"{self.kind!r})"
             )
-        allowed = _KINDS[self._family]
-        if self.kind not in allowed:
+        if self.kind in allowed:
+            return
+        if self.kind in _OF_WORDS and "category" in allowed:
             raise ValueError(
-                f"a column of type {self.type} can be encoded as {', '.join(allowed)} (got "
-                f"{self.kind!r} for column '{self.column}'); use one of these, or convert the "
-                "column"
+                f"the encoding {self.kind} of column '{self.column}' needs the text between words "
+                f'(got none, of type {self.type}); say separator = "|" or the like'
             )
+        raise ValueError(
+            f"a column of type {self.type} can be encoded as {', '.join(allowed)} (got "
+            f"{self.kind!r} for column '{self.column}'); use one of these, or convert the "
+            "column"
+        )
 
     def _read_options(self, options: dict[str, Any]) -> None:
         allowed = (*_OPTIONS.get(self.kind, ()), "statistics")
@@ -573,7 +655,7 @@ class EncodingFit:
         """
         if self._of_all_rows:
             is_training = None
-        for start, piece in _columns.pieces(column):
+        for start, piece in _columns.pieces(column, separator=self._separator, name=self.column):
             chosen = None if is_training is None else is_training[start : start + len(piece)]
             self._update_piece(piece, chosen)
 
@@ -581,7 +663,14 @@ class EncodingFit:
         first_row, num_before = self._num_rows, self._num_statistics
         self._num_rows += len(piece)
         self._num_statistics += len(piece) if chosen is None else int(chosen.sum())
-        if self.kind in _OF_VALUES:
+        if self.kind in _OF_WORDS:
+            if family_of(piece.type) == "null":
+                self._has_missing |= bool(len(piece))
+                return
+            piece, rows, missing = _columns.words_of_lists(piece)
+            self._has_missing |= bool(missing.any())
+            chosen = None if chosen is None else chosen[rows]
+        if self.kind in (*_OF_VALUES, *_OF_WORDS):
             self._update_values(piece, chosen, first_row)
             return
         if self.kind == "vector":
@@ -642,6 +731,7 @@ class EncodingFit:
             "give an embedding of it (a column with a list of numbers for each row), or leave it "
             "out"
         )
+        what = "words" if self.kind in _OF_WORDS else "rows"
         if self._distinct.is_over:
             return (
                 f"column '{self.column}' must have at most {self._max_categories} distinct values "
@@ -650,8 +740,8 @@ class EncodingFit:
         if not self._is_asked and number > self._one_hot_limit and 2 * number > self._num_values:
             return (
                 f"column '{self.column}' must be a category, with values that rows share (got "
-                f"{number} distinct values in {self._num_values} rows, as texts and ids have); "
-                f'{cure}, or ask for the encoding "embedding"'
+                f"{number} distinct values in {self._num_values} {what}, as texts and ids have); "
+                f'{cure}, or ask for the encoding "embedding{"-bag" * (what == "words")}"'
             )
         return None
 
@@ -673,15 +763,16 @@ class EncodingFit:
         kind = self.kind
         values: tuple[Value, ...] = ()
         mean, scale, edges = self._statistics()
-        if self.kind in _OF_VALUES:
+        if self.kind in (*_OF_VALUES, *_OF_WORDS):
             training = self._distinct_training
             values = (self._distinct if training is None else training).sorted()
-            kind = "embedding" if len(values) > self._one_hot_limit else self.kind
+            many = "embedding-bag" if self.kind in _OF_WORDS else "embedding"
+            kind = many if len(values) > self._one_hot_limit else self.kind
         return Encoding(
             column=self.column,
             kind=kind,
             type=self.type,
-            has_indicator=self._has_missing and kind != "embedding",
+            has_indicator=self._has_missing and kind not in ("embedding", "embedding-bag"),
             num_rows=self._num_statistics,
             mean=mean,
             scale=scale,
@@ -691,11 +782,12 @@ class EncodingFit:
             parts=self._parts if kind == "time" else (),
             columns=self._columns,
             row_normalize=self._row_normalize,
+            separator=self._separator,
         )
 
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         """Means, scales and edges."""
-        if self.kind in _OF_VALUES:
+        if self.kind in (*_OF_VALUES, *_OF_WORDS):
             return (), (), ()
         if self._edges is not None:
             return (), (), self._edges

@@ -59,6 +59,7 @@ class Labels:
             columns, or the places in the list from 0. Empty for reals.
         value_type: Arrow's name of the type in which classes are compared.
         width: Number of places or of targets.
+        separator: What stands between the classes of text that is cut into several.
     """
 
     columns: tuple[str, ...]
@@ -67,6 +68,7 @@ class Labels:
     classes: tuple[Value, ...] = ()
     value_type: str = "null"
     width: int = 1
+    separator: str | None = None
 
     @property
     def task(self) -> str:
@@ -187,23 +189,22 @@ class Labels:
     ) -> NDArray[np.bool_]:
         is_unlabelled = np.empty(len(part), bool)
         out[...] = 0
-        for start, piece in _columns.pieces(part):
+        name = self.columns[0]
+        for start, piece in _columns.pieces(part, separator=self.separator, name=name):
             if family_of(piece.type) == "null":
                 is_unlabelled[start : start + len(piece)] = True
                 continue
             if family_of(piece.type) != "list":
                 raise ValueError(
-                    f"labels of column '{self.columns[0]}' must be lists, as where classes were "
-                    f"found (got {piece.type}); convert the column"
+                    f"labels of column '{name}' must be lists, as where classes were found (got "
+                    f"{piece.type}); convert the column"
                 )
-            lengths = _columns.lengths_of_lists(piece)
-            rows = start + np.repeat(np.arange(len(piece)), np.maximum(lengths, 0))
-            elements = _columns.plain(piece.flatten())
-            place, missing, is_unknown = self._place(elements, first_row + start)
+            elements, rows, missing = _columns.words_of_lists(piece)
+            place, is_null, is_unknown = self._place(elements, first_row + start)
             counts.count_unknown(elements, is_unknown)
-            out[rows[place >= 0], place[place >= 0]] = 1
-            lengths[rows[missing] - start] = -1  # some element is unknown, so the set is
-            is_unlabelled[start : start + len(piece)] = lengths < 0
+            out[start + rows[place >= 0], place[place >= 0]] = 1
+            missing[rows[is_null]] = True  # some element is unknown, so the set is
+            is_unlabelled[start : start + len(piece)] = missing
         out[is_unlabelled] = -1
         return is_unlabelled
 
@@ -271,7 +272,7 @@ class Labels:
 
     def as_json(self) -> dict[str, Any]:
         """Everything that `of_json` needs."""
-        return {
+        content: dict[str, Any] = {
             "columns": list(self.columns),
             "label": self.kind,
             "type": self.type,
@@ -279,6 +280,9 @@ class Labels:
             "width": self.width,
             "classes": list(self.classes),
         }
+        if self.separator is not None:
+            content["separator"] = self.separator
+        return content
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> Labels:
@@ -299,6 +303,7 @@ class Labels:
                 classes=_columns.checked_values(content["classes"], value_type),
                 value_type=value_type,
                 width=content["width"],
+                separator=_columns.checked_separator(content, content["columns"][0]),
             )
         except KeyError as error:
             raise ValueError(f"labels must say their {error} (they do not)") from None
@@ -314,6 +319,8 @@ class LabelFit:
         task: One of `TASKS`; None: by the rule above.
         max_classes: More classes are an error; None: `REAL_CLASSES` of reals, `MAX_CLASSES` of
             others.
+        separator: What stands between the classes of a cell, of a column of text that is to be cut
+            into several.
 
     Raises:
         ValueError: The columns cannot be labels, or not of this task.
@@ -324,10 +331,12 @@ class LabelFit:
         fields: pa.Field | Sequence[pa.Field],
         task: str | None = None,
         max_classes: int | None = None,
+        separator: str | None = None,
     ) -> None:
         fields = list(fields) if isinstance(fields, list | tuple) else [fields]
         self.columns: tuple[str, ...] = tuple(field.name for field in fields)
-        self._types = [_columns.plain_type(field.type) for field in fields]
+        self._separator = separator
+        self._types = [_columns.type_of_words(field.type, separator) for field in fields]
         self._task = task
         if task is not None and task not in TASKS:
             raise ValueError(f"task must be one of {', '.join(TASKS)} (got {task!r})")
@@ -370,8 +379,8 @@ class LabelFit:
         if form == "values" and self._task == "multi-label classification":
             raise ValueError(
                 f"labels of several classes a row must be lists, or several columns of 0 and 1 "
-                f"(got column '{self.columns[0]}' of type {self._types[0]}); split the text at its "
-                'separators, or use task = "classification"'
+                f"(got column '{self.columns[0]}' of type {self._types[0]}); say the separator "
+                'between classes, or use task = "classification"'
             )
         return form
 
@@ -389,7 +398,8 @@ class LabelFit:
                 self._update_reals(rows)
                 self._num_rows += len(rows)
             return
-        for _, piece in _columns.pieces(columns[0]):
+        name = self.columns[0]
+        for _, piece in _columns.pieces(columns[0], separator=self._separator, name=name):
             if self._form == "values":
                 self._update_values(piece)
             elif family_of(piece.type) == "list":
@@ -498,6 +508,7 @@ class LabelFit:
             type=_columns.alias_of(self._value_type),
             classes=self._distinct.sorted(),
             value_type=self._distinct.value_type,
+            separator=self._separator,
         )
 
     def _check_number_of_classes(self) -> None:

@@ -17,7 +17,9 @@
     age = "standardized"
     country = {encoding = "category"}
     embedding = "vector"
+    genres = {separator = "|"}               # several words in a cell
     "word_*" = {encoding = "vector", row_normalize = true}   # many columns, one vector
+    "*" = "by type"                          # all others, as where features is left out
 
     [[nodes.user.join]]                      # more columns of the same nodes, by their ids
     files = "embeddings.parquet"
@@ -47,6 +49,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from .._base.typing import CanonicalEType
+from ._columns import evident_separator
+from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from .id_files import user_ids as user_ids  # where users look for it
@@ -64,8 +68,11 @@ FeatureColumns: TypeAlias = Sequence[str] | Mapping[str, str | Mapping[str, Any]
 """Columns to use; or a mapping of them to their encodings; None: all that have no other role.
 
 A name with ``*`` or ``?`` stands for all columns that it matches and that have no other role; with
-the encoding ``vector`` they are one vector.
+the encoding ``vector`` they are one vector. The encoding `BY_TYPE` is that of the column's type.
 """
+BY_TYPE = "by type"
+ROWS_OF_SEPARATORS = 10_000
+"""Rows at the top of a table by which it is seen that cells are several words."""
 
 _SOURCES = ("source", "src", "from", "source_id", "src_id", "u", "head", "_start")
 _TARGETS = (
@@ -336,6 +343,39 @@ class Tables:
             lines += ["", f"[edges.{_toml_key(key)}]", *_toml_of_table(edge, more)]
             lines += _toml_of_features(edge.features, f"edges.{_toml_key(key)}")
         return "\n".join(lines) + "\n"
+
+    def with_separators(self) -> tuple[Tables, list[str]]:
+        """The same where features and labels of several words are cut, as their first rows suggest.
+
+        See `graphshard.data._columns.evident_separator` for the rule.
+
+        Returns:
+            The tables, and what was found, a sentence each.
+        """
+        made: dict[Any, NodeTable | EdgeTable] = {**self.nodes, **self.edges}
+        sentences: list[str] = []
+        for owner, table in made.items():
+            found = _separators_of(table, self.base)
+            label, features = table.label, table.features
+            ends = {getattr(table, role, None) for role in ("id", "source", "target")}
+            left_out = {*ends, *split_columns(table.split), *table.ignore}
+            left_out |= {getattr(table, r, None) for r in ("weight", "time", "relation_column")}
+            cut: dict[str, Any] = {}
+            for column, (separator, why) in found.items():
+                if label == column:
+                    label = {"column": column, "separator": separator}
+                elif features is None and column not in {*left_out, *label_columns(label)}:
+                    cut[column] = {"encoding": "multi-hot", "separator": separator}
+                else:
+                    continue
+                name = owner if isinstance(owner, str) else ":".join(owner)
+                sentences.append(f"{column} of {name} is cut: {why}")
+            if cut:
+                features = {**cut, "*": BY_TYPE}
+            made[owner] = replace(table, label=label, features=features)
+        nodes: Any = {ntype: made[ntype] for ntype in self.nodes}
+        edges: Any = {etype: made[etype] for etype in self.edges}
+        return replace(self, nodes=nodes, edges=edges), sentences
 
     # ------------------------------------------------------------------ a first one from files
 
@@ -741,6 +781,46 @@ def _named(item: Any) -> tuple[str, Any]:
     stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
     stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
     return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
+
+
+def _separators_of(
+    table: NodeTable | EdgeTable, base: str | Path | None
+) -> dict[str, tuple[str, str]]:
+    """Columns to what their words are between, and why, as the first rows have it."""
+    joined = table.join if isinstance(table, NodeTable) else ()
+    found: dict[str, tuple[str, str]] = {}
+    for one, of in ((table, None), *((other, table) for other in joined)):
+        source = TableSource(one.files, one.options, base=base, named=named_columns(one, of))
+        batch = next(source.batches(source.schema.names, ROWS_OF_SEPARATORS), None)
+        if batch is None:
+            continue
+        kept = KeptColumns()
+        try:
+            for name in source.schema.names:
+                cells = [batch.columns.column(name).slice(0, ROWS_OF_SEPARATORS)]
+                values = source.whole_column(name, cells, kept)
+                if (separator := evident_separator(values, name)) is not None:
+                    found.setdefault(name, separator)
+        finally:
+            kept.close()
+    return found
+
+
+def named_columns(
+    table: NodeTable | EdgeTable | JoinedTable, of: NodeTable | EdgeTable | None = None
+) -> list[str]:
+    """The columns that are asked for by name, which tell which line is the header.
+
+    Args:
+        of: The table that it is joined to.
+    """
+    roles = ("id", "source", "target", "weight", "time", "relation_column")
+    named = [getattr(table, role, None) for role in roles]
+    said = table if of is None else of
+    assert not isinstance(said, JoinedTable)
+    named += [*(said.features or ()), *said.ignore]
+    named += [*label_columns(said.label), *split_columns(said.split)]
+    return [name for name in named if name is not None]
 
 
 def _unused_name(name: str, names: Iterable[str]) -> str:

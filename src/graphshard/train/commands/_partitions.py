@@ -200,8 +200,12 @@ def tables(**flags: Any) -> None:
     graphshard tables --nodes users.csv --edges follows.csv > graph.toml
 
     graphshard partition --tables graph.toml --parts 3 --out parts
+
+    Columns of text whose cells are several words, such as Action|Drama, are cut into them, and it
+    is said by what.
     """
-    print(TableFlags(**flags).read(0).to_toml(), end="")
+    described, sentences = TableFlags(**flags).read(0).with_separators()
+    print(*(f"# {sentence}\n" for sentence in sentences), described.to_toml(), sep="", end="")
 
 
 @options_of(Preparation)
