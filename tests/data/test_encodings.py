@@ -558,6 +558,9 @@ def test_physical_forms_of_one_column() -> None:
         (pa.time64("us"), "time"),
         (pa.list_(pa.float32()), "vector"),
         (pa.list_(pa.float32(), 3), "vector"),
+        (pa.list_(pa.string()), "multi-hot"),
+        (pa.large_list(pa.dictionary(pa.int8(), pa.string())), "multi-hot"),
+        (pa.list_(pa.int64()), "vector"),
         (pa.null(), "number"),
     ],
     ids=str,
@@ -651,8 +654,8 @@ def test_numbers_too_large() -> None:
         ([[1], None, [1, 2]], "must all have one length, 1 .got 2 in row 2, from 0.; pad or cut"),
         ([[], [1]], "must have elements .got an empty one in row 0"),
         (
-            [["a"], ["b"]],
-            "lists of column 'x' must hold numbers .got list<item: string>.; give one",
+            [[["a"]], [["b"]]],
+            "lists of column 'x' must hold numbers, or words for the encoding multi-hot .got list",
         ),
     ],
 )
