@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What remote rows in bfloat16 cost in precision and save in bytes, on Cora.
+"""What remote rows in bfloat16 and int8 cost in precision and save in bytes, on Cora.
 
     python benchmarks/halo_dtype.py
 
@@ -10,14 +10,13 @@ are those that a later epoch sends for rows and their gradients, all ranks toget
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _common import markdown_table
+from _common import markdown_table, write_result
 from torch import Tensor, nn
 
 HIDDEN, CLASSES, HEADS = 64, 7, 4
@@ -88,7 +87,7 @@ def measure(rank: int, world_size: int, parts: str, model: str, halo: str) -> li
 
 
 def main() -> None:
-    """Print the table."""
+    """Write the table."""
     import graphshard as gs
     from graphshard.testing import run_ranks
 
@@ -99,13 +98,19 @@ def main() -> None:
             where = f"{folder}/{num_parts}"
             gs.partition_graph(cora.graph, "cora", num_parts, where, quiet=True)
             for model in ("sage", "gat"):
-                for halo in ("float32", "bfloat16"):
+                for halo in ("float32", "bfloat16", "int8"):
                     parts = f"{where}/cora.json"
                     out, grad, sent = run_ranks(measure, num_parts, parts, model, halo)[0]
                     cells = [f"{out:.1e}", f"{grad:.1e}", f"{sent:.2f}"]
                     rows.append([model.upper(), num_parts, halo, *cells])
     header = ["model", "parts", "rows travel as", "outputs off by", "gradients off by", "MB sent"]
-    sys.stdout.write("\n".join([*markdown_table(header, rows), ""]))
+    how = (
+        "Relative errors (norms of the difference) of the outputs and of the gradients of all "
+        "weights after three layers on Cora, hidden 64, against one process in float64, and "
+        "megabytes sent in an epoch."
+    )
+    body = [how, "", *markdown_table(header, rows)]
+    write_result("halo_dtype", "How far off rows are that travel in fewer bits", body)
 
 
 if __name__ == "__main__":

@@ -264,6 +264,7 @@ def _commands_page() -> str:
             if parameter.param_type_name == "argument":
                 names = str(parameter.metavar or parameter.name)
             text = re.sub(r"\s+", " ", getattr(parameter, "help", None) or "")
+            text = re.sub(r"(?<![\w-])--[a-z][a-z-]*", r"`\g<0>`", text)
             kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
             if get_origin(kind) is Literal:
                 text += f" One of {', '.join(f'`{choice}`' for choice in get_args(kind))}."

@@ -33,6 +33,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
+smartquotes_action = "qe"  # not dashes: --option is what one types
 root_doc = "index"
 exclude_patterns = ["files/**"]
 nitpicky = True

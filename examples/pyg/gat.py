@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GAT on Cora with PyG's layers; the lines with "# +" are what several ranks need.
 
-torchrun --standalone --nproc-per-node 2 examples/pyg/gat.py
+On two ranks:
+
+    torchrun --standalone --nproc-per-node 2 examples/pyg/gat.py
 """
 
 import torch

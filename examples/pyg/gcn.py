@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GCN on Cora, as PyG's introduction writes it; the lines with "# +" are what several ranks need.
 
-torchrun --standalone --nproc-per-node 2 examples/pyg/gcn.py
+On two ranks:
+
+    torchrun --standalone --nproc-per-node 2 examples/pyg/gcn.py
 """
 
 import torch

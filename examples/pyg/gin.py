@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GIN for nodes, with batch normalisation; the lines with "# +" are what several ranks need.
 
-torchrun --standalone --nproc-per-node 2 examples/pyg/gin.py
+On two ranks:
+
+    torchrun --standalone --nproc-per-node 2 examples/pyg/gin.py
 """
 
 import torch

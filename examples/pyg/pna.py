@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PNA with the histogram of in-degrees, on Cora; the lines with "# +" are what several ranks need.
 
-torchrun --standalone --nproc-per-node 2 examples/pyg/pna.py
+On two ranks:
+
+    torchrun --standalone --nproc-per-node 2 examples/pyg/pna.py
 """
 
 import torch

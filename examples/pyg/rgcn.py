@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-GCN on AIFB, whose nodes have no features; the lines with "# +" are what several ranks need.
 
-GRAPHSHARD_DATASETS=folder torchrun --standalone --nproc-per-node 2 examples/pyg/rgcn.py
+On two ranks:
+
+    GRAPHSHARD_DATASETS=folder torchrun --standalone --nproc-per-node 2 examples/pyg/rgcn.py
 """
 
 import torch

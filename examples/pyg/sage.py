@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GraphSAGE from PyG's models, on Cora; the lines with "# +" are what several ranks need.
 
-torchrun --standalone --nproc-per-node 2 examples/pyg/sage.py
+On two ranks:
+
+    torchrun --standalone --nproc-per-node 2 examples/pyg/sage.py
 """
 
 import torch

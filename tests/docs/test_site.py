@@ -165,6 +165,33 @@ def test_bars_are_the_cells_of_the_newest_result() -> None:
         assert drawn == [row[columns.index(chart.column)] for row in rows]
 
 
+FIGURES = re.compile(r'<!-- figures of (\S+?)(?:, but "([^"]+)")? -->\n')
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
+
+
+def test_figures_in_tables_of_pages_are_those_of_results() -> None:
+    """A table of figures names the file of benchmarks/results that they are from: none is typed."""
+    pages = site_module("performance_pages")
+    wrong, tables = [], 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for found in re.finditer(rf"({FIGURES.pattern})?((?:^\|.*\n)+)", text, re.M):
+            comment, file, left_out, _ = found.groups()
+            columns, rows = pages.table_of(found[0], "")
+            measured = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for row in rows for cell in row)
+            if comment is None:
+                wrong += [f"{page.name}: {' | '.join(columns)}"] if measured > 2 else []
+                continue
+            tables += 1
+            there = set(NUMBER.findall((pages.RESULTS / file).read_text(encoding="utf-8")))
+            for row in rows:
+                cells = [c for name, c in zip(columns, row, strict=True) if name != left_out]
+                lacking = set(NUMBER.findall(" ".join(cells[1:]))) - there
+                wrong += [f"{page.name}: {figure} of {row}" for figure in sorted(lacking)]
+    assert tables == 2
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_picture_is_drawn_of_a_partition(tmp_path: Path) -> None:
     """What it shows as fetched is what the library's parts have as halo; the files are as drawn."""
     drawing = site_module("draw_how_it_works")

@@ -20,6 +20,7 @@ from scipy.sparse import csgraph
 from graphshard.errors import MetisError
 from graphshard.graph import graph, heterograph
 from graphshard.partition import (
+    Balance,
     PartitionStats,
     _node_order,
     load_partition,
@@ -88,6 +89,15 @@ def test_statistics_survive_the_json_and_print(tmp_path: Path, capsys: Any) -> N
     text = wide.file.getvalue()  # type: ignore[attr-defined]
     for number in (stats.parts[0].inner_nodes, stats.parts[1].inner_edges):
         assert re.search(rf"\b{number}\b", text)
+    wide.print(stats.balance_table())
+    assert "in-edges" in wide.file.getvalue()  # type: ignore[attr-defined]
+    loads = Balance("user:rev_follows:user", (10**8,) * 3 + (10**9,) + (10**8,) * 60)
+    narrow = Console(file=io.StringIO(), width=80)
+    narrow.print(Balance.table("types", "type", [loads]))
+    lines = narrow.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[1].endswith("┓")
+    for number in ("7,300,000,000", "100,000,000", "1,000,000,000", "3", "8.767"):
+        assert f" {number} │" in lines[4]
     partition_graph(g, "cats", 2, tmp_path, quiet=True)
     assert capsys.readouterr().out == ""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -32,6 +32,19 @@ class Balance:
         """Heaviest part over the mean; 1 is perfect (also when there is nothing to share)."""
         total = sum(self.loads)
         return max(self.loads) * len(self.loads) / total if total else 1.0
+
+    @staticmethod
+    def table(title: str, heading: str, items: Iterable[Balance]) -> Table:
+        """A table to print with rich: a row per item, as wide for a thousand parts as for two."""
+        table = Table(title=title, title_justify="left")
+        table.add_column(heading, overflow="fold")
+        for name in ("total", "lightest", "heaviest", "in part", "max/mean"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for item in items:
+            loads = item.loads
+            numbers = (f"{number:,}" for number in (sum(loads), min(loads), max(loads)))
+            table.add_row(item.name, *numbers, str(loads.index(max(loads))), f"{item.ratio:.3f}")
+        return table
 
 
 @dataclass(frozen=True)
@@ -136,15 +149,17 @@ class PartitionStats:
             "cut edges": [part.cut_edges for part in self.parts],
             "kB": [round(part.bytes / 1000) for part in self.parts],
         }
-        for item in self.balances:
-            if item.name not in ("nodes", "in-edges"):  # inner nodes and inner edges say it already
-                columns[item.name] = list(item.loads)
         for name, values in columns.items():
             ratio = Balance(name, tuple(values)).ratio
             table.add_column(name, f"{ratio:.3f}", justify="right", overflow="fold")
         for part, numbers in enumerate(zip(*columns.values(), strict=True)):
             table.add_row(str(part), *map("{:,}".format, numbers))
         return table
+
+    def balance_table(self) -> Table:
+        """A table to print with rich: a row per constraint, its loads and how even they are."""
+        title = f"balance (tolerance {self.tolerance:g})"
+        return Balance.table(title, "constraint", self.balances)
 
 
 def measure_balance(

@@ -241,7 +241,10 @@ def partition_graph(
         if ranks is None:  # what ranks that failed have left behind
             shutil.rmtree(writer.root / RANKS_FOLDER, ignore_errors=True)
     if not quiet:
-        Console(markup=False, emoji=False).print(stats.table())
+        console = Console(markup=False, emoji=False)
+        console.print(stats.table())
+        if len(stats.balances) > 1:
+            console.print(stats.balance_table())
     if made.old_node_ids is None or made.old_edge_ids is None:
         return None
     return _mapping(source, made.old_node_ids, made.old_edge_ids)

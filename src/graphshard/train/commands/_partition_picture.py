@@ -108,6 +108,7 @@ def _draw_balance(axes: Any, stats: PartitionStats) -> None:
     tolerance = axes.axhline(stats.tolerance, color="0.4", linewidth=1, linestyle="--")
     tolerance.set_label(f"tolerance ({stats.tolerance:g})")
     axes.set(title="balance: load / mean, by constraint (max/mean)", ylabel="load / mean")
+    axes.set_ylim(top=1.05 * max(stats.tolerance, *(item.ratio for item in stats.balances), 1.0))
     _by_part(axes, stats.num_parts)
 
 

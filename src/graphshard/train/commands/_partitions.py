@@ -23,7 +23,7 @@ from ._options import PartitionPath, is_partition, options_of, partition_json
 if TYPE_CHECKING:
     from ...data import Tables
     from ...data.task import TaskInfo
-    from ...partition import PartitionRanks, PartitionStats
+    from ...partition import PartitionRanks
     from ...partition.format import PartitionConfig
 
 
@@ -415,7 +415,7 @@ def inspect(
     console.print(_types_table(config))
     if config.stats is not None:
         console.print(config.stats.table())
-        console.print(_balance_table(config.stats))
+        console.print(config.stats.balance_table())
     else:
         console.print("DGL wrote it: it has no statistics until graphshard convert")
     if sums:
@@ -445,20 +445,14 @@ def _spoken_task(task: TaskInfo) -> str:
 
 
 def _types_table(config: PartitionConfig) -> Table:
-    """Node types and relations, and how many of each every part owns."""
+    """Node types and relations, and how evenly each is owned by the parts."""
+    from ...partition import Balance
     from ...partition.format import etype_key
 
-    table = Table(title="types", title_justify="left")
-    table.add_column("type")
-    table.add_column("total", justify="right")
-    for part in range(config.num_parts):
-        table.add_column(f"part {part}", justify="right")
     rows = {name: config.node_map[name] for name in config.ntypes}
     rows |= {etype_key(etype): config.edge_map[etype] for etype in config.etypes}
-    for name, blocks in rows.items():
-        sizes = [stop - start for start, stop in blocks]
-        table.add_row(name, f"{sum(sizes):,}", *(f"{size:,}" for size in sizes))
-    return table
+    owned = [Balance(n, tuple(stop - start for start, stop in rows[n])) for n in rows]
+    return Balance.table("types", "type", owned)
 
 
 def _sums_table(path: str, num_parts: int) -> Table:
@@ -488,23 +482,6 @@ def _sums_table(path: str, num_parts: int) -> Table:
             table.add_row(
                 source, name, f"{read:,}", f"{sent:,}", f"{sent / read:.2f}" if read else "1.00"
             )
-    return table
-
-
-def _balance_table(stats: PartitionStats) -> Table:
-    table = Table(title=f"balance (tolerance {stats.tolerance:g})", title_justify="left")
-    table.add_column("constraint")
-    for heading in ("total", "lightest", "heaviest", "max/mean"):
-        table.add_column(heading, justify="right")
-    for item in stats.balances:
-        loads = item.loads
-        table.add_row(
-            item.name,
-            f"{sum(loads):,}",
-            f"{min(loads):,}",
-            f"{max(loads):,}",
-            f"{item.ratio:.3f}",
-        )
     return table
 
 
