@@ -2,12 +2,19 @@
 """Rows that travel between parts for a sum, with partial sums and without.
 
     python benchmarks/halo_rows.py --write
+    python benchmarks/halo_rows.py --question attention
 
 Of each graph, divided by METIS and at random: distinct remote sources, which travel for attention
 or max; and the rows and partial sums that serve the same edges, a minimum vertex cover for each
 pair of parts. Counts, not times: the same on any machine. Edges are taken in both directions where
 the graph has them so. Without ``--data`` the synthetic graphs alone: Chung-Lu graphs with an
 exponent of 2.2, at random and in 16 communities with 90 or 97 % of the edges inside.
+
+``attention`` counts what GAT would save if peak, total and sum of what a destination gets from a
+part, found there, could travel in place of rows. A row costs its columns and a score for each head,
+and as much backward; such a triple its columns and two numbers for each head, the destination's
+score before it, and backward its gradient, statistics and delta, against the gradient of its score:
+``2 * columns + 6 * heads`` in place of ``2 * (columns + heads)`` numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +33,10 @@ from torch import Tensor
 
 from graphshard.fullbatch.topology import LocalEdges, count_fewest_rows
 from graphshard.partition import UndirectedGraph, metis_partition
+from graphshard.partition.vertex_cover import minimum_vertex_cover
 
 NUM_NODES = 20_000
+COLUMNS, HEADS = 128, 4  # of attention
 
 
 def drawn(degree: int, inside: float, rng: np.random.Generator) -> tuple[int, Tensor, Tensor]:
@@ -98,18 +107,52 @@ def rows_sent(part: Tensor, src: Tensor, dst: Tensor, num_parts: int) -> tuple[i
     return read, sent
 
 
+def attention_numbers(part: Tensor, src: Tensor, dst: Tensor, num_parts: int) -> list[float]:
+    """What GAT sends with triples, of what it sends with rows, and for how many pairs these pay.
+
+    Returns:
+        The share of pairs of parts with fewer numbers in triples alone; with the better of both for
+        each pair; and with the fewest rows and triples for each pair.
+    """
+    of_row, of_triple = 2 * (COLUMNS + HEADS), 2 * COLUMNS + 6 * HEADS
+    by_rows = by_pair = by_cover = pairs = better = 0
+    for number in range(num_parts):
+        is_cut = (part[dst] == number) & (part[src] != number)
+        owners = part[src[is_cut]]
+        rows, place_of_row = torch.unique(src[is_cut], return_inverse=True)
+        keys = dst[is_cut] * num_parts + owners
+        triples, place_of_triple = torch.unique(keys, return_inverse=True)
+        num_rows = torch.bincount(part[rows], minlength=num_parts)
+        num_triples = torch.bincount(triples % num_parts, minlength=num_parts)
+        costs = torch.stack([num_rows * of_row, num_triples * of_triple])
+        by_rows, by_pair = by_rows + int(costs[0].sum()), by_pair + int(costs.amin(0).sum())
+        pairs, better = pairs + int((num_rows > 0).sum()), better + int((costs[1] < costs[0]).sum())
+        ends = place_of_row, place_of_triple
+        sends_row, sends_triple = minimum_vertex_cover(*ends, rows.numel(), triples.numel())
+        by_cover += int(sends_row.sum()) * of_row + int(sends_triple.sum()) * of_triple
+    return [better / pairs, by_pair / by_rows, by_cover / by_rows]
+
+
 def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="a folder of folders with edge_index.npy")
     parser.add_argument("--parts", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--write", action="store_true", help="write a file under results/")
+    parser.add_argument("--question", choices=["sums", "attention"], default="sums")
     args = parser.parse_args()
     rows, ratios = [], []
+    of_attention: list[list[float]] = []
     for name, num_nodes, src, dst in graphs(args.data):
         for method in ("metis", "random"):
             for num_parts in args.parts:
                 part = assigned(method, num_nodes, src, dst, num_parts)
+                if args.question == "attention":
+                    of_attention.append(attention_numbers(part, src, dst, num_parts))
+                    cells = of_attention[-1]
+                    rows.append([name, method, num_parts, *(f"{cell:.2f}" for cell in cells)])
+                    print(*rows[-1], file=sys.stderr, flush=True)
+                    continue
                 start = time.process_time()
                 read, sent = rows_sent(part, src, dst, num_parts)
                 seconds = time.process_time() - start
@@ -118,9 +161,15 @@ def main() -> None:
                 cells = [read / num_nodes, sent / num_nodes, ratio, seconds]
                 rows.append([name, method, num_parts, *(f"{cell:.2f}" for cell in cells)])
                 print(*rows[-1], file=sys.stderr, flush=True)
-    heads = ["graph", "parts by", "parts", "sources, per node", "rows and sums", "ratio", "CPU, s"]
-    body = markdown_table(heads, rows)
-    body += ["", f"In the middle: {statistics.median(ratios):.2f}."]
+    heads = ["graph", "parts by", "parts"]
+    if of_attention:
+        heads += ["pairs that triples suit", "the better for each pair", "fewest of both"]
+        columns = zip(*of_attention, strict=True)
+        middle = ", ".join(f"{statistics.median(column):.2f}" for column in columns)
+    else:
+        heads += ["sources, per node", "rows and sums", "ratio", "CPU, s"]
+        middle = f"{statistics.median(ratios):.2f}"
+    body = [*markdown_table(heads, rows), "", f"In the middle: {middle}."]
     if args.write:
         write_result("halo_rows", "Rows between parts for a sum", body)
     else:

@@ -30,6 +30,7 @@ from graphshard.fullbatch.execution import (
 from graphshard.fullbatch.reductions import EdgeValues, Extremum, Reduction, Sum
 from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
+from graphshard.ops._affine import _Affine, _StartAffine
 from graphshard.testing import run_ranks
 
 WIDTH = 6
@@ -129,6 +130,63 @@ def test_one_shot_computes_own_rows_while_others_travel(
     for forward, backward in run_ranks(events_of, num_ranks, parts, layer, "oneshot", 0):
         assert forward == ["merge 0", "start fetch 1", "wait fetch 1", "merge 1"]
         assert backward == ["gradient 1", "start return 1", "wait return 1", "gradient 0"]
+
+
+def dense_events(rank: int, world_size: int, parts: str, layer: str) -> list[list[str]]:
+    """Events of a layer and its dense products, which are as those of large rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphshard.ops._affine.LARGE_BYTES", 0)
+        data = graphshard.load_dgl_partition_data(parts, rank)
+        graph = graphshard.construct_full_graph(data, mode="oneshot")
+        conv = DENSE[layer]()
+        h = torch.randn(graph.num_nodes(), WIDTH, requires_grad=True)
+        conv(graph, h).sum().backward()
+        events = record(patch, CollectiveTransport)
+        for name, function in (("early", _StartAffine), ("late", _Affine)):
+            for step in ("forward", "backward"):
+                method = getattr(function, step)
+
+                def noted(*args: Any, event: str = f"{name} {step}", run: Any = method) -> Any:
+                    events.append(event)
+                    return run(*args)
+
+                patch.setattr(function, step, staticmethod(noted))
+        loss = conv(graph, h).sum()
+        forward = list(events)
+        events.clear()
+        loss.backward()
+        backward = list(events)
+        # Rows' gradients are not asked for: what is on its way is waited for all the same.
+        events.clear()
+        loss = conv(graph, h).sum()
+        torch.autograd.grad(loss, list(conv.parameters()))
+        assert events.count("wait return 1") == events.count("start return 1")
+        return [forward, backward]
+
+
+DENSE: dict[str, Callable[[], nn.Module]] = {
+    "sage": lambda: SAGEConv(WIDTH, 9, "mean", activation=torch.relu),
+    "sage-narrow": lambda: SAGEConv(WIDTH, 4, "mean"),
+    "gcn": lambda: GraphConv(WIDTH, 9, norm="right", allow_zero_in_degree=True),
+}
+
+
+@pytest.mark.parametrize("layer", DENSE)
+def test_dense_products_of_own_rows_run_while_others_travel(tmp_path: Path, layer: str) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
+    is_narrow = layer == "sage-narrow"
+    before = ["late"] * is_narrow  # the product that makes the rows that travel
+    for forward, backward in run_ranks(dense_events, 2, parts, layer):
+        assert forward == [
+            *(f"{event} forward" for event in before),
+            *("start fetch 1", "merge 0", "early forward", "wait fetch 1", "merge 1"),
+            "late forward",
+        ]
+        assert backward == [
+            *("late backward", "gradient 1", "start return 1", "gradient 0", "early backward"),
+            "wait return 1",
+            *(f"{event} backward" for event in before),
+        ]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from case_selection import sampled
-from graphshard.ops import affine, is_relu, linear
+from graphshard.ops import AffineInSteps, affine, is_relu, linear
 
 SMALL, LARGE = 7, 9000  # rows; 9000 x 128 float32 live in a block that is kept
 
@@ -60,6 +60,51 @@ def test_value_and_gradients_are_those_of_plain_torch(
         torch.testing.assert_close(grad.double(), of_oracle, **tolerance)
 
 
+@pytest.mark.parametrize(
+    ("rows", "early", "late", "with_bias", "with_plus", "relu", "bfloat16"),
+    sampled([SMALL, LARGE], [0, 1, 2], [0, 1], *[[False, True]] * 4),
+)
+def test_in_steps_it_is_the_same(rows, early, late, with_bias, with_plus, relu, bfloat16):
+    if early + late == 0:
+        return
+    dtype = torch.float32 if bfloat16 else torch.float64
+    products, bias, plus = operands(rows, dtype, early + late, with_bias, with_plus)
+    inputs = [t for t in [*itertools.chain(*products), bias, plus] if t is not None]
+    cotangent = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def in_steps(starts):
+        steps = AffineInSteps(products[:early], [w for _, w in products[early:]], bias)
+        if starts:
+            steps.start()
+        return steps.finish([x for x, _ in products[early:]], plus, relu)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        expected, *found = affine(products, bias, plus, relu), in_steps(False), in_steps(True)
+    tolerance = {"rtol": 0.02, "atol": 0.1} if bfloat16 else {"rtol": 1e-9, "atol": 1e-9}
+    grads = torch.autograd.grad(expected, inputs, cotangent.to(expected.dtype))
+    for result in found:
+        torch.testing.assert_close(result, expected, **tolerance)
+        for twice in (True, False):  # the second time over the same nodes
+            parts = cotangent.to(result.dtype)
+            others = torch.autograd.grad(result, inputs, parts, retain_graph=twice)
+            for grad, other in zip(grads, others, strict=True):
+                torch.testing.assert_close(other, grad, **tolerance)
+
+
+def test_gradients_of_what_was_started_come_last():
+    events = []
+    (x, w), (y, v) = operands(LARGE, torch.float32, 2, False, False)[0]
+    v.register_hook(lambda _: events.append("matrix"))
+    y = y.detach().requires_grad_()
+    steps = AffineInSteps([(x, w)], [v])
+    steps.start()
+    between = y.sin()
+    between.register_hook(lambda _: events.append("rows"))
+    y.register_hook(lambda _: events.append("between"))
+    steps.finish([between]).sum().backward()
+    assert events == ["rows", "between", "matrix"]
+
+
 def test_gradients_of_gradients():
     products, bias, plus = operands(LARGE, torch.float64, 1, True, True)
     (x, w), *_ = products
@@ -70,7 +115,13 @@ def test_gradients_of_gradients():
         return torch.autograd.grad(first.square().sum(), x)[0]
 
     found = second(affine(products, bias, plus, relu=True))
-    torch.testing.assert_close(found, second(expected(products, bias, plus, relu=True)))
+    oracle = second(expected(products, bias, plus, relu=True))
+    torch.testing.assert_close(found, oracle)
+    for early in (products, []):
+        steps = AffineInSteps(early, [] if early else [w], bias)
+        steps.start()
+        rows = [] if early else [x]
+        torch.testing.assert_close(second(steps.finish(rows, plus, relu=True)), oracle)
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])

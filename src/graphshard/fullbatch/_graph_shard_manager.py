@@ -646,10 +646,20 @@ class GraphShardManager(EdgesOfAllRanks):
     def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
         return self._results([(self._fields(relation), message, reduce)])[0]
 
+    def _aggregate(self, step: AggregationStep) -> None:
+        if len(self.canonical_etypes) != 1:
+            super()._aggregate(step)
+            return
+        call = (self._fields(0), *checked_functions(step.message, step.reduce))
+        (result,) = self._results([call], step.meanwhile)
+        self._store(0, result, None)
+
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         return self._results([(self._fields(r), m, f) for r, m, f in calls])
 
-    def _results(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    def _results(
+        self, calls: Sequence[Call], meanwhile: Callable[[], None] | None = None
+    ) -> list[dict[str, Any]]:
         """New destination fields of each call; calls of one source type share a pass."""
         runner, constants = self._runner, self._structure.constants
         results: list[dict[str, Any] | None] = [None] * len(calls)
@@ -671,7 +681,8 @@ class GraphShardManager(EdgesOfAllRanks):
             companions = None
             if runner.is_oneshot and len(calls) == 1:
                 companions = runner.companions(reductions[0], calls[0][0].src)
-            outputs = runner.run(reductions, companions, self._src_frames)
+            outputs = runner.run(reductions, companions, self._src_frames, meanwhile)
+            meanwhile = None
             for (i, call), output in zip(group, outputs, strict=True):
                 result = output[0] if call.finish is None else call.finish(output)
                 results[i] = {call.out_field: result}

@@ -793,6 +793,17 @@ class GradientSums:
         """Receive all gradients that other ranks computed; returns the sums, leaf by leaf."""
         while self._pending:
             self._receive()
+        return self.so_far()
+
+    def finish_sources(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Likewise of the source leaves alone, added to these gradients in place."""
+        self._sums.update(zip(self._source_keys, grads, strict=True))
+        while self._pending:
+            self._receive()
+        return grads
+
+    def so_far(self) -> list[Tensor]:
+        """The sums, leaf by leaf, without what is on its way."""
         return [self._sum(key).to(tensor.dtype) for key, tensor in self.leaves.items()]
 
     def abandon(self) -> None:
@@ -894,6 +905,8 @@ class ShardPass:
         self._remote: SourceRows = {}  # what came last
         self._kept: dict[Visit, SourceRows] = {}
         self._random: list[RandomState] = []
+        #: Where the last gradients are added; None adds them before the backward of the pass ends.
+        self.returned: ReturnedGradients | None = None
         kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
@@ -911,10 +924,17 @@ class ShardPass:
         self._axes = dict(zip(numbers, axes, strict=True))
         return blocks
 
-    def run(self) -> list[tuple[Tensor, ...]]:
-        """Outputs of each reduction, differentiable in every leaf and discovered parameter."""
-        outputs = self._forward()
+    def run(self, meanwhile: Callable[[], None] | None = None) -> list[tuple[Tensor, ...]]:
+        """Outputs of each reduction, differentiable in every leaf and discovered parameter.
+
+        Args:
+            meanwhile: Work that needs no remote rows: done once the own shard is, before the first
+                rows are waited for. See [Note: gradients of a pass].
+        """
         inputs = [leaf.tensor for leaf in self.leaves]
+        if self.transport.by_collective and torch.is_grad_enabled():
+            inputs = self._begun(inputs)
+        outputs = self._forward(meanwhile)
         if self._is_random:
             parameters = {id(p): p for part in self.parts for p in part.reduction.parameters()}
             inputs += parameters.values()
@@ -936,12 +956,27 @@ class ShardPass:
             part.reduction.tie(group)
         return outputs
 
+    def _begun(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs, sources being outputs of `_BeginPass`."""
+        chosen = [
+            i
+            for i, leaf in enumerate(self.leaves)
+            if leaf.target == "u" and leaf.tensor.requires_grad
+        ]
+        if not chosen or self.transport.num_steps == 1:
+            return inputs
+        self.returned = ReturnedGradients()
+        rows = _BeginPass.apply(self.returned, *(inputs[i] for i in chosen))
+        for i, part in zip(chosen, rows, strict=True):
+            inputs[i] = part
+        return inputs
+
     def take_remote(self) -> SourceRows:
         """What `run` fetched of each source leaf, for others to use; once."""
         remote, self._remote = self._remote, {}
         return remote
 
-    def _forward(self) -> list[tuple[Tensor, ...]]:
+    def _forward(self, meanwhile: Callable[[], None] | None) -> list[tuple[Tensor, ...]]:
         records = torch.is_grad_enabled()
         keep_rows = self.transport.keeps_rows and self._needs_sources and records
         tensors: dict[LeafKey, Tensor] = {}
@@ -960,6 +995,9 @@ class ShardPass:
                 for part in self.parts:
                     part.reduction.merge(self._evaluation(part, step, block, rows, tensors))
                 del rows
+                if step == 0 and meanwhile is not None:
+                    with torch.set_grad_enabled(records):
+                        meanwhile()
             return [part.reduction.finish() for part in self.parts]
 
     def _release(self) -> None:
@@ -1096,7 +1134,8 @@ class ShardPass:
                         for key, grad in zip(self._outer, outer_grads, strict=True):
                             sums.add_to_rows(key, grad)
                     sums.send(step, block)
-            results = iter([*sums.finish(), *parameter_grads])
+            totals = sums.finish() if self.returned is None else self.returned.later(sums)
+            results = iter([*totals, *parameter_grads])
         except BaseException:
             sums.abandon()
             raise
@@ -1215,6 +1254,60 @@ def _shard_backward(
     return ShardGradients(by_leaf, shares[len(keys) :])
 
 
+class ReturnedGradients:
+    """Gradients of own rows that other ranks found, from their start to their sum.
+
+    [Note: gradients of a pass]
+        In one-shot mode a pass is two nodes of the autograd graph: `_BeginPass` takes own rows and
+        gives them on, `_PassFunction` makes the results. Autograd runs the newest node that is
+        ready. So in the backward gradients of remote rows are sent by `_PassFunction`, which finds
+        those of own rows next; then comes what was made between the two, while rows travelled in
+        the forward; and last `_BeginPass` waits for what the other ranks return, and adds it.
+    """
+
+    def __init__(self) -> None:
+        self._sums: GradientSums | None = None
+
+    def later(self, sums: GradientSums) -> list[Tensor]:
+        """The sums without what is on its way, which `added_to` adds for source rows."""
+        self._sums = sums
+        # Where the gradients of own rows are not asked for, `_BeginPass` is not run.
+        torch.autograd.Variable._execution_engine.queue_callback(self._abandon)
+        return sums.so_far()
+
+    def added_to(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients of source rows, with what is on its way, if anything is; in place.
+
+        They are the sums, and more where a pass is differentiated twice.
+        """
+        sums, self._sums = self._sums, None
+        if sums is None:
+            return grads
+        try:
+            return sums.finish_sources(grads)
+        except BaseException:
+            sums.abandon()
+            raise
+
+    def _abandon(self) -> None:
+        sums, self._sums = self._sums, None
+        if sums is not None:
+            sums.abandon()
+
+
+class _BeginPass(torch.autograd.Function):
+    """Forward: own rows as they are. Backward: their gradients, with those from other ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, returned: ReturnedGradients, *rows: Tensor) -> tuple[Tensor, ...]:
+        ctx.returned = returned
+        return tuple([part.detach() for part in rows])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *ctx.returned.added_to(grads)
+
+
 class _PassFunction(torch.autograd.Function):
     """Ties the outputs of a pass, already computed, to the tensors they were computed from."""
 
@@ -1318,6 +1411,7 @@ class Runner:
         group: Sequence[Compiled],
         companions: Sequence[Tensor] | None = None,
         frames: Sequence[Frame] = (),
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[tuple[Tensor, ...]]:
         """Outputs of one pass.
 
@@ -1325,6 +1419,7 @@ class Runner:
             group: What to compute, for relations with one source type.
             companions: Tensors of the source type whose rows travel, too; None where remote rows
                 are not kept for later calls.
+            meanwhile: As for `ShardPass.run`, in one-shot mode.
         """
         reductions = [(call.etype, call.reduction) for call in group]
         etypes = [etype for etype, _ in reductions]
@@ -1336,7 +1431,8 @@ class Runner:
         transport = transport.keyed(all(constants.is_constant([s.tensor]) for s in sources))
         depth, device = self.config.fetched_ahead, self.structure.device
         if not transport.returns_rows:
-            return ShardPass(transport, reductions, depth, device).run()
+            shard_pass = ShardPass(transport, reductions, depth, device)
+            return shard_pass.run(meanwhile if self.is_oneshot else None)
         if companions:
             reductions.append((group[0].etype, CompanionRows(companions)))
         halo = transport.halo
@@ -1351,7 +1447,7 @@ class Runner:
             if call.constant is None:
                 read_again |= {leaf.key for leaf in call.reduction.leaves}
         shard_pass = ShardPass(transport, reductions, depth, device, fetched_before)
-        outputs = shard_pass.run()[: len(group)]
+        outputs = shard_pass.run(meanwhile)[: len(group)]
         remote = shard_pass.take_remote()
         for key in fixed.keys() & read_again - fetched_before.keys():
             self.rows.keep_constant(halo, own[key], remote[key])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, Steps, run_steps
-from ..ops import affine, is_relu
+from ..ops import AffineInSteps, affine, is_relu
 from .inputs import Features, degree_scale, neighbour_message
 from .zero_in_degree import ZeroInDegreeCheck
 
@@ -126,13 +126,17 @@ class GraphConv(ZeroInDegreeCheck):
             if weight is not None and transform_first:
                 source = affine([(source, weight)])
             graph.srcdata["h"] = source
-            yield AggregationStep(graph, message, fn.sum("m", "out"))
+            dense = None
+            if weight is not None and not transform_first:
+                dense = AffineInSteps([], [weight], self.bias)
+            start = None if dense is None else dense.start
+            yield AggregationStep(graph, message, fn.sum("m", "out"), start)
             result: Tensor = graph.dstdata["out"]
             if self._norm in ("right", "both"):
                 result = result * degree_scale(graph.in_degrees(), power, result)
         relu = is_relu(self._activation)
-        if weight is not None and not transform_first:
-            result = affine([(result, weight)], self.bias, relu=relu)
+        if dense is not None:
+            result = dense.finish([result], relu=relu)
         else:
             result = result if self.bias is None else result + self.bias
             result = result.relu() if relu else result

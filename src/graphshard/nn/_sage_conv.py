@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, NodeBatch, Steps, run_steps
-from ..ops import affine, is_plain, is_relu, linear
+from ..ops import AffineInSteps, affine, is_plain, is_relu, linear
 from .inputs import Features, Widths, neighbour_message, split_features, split_widths
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
@@ -138,17 +138,21 @@ class SAGEConv(nn.Module):
 
             # Multiplied by W_neigh already, or still to be.
             is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats
+            dense = self._dense(destination, is_done)
+            start = None if dense is None else dense.start
             if self._aggre_type in ("mean", "gcn"):
-                neigh = yield from self._average(graph, message, source, destination, is_done)
+                neigh = yield from self._average(
+                    graph, message, source, destination, is_done, start
+                )
             elif self._aggre_type == "pool":
                 graph.srcdata["h"] = self._pooled(source)
-                yield AggregationStep(graph, message, fn.max("m", "neigh"))
+                yield AggregationStep(graph, message, fn.max("m", "neigh"), start)
                 neigh = graph.dstdata["neigh"]
             else:
                 graph.srcdata["h"] = source
                 yield AggregationStep(graph, message, self._lstm_reducer)
                 neigh = graph.dstdata["neigh"]
-        return self._finish(neigh, destination, is_done)
+        return self._finish(neigh, destination, is_done, dense)
 
     def _pooled(self, source: Tensor) -> Tensor:
         """What the maximum is taken of."""
@@ -164,33 +168,44 @@ class SAGEConv(nn.Module):
         source: Tensor,
         destination: Tensor,
         transform_first: bool,
+        meanwhile: Callable[[], None] | None,
     ) -> Steps[Tensor]:
         """The mean of the neighbours, and for ``gcn`` of the node itself too."""
         graph.srcdata["h"] = linear(source, self.fc_neigh) if transform_first else source
         if self._aggre_type == "mean":
-            yield AggregationStep(graph, message, fn.mean("m", "neigh"))
+            yield AggregationStep(graph, message, fn.mean("m", "neigh"), meanwhile)
             return graph.dstdata["neigh"]
         own = linear(destination, self.fc_neigh) if transform_first else destination
-        yield AggregationStep(graph, message, fn.sum("m", "neigh"))
+        yield AggregationStep(graph, message, fn.sum("m", "neigh"), meanwhile)
         degrees = graph.in_degrees().to(own.device) + 1
         return (graph.dstdata["neigh"] + own) / degrees.to(own.dtype).unsqueeze(-1)
 
-    def _finish(self, neigh: Tensor, destination: Tensor, is_done: bool) -> Tensor:
-        """The sum of both terms and the bias, activated."""
-        terms = [] if is_done else [(neigh, self.fc_neigh)]
+    def _dense(self, destination: Tensor, is_done: bool) -> AffineInSteps | None:
+        """The products and the bias of the result; None where they are not added up in one go."""
+        layers = [] if self._aggre_type == "gcn" else [self.fc_self]
+        late = [] if is_done else [self.fc_neigh]
+        if not (layers or late) or not all(is_plain(fc, nn.Linear) for fc in (*layers, *late)):
+            return None
         bias = self.bias if self._aggre_type == "gcn" else None
-        if self._aggre_type != "gcn":
-            terms.insert(0, (destination, self.fc_self))
-        plus = neigh if is_done else None
+        biases = [b for b in (bias, *(fc.bias for fc in (*layers, *late))) if b is not None]
+        if len(biases) > 1:
+            return None
+        products = [(destination, fc.weight.t()) for fc in layers]
+        return AffineInSteps(products, [fc.weight.t() for fc in late], *biases)
+
+    def _finish(
+        self, neigh: Tensor, destination: Tensor, is_done: bool, dense: AffineInSteps | None
+    ) -> Tensor:
+        """The sum of both terms and the bias, activated."""
         relu = is_relu(self.activation)
-        is_one_pass = bool(terms) and all(is_plain(fc, nn.Linear) for _, fc in terms)
-        biases = [b for b in (bias, *(fc.bias for _, fc in terms if is_one_pass)) if b is not None]
-        if is_one_pass and len(biases) <= 1:
-            products = [(x, fc.weight.t()) for x, fc in terms]
-            result = affine(products, biases[0] if biases else None, plus, relu)
+        if dense is not None:
+            late, plus = ([], neigh) if is_done else ([neigh], None)
+            result = dense.finish(late, plus, relu)
         else:
-            parts = [*(fc(x) for x, fc in terms), plus, bias]
-            result = reduce(torch.add, [part for part in parts if part is not None])
+            terms = [] if self._aggre_type == "gcn" else [self.fc_self(destination)]
+            bias = self.bias if self._aggre_type == "gcn" else None
+            terms += [neigh if is_done else self.fc_neigh(neigh)]
+            result = reduce(torch.add, [part for part in (*terms, bias) if part is not None])
             result = result.relu() if relu else result
         if self.activation is not None and not relu:
             result = self.activation(result)

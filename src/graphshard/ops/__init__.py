@@ -13,6 +13,7 @@ the operators on edges in their simplest form.
 from .._base.kernels import empty, empty_like, extension_available, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._affine import AffineInSteps as AffineInSteps
 from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention_rule import Attention, EdgeMask, edge_keys, random_seed
 from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows

@@ -51,17 +51,92 @@ def affine(
     if not all(isinstance(x, Tensor) for x in rows):
         return handle_torch_function(affine, rows, products, bias, plus, relu)
     _check_shapes(products, bias, plus)
-    leading = rows[0].shape[:-1]
     if not _gains(products):
         return _plain(products, bias, plus, relu)
+    return _added_up(products, bias, plus, relu)
+
+
+class AffineInSteps:
+    r"""`affine` of rows that are here, and of rows that will be.
+
+    Without `start` it is `affine`. With it, products of rows that are here are added up while the
+    others are waited for. And in the backward the gradients of later rows are found first, those of
+    all matrices and of the rows that were here after everything that came between `start` and
+    `finish`: autograd runs the newest node that is ready.
+
+    Args:
+        products: Of rows that are here; there may be none.
+        matrices: ``[in_i, out]``, of the rows that come later; one at least, or a product.
+        bias: ``[out]``.
+    """
+
+    def __init__(
+        self, products: Sequence[Product], matrices: Sequence[Tensor], bias: Tensor | None = None
+    ) -> None:
+        self._products, self._matrices, self._bias = list(products), list(matrices), bias
+        self._partial: Tensor | None = None
+        self._later: list[tuple[Tensor, Tensor]] | None = None
+
+    def start(self) -> None:
+        """Add up the products of rows that are here. Once."""
+        products, bias = self._products, self._bias
+        if not all(isinstance(x, Tensor) for x, _ in products):
+            return
+        if products:
+            _check_shapes(products, bias, None)
+        operands = [t for pair in products for t in pair]
+        if not _are_plain([*operands, *self._matrices]) or (products and not _gains(products)):
+            if products:
+                self._partial, self._bias = _plain(products, bias, None, False), None
+            return
+        self._later, flat = [], []
+        for x, w in products:
+            flat += [_cast(x).reshape(-1, x.shape[-1]), _cast(w)]
+        matrices = [_cast(w) for w in self._matrices]
+        if products:
+            bias, self._bias = None if bias is None else _cast(bias), None
+        else:
+            bias = None
+        number = len(flat)
+        self._matrices = list(_StartAffine.apply(self._later, number, bias, *flat, *matrices))
+        if products:
+            self._partial = self._matrices.pop(0)
+
+    def finish(self, rows: Sequence[Tensor], plus: Tensor | None = None, relu: bool = False) -> Any:
+        """The result; rows of each matrix that was given, and what else `affine` takes."""
+        products, partial = list(zip(rows, self._matrices, strict=True)), self._partial
+        if partial is None:
+            everything = [*self._products, *products]
+            if self._later is None or not _gains(everything):
+                return affine(everything, self._bias, plus, relu)
+            _check_shapes(everything, self._bias, plus)
+            return _added_up(everything, self._bias, plus, relu, None, self._later)
+        everything = [*self._products, *products]
+        _check_shapes(everything, None, plus)
+        if self._later is None:
+            return _plain(products, None, plus, relu, partial)
+        shape = everything[0][0].shape[:-1]
+        result = _added_up(products, None, plus, relu, partial, self._later)
+        return result.view(*shape, result.shape[-1])
+
+
+def _added_up(
+    products: Sequence[Product],
+    bias: Tensor | None,
+    plus: Tensor | None,
+    relu: bool,
+    partial: Tensor | None = None,
+    later: list[tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """`affine` in memory that is used again; added to ``partial`` in place."""
     flat = []
     for x, w in products:
         flat += [_cast(x).reshape(-1, x.shape[-1]), _cast(w)]
-    width = products[0][1].shape[1]
+    width = (products[0][1] if partial is None else partial).shape[1]
     bias = None if bias is None else _cast(bias)
     plus = None if plus is None else _cast(plus).reshape(-1, width)
-    result: Tensor = _Affine.apply(relu, bias, plus, *flat)
-    return result.view(*leading, width)
+    result: Tensor = _Affine.apply(later, relu, bias, plus, partial, *flat)
+    return result if partial is not None else result.view(*products[0][0].shape[:-1], width)
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -140,15 +215,20 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
 def _gains(products: Sequence[Product]) -> bool:
     """Whether the result is large, and of a kind that memory is kept for."""
     x, w = products[0]
-    operands = [t for pair in products for t in pair]
+    rows = x.shape[:-1].numel()
+    is_large = rows * w.shape[1] * 4 >= LARGE_BYTES
+    return is_large and _are_plain([t for pair in products for t in pair])
+
+
+def _are_plain(operands: Sequence[Tensor]) -> bool:
+    """Whether they are numbers on the CPU, for which there are kernels."""
     if any(t.device.type != "cpu" or t.layout != torch.strided for t in operands):
         return False
     if not all(t.is_floating_point() for t in operands):
         return False
     if any(type(t) not in (Tensor, nn.Parameter) for t in operands) or _is_transformed():
         return False
-    rows = x.shape[:-1].numel()
-    return rows * w.shape[1] * 4 >= LARGE_BYTES and kernels_for(x.device) is not None
+    return kernels_for(torch.device("cpu")) is not None
 
 
 def _is_transformed() -> bool:
@@ -166,10 +246,16 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 def _plain(
-    products: Sequence[Product], bias: Tensor | None, plus: Tensor | None, relu: bool
+    products: Sequence[Product],
+    bias: Tensor | None,
+    plus: Tensor | None,
+    relu: bool,
+    partial: Tensor | None = None,
 ) -> Tensor:
-    (x, w), *others = products
-    result = functional.linear(x, w.t(), bias)
+    result, others = partial, list(products)
+    if result is None:
+        x, w = others.pop(0)
+        result = functional.linear(x, w.t(), bias)
     for x, w in others:
         result = result + x @ w
     if plus is not None:
@@ -178,42 +264,115 @@ def _plain(
 
 
 class _Affine(Function):
-    """Two-dimensional operands of one dtype."""
+    """Two-dimensional operands of one dtype.
+
+    With ``later`` the gradients of matrices are left to `_StartAffine`, which finds in it the rows
+    and gradients that they are products of; unless they will be differentiated again.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, relu: bool, bias: Tensor | None, plus: Tensor | None, *flat: Tensor
+        ctx: Any,
+        later: list[tuple[Tensor, Tensor]] | None,
+        relu: bool,
+        bias: Tensor | None,
+        plus: Tensor | None,
+        partial: Tensor | None,
+        *flat: Tensor,
     ) -> Tensor:
-        x, w = flat[:2]
-        out = empty((x.shape[0], w.shape[1]), x.dtype)
-        first = plus if plus is not None else bias
-        if first is None:
-            torch.mm(x, w, out=out)
+        if partial is None:
+            out = _sum_of_products(plus if plus is not None else bias, flat)
+            rest = bias if plus is not None else None
         else:
-            torch.addmm(first, x, w, out=out)
-        for x, w in zip(flat[2::2], flat[3::2], strict=True):
-            out.addmm_(x, w)
-        if plus is not None and bias is not None:
-            out.add_(bias)
+            ctx.mark_dirty(partial)
+            out, rest = partial, plus
+            for x, w in zip(flat[::2], flat[1::2], strict=True):
+                out.addmm_(x, w)
+        if rest is not None:
+            out.add_(rest)
         if relu:
             out.relu_()
         ctx.save_for_backward(*flat, *([out] if relu else []))
-        ctx.relu = relu
+        ctx.relu, ctx.later = relu, later
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
-        _, want_bias, want_plus, *wanted = ctx.needs_input_grad
+        _, _, want_bias, want_plus, want_partial, *wanted = ctx.needs_input_grad
         if ctx.relu:
             grad = _where_positive(grad, saved.pop())
-        grads: list[Tensor | None] = []
-        for x, w, want_x, want_w in zip(
-            saved[::2], saved[1::2], wanted[::2], wanted[1::2], strict=True
-        ):
-            grads.append(_product(grad, w.t()) if want_x else None)
-            grads.append(x.t() @ grad if want_w else None)
-        return None, grad.sum(0) if want_bias else None, grad if want_plus else None, *grads
+        later = None if torch.is_grad_enabled() else ctx.later
+        of_operands = _of_operands(saved, wanted, grad, later)
+        whole = [grad if want else None for want in (want_plus, want_partial)]
+        return None, None, grad.sum(0) if want_bias else None, *whole, *of_operands
+
+
+class _StartAffine(Function):
+    """Products whose rows are here, if there are any, and matrices as they are.
+
+    Backward: the gradients that `_Affine` has left.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        later: list[tuple[Tensor, Tensor]],
+        number: int,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands[:number])
+        ctx.later, ctx.number = later, number
+        results = [_sum_of_products(bias, operands[:number])] if number else []
+        return *results, *[w.detach() for w in operands[number:]]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        number, of_matrices = ctx.number, list(grads)
+        _, _, want_bias, *wanted = ctx.needs_input_grad
+        grad = of_matrices.pop(0) if number else None
+        of_bias: Tensor | None = None
+        of_operands: list[Tensor | None] = [None] * number
+        if grad is not None:
+            of_bias = grad.sum(0) if want_bias else None
+            of_operands = _of_operands(ctx.saved_tensors, wanted[:number], grad, None)
+        left, ctx.later[:] = list(ctx.later), ()
+        for i, (x, g) in enumerate(left):
+            if wanted[number + i]:
+                product, before = x.t() @ g, of_matrices[i]
+                of_matrices[i] = product if before is None else before + product
+        return None, None, of_bias, *of_operands, *of_matrices
+
+
+def _sum_of_products(first: Tensor | None, flat: Sequence[Tensor]) -> Tensor:
+    """Each rows times matrix, added up after ``first``."""
+    x, w = flat[:2]
+    out = empty((x.shape[0], w.shape[1]), x.dtype)
+    if first is None:
+        torch.mm(x, w, out=out)
+    else:
+        torch.addmm(first, x, w, out=out)
+    for x, w in zip(flat[2::2], flat[3::2], strict=True):
+        out.addmm_(x, w)
+    return out
+
+
+def _of_operands(
+    flat: Sequence[Tensor],
+    wanted: Sequence[bool],
+    grad: Tensor,
+    later: list[tuple[Tensor, Tensor]] | None,
+) -> list[Tensor | None]:
+    """Gradients of rows and matrices; in place of those of matrices what is put into ``later``."""
+    grads: list[Tensor | None] = []
+    for x, w, want_x, want_w in zip(flat[::2], flat[1::2], wanted[::2], wanted[1::2], strict=True):
+        grads.append(_product(grad, w.t()) if want_x else None)
+        grads.append(x.t() @ grad if want_w and later is None else None)
+        if later is not None:
+            later.append((x, grad))
+    return grads
 
 
 def _where_positive(grad: Tensor, result: Tensor) -> Tensor:

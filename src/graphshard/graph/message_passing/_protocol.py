@@ -57,11 +57,17 @@ NodeFunction: TypeAlias = ReduceFunction | ApplyFunction
 
 @dataclass(frozen=True, eq=False)
 class AggregationStep:
-    """An ``update_all`` that a layer asks for, and waits for."""
+    """An ``update_all`` that a layer asks for, and waits for.
+
+    Args:
+        meanwhile: Work of the layer that does not need the result; a graph may do it while it
+            waits for rows of other processes, or leave it to the layer.
+    """
 
     graph: MessagePassingGraph
     message: Any
     reduce: Any
+    meanwhile: Callable[[], None] | None = None
 
 
 Steps: TypeAlias = Generator[AggregationStep, None, ResultT]
@@ -73,7 +79,7 @@ def run_steps(steps: Steps[ResultT]) -> ResultT:
 
     def update(asked: Sequence[AggregationStep]) -> None:
         for step in asked:
-            step.graph.update_all(step.message, step.reduce)
+            step.graph._aggregate(step)
 
     return run_together([steps], update)[0]
 
@@ -171,6 +177,10 @@ class MessagePassingGraph:
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         """Several `_reduce` at once, ``(relation, message_func, reduce_func)`` each, in order."""
         return [self._reduce(*call) for call in calls]
+
+    def _aggregate(self, step: AggregationStep) -> None:
+        """An ``update_all`` over the only relation, and perhaps the work of the layer with it."""
+        self.update_all(step.message, step.reduce)
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """New fields of all edges of a relation, from a `MessageFunction` or a callable."""
