@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ from graphshard.plan import (
 )
 from graphshard.plan._tape import HEAP_HOLES
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchConfig
+from graphshard.train import FullBatchConfig, _calibrate
 from graphshard.train._calibrate import TrialNetwork, calibrate
 from graphshard.train._defaults import DENSE
 from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
@@ -339,14 +340,45 @@ def test_rates_are_measured_with_the_network() -> None:
         name="g", nodes={"_N": 2000.0}, edges={EDGE: 16000.0}, features={"_N": 16}, num_classes=3,
         target="_N", train=100.0,
     )  # fmt: skip
+    kind = "node classification"
     config = FullBatchConfig(data="numbers", model="gat", hidden=4, heads=2).resolved()
-    trial = TrialNetwork.of(config, graph, 1)
+    trial = TrialNetwork.of(config, graph, kind)
     assert trial is not None
-    assert (trial.nodes, trial.degree, trial.settings["heads"]) == (2000, 8.0, 2)
-    rates = calibrate(1, 0.2, trial)
-    assert 0.25 <= rates.network < 100
+    assert trial.settings["heads"] == 2
+    cores = len(os.sched_getaffinity(0))
+    rates = calibrate([1, 1000], 0.2, trial, clock="cpu")
+    assert 0.1 <= rates.network < 20
+    assert [rates.num_ranks, *(each.num_ranks for each in rates.fewer)] == [cores, 1][:cores]
+    assert rates.beside(1).num_ranks == 1
     typed = dataclasses.replace(graph, nodes={"a": 1.0, "b": 2.0})
-    assert TrialNetwork.of(config, typed, 1) is None
+    assert TrialNetwork.of(config, typed, kind) is None
+    assert TrialNetwork.of(config, graph, "link prediction") is None
+
+
+def test_trials_take_a_sample_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two ranks in the parts that there are, with one as a whole; typed and plain."""
+    monkeypatch.setattr(_calibrate, "_TRIAL_NUMBERS", 1e4)
+    monkeypatch.setattr(_calibrate, "_FEWEST_TRIAL_NODES", 20)
+    for write, model in ((write_typed, "sage"), (write_plain, "gcn")):
+        data = Path(write(tmp_path / model, 2))
+        config = FullBatchConfig(data=str(data), **COMMON | {"model": model})
+        graph, kind = size_of_partition(data, config)
+        trial = TrialNetwork.of(config.resolved(facts_of(graph)), graph, kind, data)
+        assert trial is not None
+        for num_ranks in (1, 2):
+            made = trial.partitioned(num_ranks, tmp_path / f"{model}-{num_ranks}")
+            sample, _ = size_of_partition(Path(made.data), made)
+            assert len(sample.parts) == num_ranks
+            assert sample.features == graph.features
+            assert (sample.num_classes, sample.target) == (graph.num_classes, graph.target)
+            assert 0 < sample.num_nodes < graph.num_nodes / 2
+            if num_ranks == 2:
+                for part, whole in zip(sample.parts, graph.parts, strict=True):
+                    share = sample.num_nodes / graph.num_nodes
+                    for ntype, count in whole.nodes.items():
+                        assert part.nodes[ntype] == pytest.approx(share * count, abs=2)
+            network = network_of(made.resolved(facts_of(sample)), sample, kind)
+            assert network == network_of(config.resolved(facts_of(graph)), graph, kind)
 
 
 def test_the_factor_of_a_network_is_of_computing_alone() -> None:
@@ -355,11 +387,13 @@ def test_the_factor_of_a_network_is_of_computing_alone() -> None:
         target="_N", train=1e4,
     )  # fmt: skip
     network = Network(model="sage", features={"_N": 128}, out=40, hidden=64, layers=2)
-    once, twice = (
+    once, twice, thrice = (
         make_plan(graph, network, [4], Machines(rates=Rates(network=factor), link=1e6)).rows[0]
-        for factor in (1.0, 2.0)
+        for factor in (1.0, 2.0, 3.0)
     )
-    assert twice.compute == pytest.approx(2 * once.compute)
+    # What new memory takes was measured by itself.
+    assert thrice.compute - twice.compute == pytest.approx(twice.compute - once.compute)
+    assert once.compute < 0.99 * twice.compute < 2 * once.compute
     assert once.exchange - once.compute <= twice.exchange < once.exchange  # more of it is hidden
 
 
@@ -387,6 +421,10 @@ def test_rates_are_kept_in_a_file(tmp_path: Path) -> None:
     rates = Rates(product=1.0e9, spread={"product": 0.2}, source="here")
     rates.save(tmp_path / "rates.json")
     assert read_rates(tmp_path / "rates.json") == rates
+    both = dataclasses.replace(rates, num_ranks=4, fewer=(rates,))
+    both.save(tmp_path / "rates.json")
+    assert read_rates(tmp_path / "rates.json") == both
+    assert [both.beside(number).num_ranks for number in (1, 3, 4, 9)] == [1, 1, 4, 4]
     (tmp_path / "rates.json").write_text('{"product": -1}')
     with pytest.raises(ValueError, match=r"product must be a number above 0 \(got -1\)"):
         read_rates(tmp_path / "rates.json")

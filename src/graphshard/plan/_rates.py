@@ -28,15 +28,18 @@ class Rates:
         edges: Bytes that sums read along edges.
         attention: The same of attention.
         elements: Bytes of everything else.
+        random: Numbers drawn, as for dropout.
+        pages: Bytes of memory that the system hands out, at their first touch.
         start: Seconds of an operation as such, and of the step around it.
         sampled: Edges drawn.
         exchange: Bytes exchanged between ranks of one host.
         latency: Seconds of an exchange as such.
         interpreter: Bytes of a process that trains a tiny graph.
-        network: What an epoch of the network that is planned computed for, on a small graph, over
-            what the rates above say of it: memory that is given back and taken again, caches, and
-            all else that work done over and over does not show.
+        network: What an epoch of the network that is planned computed for, on a sample of its
+            graph, over what the rates above say of it but for ``pages``: caches, the order of
+            nodes, and all else that work done over and over does not show.
         spread: Rate to the share by which its measurements differ from it.
+        fewer: The same of fewer ranks beside each other, with more threads each.
         source: Where the rates are from.
     """
 
@@ -45,6 +48,8 @@ class Rates:
     edges: float = 4.0e9
     attention: float = 3.0e9
     elements: float = 8.0e9
+    random: float = 9.0e7
+    pages: float = 2.1e9
     start: float = 2.0e-5
     sampled: float = 1.5e6
     exchange: float = 1.3e9
@@ -54,6 +59,7 @@ class Rates:
     num_ranks: int = 1
     threads: int = 1
     spread: Mapping[str, float] = field(default_factory=dict)
+    fewer: tuple[Rates, ...] = ()
     source: str = "2 cores of an AMD EPYC, 2026-11-26"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -61,14 +67,23 @@ class Rates:
         with writing(Path(path)):
             Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
+    def beside(self, num_ranks: int) -> Rates:
+        """Those of so many ranks on a host, or of as many as were measured below that."""
+        known = sorted((self, *self.fewer), key=lambda rates: rates.num_ranks)
+        return next((r for r in reversed(known) if r.num_ranks <= num_ranks), known[0])
+
     @property
     def uncertainty(self) -> float:
-        """Share by which a time made of these rates may be off: the middle of their spreads."""
+        """Share by which a time made of these rates may be off: at least what epochs were."""
         shares = [self.spread[name] for name in _OF_COMPUTATION if name in self.spread]
-        return max(0.15, statistics.median(shares)) if shares else 0.5
+        least = _OFF_TRIED if self.network != 1.0 else _OFF_UNTRIED
+        return max(least, statistics.median(shares)) if shares else _OFF_UNMEASURED
 
 
-_OF_COMPUTATION = "product", "weights", "edges", "attention", "elements"
+_OFF_TRIED, _OFF_UNTRIED, _OFF_UNMEASURED = 0.25, 0.5, 1.0
+"""How far epochs were from plans: of rates with a trial of the network, without, and of others."""
+
+_OF_COMPUTATION = "product", "weights", "edges", "attention", "elements", "random", "pages"
 
 
 def read_rates(path: str | os.PathLike[str]) -> Rates:
@@ -82,15 +97,20 @@ def read_rates(path: str | os.PathLike[str]) -> Rates:
         raise FileNotFoundError(
             f"there is no file of rates {path}; write one with graphshard plan --save-rates"
         )
-    content = read_json_regular(Path(path))
+    return _rates_of(read_json_regular(Path(path)), path)
+
+
+def _rates_of(content: Any, path: str | os.PathLike[str]) -> Rates:
     known = {item.name for item in fields(Rates)}
     if not isinstance(content, dict) or not content.keys() <= known:
         raise ValueError(
             f"{path} must hold rates as graphshard plan --save-rates writes them; write it again"
         )
+    content = dict(content)
+    fewer = content.pop("fewer", [])
     for name, value in content.items():
         _check(name, value, path)
-    return replace(Rates(), **content)
+    return replace(Rates(), **content, fewer=tuple(_rates_of(each, path) for each in fewer))
 
 
 def _check(name: str, value: Any, path: str | os.PathLike[str]) -> None:

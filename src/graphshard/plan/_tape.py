@@ -34,9 +34,10 @@ HEAP_HOLES = 1.6
 large pages, see benchmarks/results/plan_memory_cpu_2026-11-26.md."""
 
 AllocationKind = Literal["pool", "heap", "shared", "mapped"]
-Work = Literal["product", "weights", "edges", "attention", "elements", "start"]
+Work = Literal["product", "weights", "edges", "attention", "elements", "random", "pages", "start"]
 """What time is spent on: numbers of products of rows and matrices, of the gradients of matrices,
-bytes read along edges by sums and by attention, bytes of all else, and operations as such."""
+bytes read along edges by sums and by attention, bytes of all else, numbers that are drawn, bytes
+that the system hands out anew, and operations as such."""
 
 
 class Memory:
@@ -79,18 +80,18 @@ class Memory:
 class _Allocation:
     """Memory of rows, given back when the last that refers to it goes."""
 
-    __slots__ = ("_item", "_kind", "_memory", "_size")
+    __slots__ = ("_item", "_memory", "_size", "kind")
 
     def __init__(self, memory: Memory, size: float, kind: AllocationKind, item: str) -> None:
         if kind == "pool" and size < LARGE_BYTES:
             kind = "heap"
         if kind == "heap" and size > MALLOC_KEEPS:
             kind = "mapped"
-        self._memory, self._size, self._kind, self._item = memory, size, kind, item
+        self._memory, self._size, self.kind, self._item = memory, size, kind, item
         memory.take(size, kind, item)
 
     def __del__(self) -> None:
-        self._memory.give_back(self._size, self._kind, self._item)
+        self._memory.give_back(self._size, self.kind, self._item)
 
 
 class Node:
@@ -177,9 +178,11 @@ class Tape:
         """TapeRows that take memory."""
         if self.direction == "backward" and item == "activations":
             item = "gradients"
-        return TapeRows(
-            count, width, _Allocation(self.memory, count * width * self.itemsize, kind, item)
-        )
+        size = count * width * self.itemsize
+        block = _Allocation(self.memory, size, kind, item)
+        if block.kind == "mapped":
+            self.do("pages", size)
+        return TapeRows(count, width, block)
 
     def given(self, count: float, width: float, is_constant: bool = True) -> TapeRows:
         """TapeRows that are counted among what is there all the time."""
@@ -333,7 +336,8 @@ class Tape:
             return rows
         factors = self.new(rows.count, rows.width)
         result = self.new(rows.count, rows.width)
-        self.do("elements", 10 * self._size(result))  # random numbers cost more than a pass
+        self.do("random", rows.count * rows.width)
+        self.do("elements", 5 * self._size(result))
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             self.do("elements", 3 * self._size(grad))

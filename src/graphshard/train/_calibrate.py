@@ -1,34 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibration: how fast this machine does what an epoch is made of, with ranks beside each other.
 
-As many ranks are started as will run at once. At first they train a tiny graph, by which it is
-known what a process takes for itself. Then each does every kind of work for a part of a second, in
-rounds, all ranks the same at the same time; a rate is the middle of its rounds on the slowest rank.
-At last they train the network that is to be planned on a small graph. What its epoch computed for,
-over what the rates say of its work, is a factor of all times: see `Rates.network`.
+As many ranks are started as will run at once, with the threads that a run gives them. At first they
+train a tiny graph, by which it is known what a process takes for itself. Then each does every kind
+of work for a part of a second, in rounds, all ranks the same at the same time; a rate is the middle
+of its rounds on the slowest rank. At last they train the network that is to be planned, on its own
+graph, or on a sample of it: of each part the first nodes, in the order that they have there, and
+the edges between these. What an epoch computed for, over what the rates say of it, is a factor of
+all times: see `Rates.network`. That of numbers is a graph of communities.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .._base.files import TemporaryFolder
 from .._base.memory import peak_memory
+from .._base.typing import CanonicalEType
 from ..comm import barrier, ragged_all_to_all, rank, shutdown_comms, world_size
 from ..comm.collectives import gather_texts
 from ..comm.group import group_state
 from ..data import community_graph, random_graph
+from ..fullbatch import load_dgl_partition_data
+from ..graph import Graph, heterograph
 from ..graph import graph as make_graph
 from ..nn import GATConv
 from ..ops import affine, draw_neighbors, gspmm
@@ -39,13 +45,18 @@ from ._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
 from ._run import FullBatchRun
 
 SECONDS = 5.0
+_LEAST_SECONDS = 1.0
 _ROWS, _WIDTH, _DEGREE, _HEADS = 40_000, 128, 12, 4
 _ROUNDS = 3
 _TINY = 500
+_NEW_NUMBERS = 1 << 24  # of 4 bytes: malloc keeps no block of that size
 
-_TRIED = ("gcn", "sage", "gat", "gatv2")
-_TRIAL_NUMBERS, _TRIAL_OVER, _MOST_TRIAL_NODES = 4e8, 20.0, 100_000
-_LEAST_FACTOR = 0.25
+_TRIAL_EPOCHS = 3  # after a first one
+_TRIAL_NUMBERS, _TRIAL_OVER, _FEWEST_TRIAL_NODES = 1e9, 20.0, 1000
+_FACTORS = 0.1, 20.0
+
+Clock = Literal["wall", "cpu"]
+_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -53,8 +64,9 @@ class CalibrationRequest:
     """What the ranks of a calibration are told."""
 
     data: str
-    seconds: float = SECONDS
+    seconds: float
     trial: str | None = None  # a configuration
+    clock: Clock = "wall"
 
     def to_json(self) -> str:
         """For a worker; the mode says what it is."""
@@ -64,64 +76,145 @@ class CalibrationRequest:
     def from_json(cls, text: str) -> CalibrationRequest:
         """Inverse of `to_json`."""
         values = json.loads(text)
-        return cls(values["data"], float(values["seconds"]), values["trial"])
+        return cls(values["data"], float(values["seconds"]), values["trial"], values["clock"])
 
 
 @dataclass(frozen=True)
 class TrialNetwork:
-    """The network that is to be planned, and a small graph like that it is for.
+    """The network that is to be planned, and what it is tried on.
 
     Args:
         settings: Fields of a `FullBatchConfig`.
-        features: Their width.
-        degree: Edges of a node.
-        nodes: Of a rank.
+        graph: Sizes of the whole.
+        data: The JSON of its partition, of which a sample is taken; None where there is none.
     """
 
     settings: Mapping[str, Any]
-    features: int
-    classes: int
-    degree: float
-    nodes: int
+    graph: GraphSize
+    data: Path | None = None
 
     @classmethod
-    def of(cls, config: ResolvedConfig, graph: GraphSize, ranks: int) -> TrialNetwork | None:
-        """None for graphs of several types, and networks that are made for them."""
-        width = graph.features.get(graph.target, 0)
-        if len(graph.nodes) > 1 or len(graph.edges) > 1 or config.model not in _TRIED or not width:
+    def of(
+        cls, config: ResolvedConfig, graph: GraphSize, kind: str, data: Path | None = None
+    ) -> TrialNetwork | None:
+        """None for what is not planned as it is, and for typed graphs that are sizes alone.
+
+        Args:
+            kind: Of the task.
+        """
+        is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
+        is_planned = ":" not in config.model and kind.startswith("node")
+        if not is_planned or (is_typed and data is None) or graph.num_relations:
             return None
         names = ["model", "hidden", "layers", "dropout", "residual", "norm", "encoder", "dtype"]
-        names += ["heads"] * config.model.startswith("gat") + ["aggregator"] * (
-            config.model == "sage"
-        )
-        heads = config.heads if config.model.startswith("gat") else 1
-        wide = max(width, config.hidden * heads)
-        degree = graph.num_edges / max(1.0, graph.num_nodes)
+        names += ["self_loops", "both_directions"]
+        names += ["heads"] * (config.model in ("gat", "gatv2", "hgt"))
+        names += ["aggregator"] * (config.model == "sage")
+        names += ["num_bases"] * (config.model == "rgcn")
+        if isinstance(config, FullBatchConfig):
+            names += ["aggregation", "rematerialize", "prefetch", "halo_dtype"]
+        return cls({name: getattr(config, name) for name in names}, graph, data)
+
+    def partitioned(self, num_ranks: int, folder: Path) -> FullBatchConfig:
+        """The run of a trial: the partition itself, or a sample in as many parts as ranks."""
+        graph, config = self.graph, FullBatchConfig(data="", **self.settings)
+        heads = config.heads or 1 if config.model in ("gat", "gatv2") else 1
+        wide = max((*graph.features.values(), (config.hidden or 1) * heads))
+        numbers = wide * (config.layers or 1) * (graph.num_edges + _TRIAL_OVER * graph.num_nodes)
         # As large that tables pass caches, and as small that an epoch takes a second or so.
-        nodes = int(_TRIAL_NUMBERS / (wide * config.layers * (degree + _TRIAL_OVER)))
-        return cls(
-            {name: getattr(config, name) for name in names},
-            width,
-            graph.num_classes,
-            degree,
-            max(1000, min(nodes, int(graph.num_nodes / ranks), _MOST_TRIAL_NODES)),
+        share = min(1.0, _TRIAL_NUMBERS * num_ranks / numbers)
+        share = min(1.0, max(share, _FEWEST_TRIAL_NODES * num_ranks / graph.num_nodes))
+        if share == 1.0 and self.data is not None and len(graph.parts) == num_ranks:
+            return replace(config, data=str(self.data))
+        method: Any = "multilevel"
+        if self.data is None:
+            nodes = int(share * graph.num_nodes)
+            sample = community_graph(
+                nodes,
+                int(share * graph.num_edges / 2),
+                feat_dim=graph.features.get(graph.target, 0),
+                num_classes=max(2, graph.num_classes),
+            )
+        else:
+            sample, parts = _sample(self.data, graph, share)
+            if len(graph.parts) == num_ranks:
+                method = parts if len(parts) > 1 else parts[graph.target]
+        out = os.path.join(folder, f"trial{num_ranks}")
+        partition_graph(
+            sample,
+            "trial",
+            num_ranks,
+            out,
+            part_method=method,
+            reorder=None if isinstance(method, str) else False,
+            quiet=True,
         )
+        return replace(config, data=os.path.join(out, "trial.json"))
+
+
+def _sample(data: Path, graph: GraphSize, share: float) -> tuple[Graph, dict[str, Tensor]]:
+    """The first nodes of each part and the edges between them, and the part of each node."""
+    first = load_dgl_partition_data(data, 0)
+    num_parts = first.num_parts
+    kept = {
+        t: torch.tensor([math.ceil(share * first.node_map(t).size(p)) for p in range(num_parts)])
+        for t in first.node_type_names
+    }
+    starts = {t: torch.cumsum(sizes, 0) - sizes for t, sizes in kept.items()}
+    pieces: dict[CanonicalEType, list[Tensor]] = {e: [] for e in first.canonical_etypes}
+    for part in range(num_parts):
+        structure = first if part == 0 else load_dgl_partition_data(data, part)
+        for etype, edges in structure.edges.items():
+            owner, src, dst = edges.src_part.long(), edges.src.long(), edges.dst.long()
+            inside = (src < kept[etype[0]][owner]) & (dst < kept[etype[2]][part])
+            ids = starts[etype[0]][owner] + src, starts[etype[2]][part] + dst
+            pieces[etype].append(torch.stack(ids)[:, inside])
+    sizes = {t: int(number.sum()) for t, number in kept.items()}
+    sample = heterograph({e: tuple(torch.cat(some, 1)) for e, some in pieces.items()}, sizes)
+    for ntype, width in graph.features.items():
+        sample.nodes[ntype].data["feat"] = torch.randn(sizes[ntype], width)
+    columns, number = sample.nodes[graph.target].data, sizes[graph.target]
+    columns["label"] = torch.randint(max(2, graph.num_classes), (number,))
+    columns["label"][0] = max(2, graph.num_classes) - 1
+    is_train = torch.rand(number) < max(graph.train, 1.0) / graph.nodes[graph.target]
+    is_train[0] = True
+    is_even = torch.arange(number) % 2 == 0
+    columns["train_mask"] = is_train
+    columns["val_mask"], columns["test_mask"] = ~is_train & is_even, ~is_train & ~is_even
+    part_of = {t: torch.arange(num_parts).repeat_interleave(number) for t, number in kept.items()}
+    return sample, part_of
 
 
 def calibrate(
-    most_ranks: int, seconds: float = SECONDS, network: TrialNetwork | None = None
+    numbers: Sequence[int],
+    seconds: float = SECONDS,
+    network: TrialNetwork | None = None,
+    clock: Clock = "wall",
 ) -> Rates:
-    """Measure the rates of this machine with as many ranks as it has processors, and are asked for.
+    """Measure the rates of this machine, for each number of ranks up to that of its processors.
 
     Args:
+        numbers: Of ranks that run on one host; more than there are processors are as many as these.
+        seconds: In all, besides the start of processes.
         network: What is to be planned with them; tried besides, for some more seconds.
+        clock: ``"cpu"`` to count seconds of processors, on a machine that has other work.
 
     Raises:
         RankError: A worker failed.
     """
+    cores = len(os.sched_getaffinity(0))
+    counts = sorted({max(1, min(number, cores)) for number in numbers})
+    each = max(_LEAST_SECONDS, seconds / len(counts))
+    *fewer, most = (_calibrated(count, each, network, clock) for count in counts)
+    return replace(most, fewer=tuple(fewer))
+
+
+def _calibrated(
+    num_ranks: int, seconds: float, network: TrialNetwork | None, clock: Clock
+) -> Rates:
+    """The rates of one number of ranks."""
     from .launch import launch_workers
 
-    num_ranks = max(1, min(most_ranks, len(os.sched_getaffinity(0))))
     found: list[dict[str, Any]] = []
     with TemporaryFolder() as folder:
         graph = random_graph(_TINY, 4 * _TINY, seed=0, feat_dim=8, num_classes=2)
@@ -129,14 +222,15 @@ def calibrate(
         partition_graph(
             graph, "tiny", num_ranks, parts, part_method="random", reorder=False, quiet=True
         )
-        trial = None if network is None else _trial(network, num_ranks, folder)
-        request = CalibrationRequest(
-            os.path.join(parts, "tiny.json"), seconds, None if trial is None else trial.to_json()
-        )
+        trial = None if network is None else network.partitioned(num_ranks, folder)
+        data, text = os.path.join(parts, "tiny.json"), None if trial is None else trial.to_json()
         outcome = launch_workers(
-            [sys.executable, "-m", "graphshard.train.launch", request.to_json()],
+            [
+                *(sys.executable, "-m", "graphshard.train.launch"),
+                CalibrationRequest(data, seconds, text, clock).to_json(),
+            ],
             num_ranks,
-            timeout=120.0,
+            timeout=300.0,
             on_event=lambda event: found.extend(event.get("rates", ())),
         )
         outcome.check()
@@ -147,40 +241,31 @@ def calibrate(
         return replace(rates, network=_factor(trial, rates, num_ranks, found[0]["how"], took))
 
 
-def _trial(network: TrialNetwork, num_ranks: int, folder: Path) -> FullBatchConfig:
-    """The run of a trial, on a graph that is partitioned for it."""
-    nodes = network.nodes * num_ranks
-    graph = community_graph(
-        nodes,
-        int(nodes * network.degree / 2),
-        feat_dim=network.features,
-        num_classes=max(2, network.classes),
-    )
-    parts = os.path.join(folder, "trial")
-    partition_graph(graph, "trial", num_ranks, parts, part_method="multilevel", quiet=True)
-    data = os.path.join(parts, "trial.json")
-    return FullBatchConfig(data=data, epochs=2, eval_every=2, **network.settings)
-
-
 def _factor(trial: FullBatchConfig, rates: Rates, num_ranks: int, how: str, took: float) -> float:
-    """What computing took, over what the rates say."""
+    """By what computing must be multiplied for an epoch of ``took`` seconds."""
     size, kind = size_of_partition(Path(trial.data), trial)
     network = network_of(trial.resolved(facts_of(size)), size, kind)
     exchanges = replace(exchanges_of(trial), mode=how, num_ranks=num_ranks)  # type: ignore[arg-type]
-    planned = plan_full_batch(size, network, Machines(rates=rates), exchanges)
-    return max(_LEAST_FACTOR, (took - planned.exchange) / planned.compute)
+    low, high = _FACTORS
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        machines = Machines(rates=replace(rates, network=middle))
+        planned = plan_full_batch(size, network, machines, exchanges).seconds.expected
+        low, high = (middle, high) if planned < took else (low, middle)
+    return math.sqrt(low * high)
 
 
 def rates_of(found: list[dict[str, Any]], num_ranks: int) -> Rates:
     """Rates from what each rank measured: name to its rounds, and its memory."""
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     spread: dict[str, float] = {}
     for name in found[0]["rounds"]:
         slowest = min((each["rounds"][name] for each in found), key=statistics.median)
         middle = statistics.median(slowest)
         values[name] = middle
         spread[name] = max(abs(value / middle - 1) for value in slowest)
-    return Rates(
+    return replace(
+        Rates(),
         **values,
         interpreter=max(each["interpreter"] for each in found),
         num_ranks=num_ranks,
@@ -201,15 +286,14 @@ def calibration_work(request: CalibrationRequest) -> Callable[[], None]:
         FullBatchRun(config).train()
         interpreter = peak_memory()
         mine = {
-            "rounds": measured_rounds(request.seconds),
+            "rounds": measured_rounds(request.seconds, _CLOCKS[request.clock]),
             "interpreter": interpreter,
             "threads": torch.get_num_threads(),
         }
         if request.trial is not None:
             trial = config_from_json(request.trial)
             assert isinstance(trial, FullBatchConfig)
-            result = FullBatchRun(trial).train()
-            mine |= {"epoch": result.seconds_per_epoch, "how": result.aggregation}
+            mine |= _tried(trial, _CLOCKS[request.clock])
         texts = gather_texts(group_state(), json.dumps(mine))
         if rank() == 0:
             send_event({"rates": [json.loads(text) for text in texts]})
@@ -219,7 +303,20 @@ def calibration_work(request: CalibrationRequest) -> Callable[[], None]:
     return work
 
 
-def measured_rounds(seconds: float) -> dict[str, list[float]]:
+def _tried(trial: FullBatchConfig, now: Callable[[], float]) -> dict[str, Any]:
+    """Seconds of an epoch that is not the first, and how remote rows came; collective."""
+    run = FullBatchRun(trial)
+    run._learner.descent.start_at(0, 1)
+    took = []
+    for epoch in range(1 + _TRIAL_EPOCHS):
+        barrier()
+        start = now()
+        run._train_epoch(epoch)
+        took.append(now() - start)
+    return {"epoch": statistics.median(took[1:]), "how": run._learner.graph.mode}
+
+
+def measured_rounds(seconds: float, now: Callable[[], float]) -> dict[str, list[float]]:
     """Name of a rate to its value in each round; collective."""
     torch.manual_seed(rank())
     rows = torch.randn(_ROWS, _WIDTH)
@@ -242,39 +339,60 @@ def measured_rounds(seconds: float) -> dict[str, list[float]]:
     def attend() -> None:
         attention(graph, fused).sum().backward()
 
+    drawn = torch.empty(_ROWS, _WIDTH)
     kinds: dict[str, tuple[Callable[[], Any], float]] = {
         "product": (lambda: affine([(rows, matrix)]), products),
         "weights": (lambda: rows.t() @ other, products),
         "edges": (lambda: gspmm(adjacency, "copy_lhs", "sum", rows, None), edges * numbers),
         "attention": (attend, 3.5 * edges * numbers),
         "elements": (lambda: rows + other, 3 * _ROWS * numbers),
+        "random": (lambda: drawn.bernoulli_(0.5), 1.0 * _ROWS * _WIDTH),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     each = seconds / (len(kinds) + 3) / _ROUNDS
     tiny, seeds = torch.randn(64, 8), torch.randint(0, _ROWS, (2000,))
+
+    def draw() -> object:
+        return draw_neighbors(indptr, seeds, 10, 1, seeds, indices=indices)
+
     for _ in range(_ROUNDS):
         for name, (run, amount) in kinds.items():
-            found[name].append(_rate(run, amount, each))
+            found[name].append(_rate(run, amount, each, now))
         if num_ranks > 1:
             exchanged = other[:sent]
 
             def exchange(rows: Tensor = exchanged) -> None:
                 ragged_all_to_all(rows, splits, splits)
 
-            found.setdefault("exchange", []).append(_rate(exchange, sent * numbers, each, times=3))
-        found.setdefault("start", []).append(1 / _rate(lambda: tiny + tiny, 1.0, each / 4))
-        found.setdefault("sampled", []).append(
-            _rate(lambda: draw_neighbors(indptr, seeds, 10, 1, seeds, indices=indices), 2e4, each)
-        )
+            found.setdefault("exchange", []).append(
+                _rate(exchange, sent * numbers, each, now, times=3)
+            )
+        found.setdefault("pages", []).append(_rate_of_pages(now))
+        found.setdefault("start", []).append(1 / _rate(lambda: tiny + tiny, 1.0, each / 4, now))
+        found.setdefault("sampled", []).append(_rate(draw, 2e4, each, now))
     return found
 
 
-def _rate(run: Callable[[], Any], amount: float, seconds: float, times: int = 0) -> float:
+def _rate_of_pages(now: Callable[[], float]) -> float:
+    """Bytes that the system hands out in a second: what a first pass takes beyond a second one."""
+    barrier()
+    seconds = []
+    new = torch.empty(_NEW_NUMBERS)
+    for _ in range(2):
+        start = now()
+        new.fill_(1.0)
+        seconds.append(now() - start)
+    return 4 * _NEW_NUMBERS / max(1e-9, seconds[0] - seconds[1])
+
+
+def _rate(
+    run: Callable[[], Any], amount: float, seconds: float, now: Callable[[], float], times: int = 0
+) -> float:
     """Amount a second, of runs during some time, or of a number of runs, the same on all ranks."""
     run()
     barrier()
-    start, count = time.perf_counter(), 0
-    while count < times or (not times and (count == 0 or time.perf_counter() - start < seconds)):
+    start, count = now(), 0
+    while count < times or (not times and (count == 0 or now() - start < seconds)):
         run()
         count += 1
-    return amount * count / (time.perf_counter() - start)
+    return amount * count / max(1e-9, now() - start)

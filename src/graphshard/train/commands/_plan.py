@@ -139,8 +139,9 @@ def plan(
     else:
         from .._calibrate import TrialNetwork, calibrate
 
-        trial = TrialNetwork.of(resolved, graph, max(numbers))
-        measured = calibrate(max(numbers), network=trial)
+        own = partition_json(Path(data)) if data and is_partition(Path(data)) else None
+        trial = TrialNetwork.of(resolved, graph, kind, own)
+        measured = calibrate([machines.on_host(number) for number in numbers], network=trial)
         if save_rates is not None:
             measured.save(save_rates)
     machines = Machines(
