@@ -4,11 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "runtime/rows.h"
@@ -105,34 +107,65 @@ class Drawing {
 
   void write(const InVector& indices, const MaybeVector& eids, const OutVector& edges,
              const OutVector& picked, int num_threads) {
+    require(
+        rows_in(indices) == arguments_.num_edges && (!eids || eids->shape(0) == indices.shape(0)),
+        "indices and eids must have num_edges entries");
+    require_apart({edges, picked}, {indices, eids});
+    require(indices.dtype() == picked.dtype(), "picked must have the type of indices");
+    write_from(&indices, nullptr, eids, edges, picked, num_threads);
+  }
+
+  void write_pieces(const InVector& starts, const std::vector<InVector>& sources,
+                    const std::vector<int64_t>& owns, const std::vector<int64_t>& shifts,
+                    const std::vector<InVector>& others, const OutVector& edges,
+                    const OutVector& picked, int num_threads) {
+    const size_t count = sources.size();
+    require(count > 0 && starts.shape(0) == count + 1 && owns.size() == count &&
+                shifts.size() == count && others.size() == count,
+            "there must be a start, sources, own, shift and others for each piece, and an end");
+    const int64_t* begins = data_of<int64_t>(starts);
+    require(begins[0] == 0 && begins[count] == arguments_.num_edges,
+            "starts must begin with 0 and end with num_edges");
+    SourcePieces pieces;
+    pieces.starts.assign(begins, begins + count + 1);
+    for (size_t i = 0; i < count; ++i) {
+      require(begins[i + 1] - begins[i] == rows_in(sources[i]) && owns[i] >= 0,
+              "a piece must have the sources between its start and the next");
+      require_apart({edges, picked}, {sources[i], others[i]});
+      pieces.pieces.push_back(
+          {ids_of(sources[i]), owns[i], shifts[i], ids_of(others[i]), rows_in(others[i])});
+    }
+    write_from(nullptr, &pieces, std::nullopt, edges, picked, num_threads);
+  }
+
+ private:
+  void write_from(const InVector* indices, const SourcePieces* pieces, const MaybeVector& eids,
+                  const OutVector& edges, const OutVector& picked, int num_threads) {
     require(total_ >= 0, "count must come before write");
     const size_t total = static_cast<size_t>(total_);
     require(edges.shape(0) == total && picked.shape(0) == total,
             "edges and picked must have as many entries as were counted");
-    require(
-        rows_in(indices) == arguments_.num_edges && (!eids || eids->shape(0) == indices.shape(0)),
-        "indices and eids must have num_edges entries");
-    require_apart({edges, picked, counts_},
-                  {indices, eids, indptr_, rows_, row_ids_, mask_, excluded_});
+    require_apart({edges, picked, counts_}, {indptr_, rows_, row_ids_, mask_, excluded_});
     with_id_type(edges.dtype(), [&](auto of_edges) {
       using I = decltype(of_edges);
-      with_id_type(indices.dtype(), [&](auto of_nodes) {
+      with_id_type(picked.dtype(), [&](auto of_nodes) {
         using J = decltype(of_nodes);
-        const J* from = data_of<J>(indices);
+        const Sources<J> from{indices == nullptr ? nullptr : data_of<J>(*indices), pieces};
         const I* ids = data_of<I>(eids);
         I* to = data_of<I>(edges);
         J* nodes = data_of<J>(picked);
-        const nb::gil_scoped_release release;
-        if (draft_) {
-          draft_->write(from, ids, to, nodes, num_threads);
-        } else {
-          draw_uniform(arguments_, count_of_row_, bounds_.get(), from, ids, to, nodes, num_threads);
+        bool all_known = true;
+        {
+          const nb::gil_scoped_release release;
+          all_known = draft_ ? draft_->write(from, ids, to, nodes, num_threads)
+                             : draw_uniform(arguments_, count_of_row_, bounds_.get(), from, ids, to,
+                                            nodes, num_threads);
         }
+        require(all_known, "every source must be below own, or one of others");
       });
     });
   }
 
- private:
   InVector indptr_;
   InVector rows_;
   InVector row_ids_;
@@ -161,6 +194,9 @@ void bind_drawing(nb::module_& m) {
               "excluded"_a.noconvert().none(), "num_edges"_a, "counts"_a.noconvert());
   drawing.def("count", &Drawing::count, "num_threads"_a);
   drawing.def("write", &Drawing::write, "indices"_a.noconvert(), "eids"_a.noconvert().none(),
+              "edges"_a.noconvert(), "picked"_a.noconvert(), "num_threads"_a);
+  drawing.def("write_pieces", &Drawing::write_pieces, "starts"_a.noconvert(),
+              "sources"_a.noconvert(), "owns"_a, "shifts"_a, "others"_a.noconvert(),
               "edges"_a.noconvert(), "picked"_a.noconvert(), "num_threads"_a);
 }
 

@@ -115,6 +115,61 @@ void pass_over(const DrawRow& row, bool ascending, int64_t count, I* out) {
   }
 }
 
+// Sources of edges at consecutive positions, in numbers of their own: one below `own` is the id
+// that is `shift` more, others say which of `others` is the id.
+struct SourcePiece {
+  Ids sources;
+  int64_t own;
+  int64_t shift;
+  Ids others;
+  int64_t num_others;
+
+  // Of the source at a place of the piece; -1 where it has no id.
+  GRAPHSHARD_INLINE int64_t id_at(int64_t place) const {
+    const int64_t number = sources[place];
+    if (number < own) return number + shift;
+    return number - own < num_others ? others[number - own] : -1;
+  }
+};
+
+// Pieces whose positions follow one another: piece i has those in [starts[i], starts[i + 1]).
+struct SourcePieces {
+  std::vector<int64_t> starts;
+  std::vector<SourcePiece> pieces;
+
+  // Which piece a position is in; `guess` is where the one before was, and becomes the answer.
+  GRAPHSHARD_INLINE size_t piece_of(int64_t position, size_t& guess) const {
+    if (position < starts[guess] || position >= starts[guess + 1]) {
+      const auto after = std::upper_bound(starts.begin() + 1, starts.end() - 1, position);
+      guess = static_cast<size_t>(after - starts.begin()) - 1;
+    }
+    return guess;
+  }
+};
+
+// Where the source of each edge is: in an array, or in pieces.
+template <typename J>
+struct Sources {
+  const J* ids;
+  const SourcePieces* pieces;  // null where there is an array
+};
+
+// For positions in edges[begin, end): picked = the source there; false if one has no id.
+template <typename I, typename J>
+bool look_up_pieces(int64_t begin, int64_t end, const SourcePieces& from, const I* edges,
+                    J* picked) {
+  bool all_known = true;
+  size_t guess = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t position = edges[i];
+    const size_t piece = from.piece_of(position, guess);
+    const int64_t id = from.pieces[piece].id_at(position - from.starts[piece]);
+    all_known &= id >= 0;
+    picked[i] = static_cast<J>(id);
+  }
+  return all_known;
+}
+
 // For positions in edges[begin, end): picked = indices[position], and edges = eids[position] in
 // their place, unless eids is nullptr.
 template <typename I, typename J>
@@ -135,10 +190,11 @@ GRAPHSHARD_INLINE void look_up(int64_t begin, int64_t end, const J* indices, con
 // bounds, and returns their sum, or -1 - i for the first of the rows, i, that find_row refuses.
 int64_t count_uniform(const DrawArguments& a, int64_t* counts, RowBounds* bounds, int num_threads);
 
-// Draws what count_uniform has counted; edges and picked have an entry for each.
+// Draws what count_uniform has counted; edges and picked have an entry for each. There are no eids
+// with pieces. False if a source has no id.
 template <typename I, typename J>
-void draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
-                  const J* indices, const I* eids, I* edges, J* picked, int num_threads);
+bool draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
+                  const Sources<J>& sources, const I* eids, I* edges, J* picked, int num_threads);
 
 // Edges drawn with weights or LABOR. Their number is known only when they are drawn, so they are
 // held here until there are arrays for them.
@@ -152,7 +208,7 @@ class Draft {
 
   // As draw_uniform.
   template <typename I, typename J>
-  void write(const J* indices, const I* eids, I* edges, J* picked, int num_threads) const;
+  bool write(const Sources<J>& sources, const I* eids, I* edges, J* picked, int num_threads) const;
 
  private:
   std::vector<std::vector<int64_t>> parts_;  // positions

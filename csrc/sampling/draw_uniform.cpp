@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
+#include <atomic>
 
 #include "runtime/parallel.h"
 #include "sampling/draw.h"
@@ -68,10 +69,23 @@ template <typename I>
 struct Drawn {
   const char* indices;
   int64_t index_bytes;
+  const SourcePieces* pieces;
   const I* eids;
   I* edges;
   void* picked;
   void (*look_up)(const Drawn& drawn, int64_t begin, int64_t end);
+  std::atomic<bool>* all_known;
+
+  // Where an array of all sources would begin that has those of the row where they are.
+  GRAPHSHARD_INLINE uintptr_t base_of(const RowBounds& row, size_t& guess, int64_t& bytes) const {
+    bytes = index_bytes;
+    if (pieces == nullptr) return reinterpret_cast<uintptr_t>(indices);
+    const size_t piece = pieces->piece_of(row.begin, guess);
+    const Ids& sources = pieces->pieces[piece].sources;
+    bytes = sources.wide() != nullptr ? 8 : 4;
+    return reinterpret_cast<uintptr_t>(sources.address(0)) -
+           static_cast<uintptr_t>(pieces->starts[piece] * bytes);
+  }
 };
 
 template <typename I, typename J>
@@ -80,14 +94,21 @@ void look_up_indices(const Drawn<I>& drawn, int64_t begin, int64_t end) {
           static_cast<J*>(drawn.picked));
 }
 
+template <typename I, typename J>
+void look_up_in_pieces(const Drawn<I>& drawn, int64_t begin, int64_t end) {
+  if (!look_up_pieces(begin, end, *drawn.pieces, drawn.edges, static_cast<J*>(drawn.picked))) {
+    drawn.all_known->store(false, std::memory_order_relaxed);
+  }
+}
+
+GRAPHSHARD_INLINE const void* item_at(uintptr_t base, int64_t at, int64_t bytes) {
+  return reinterpret_cast<const void*>(base + static_cast<uintptr_t>(at * bytes));
+}
+
 // The two ends of a row, which for most rows are all of it; that there are none does not matter.
-GRAPHSHARD_INLINE void request_ends(const void* data, int64_t item_bytes, const RowBounds& bounds) {
-  const uintptr_t first = reinterpret_cast<uintptr_t>(data);
-  const auto at = [&](int64_t i) {
-    return reinterpret_cast<const void*>(first + static_cast<uintptr_t>(i * item_bytes));
-  };
-  GRAPHSHARD_PREFETCH_OUTER(at(bounds.begin));
-  GRAPHSHARD_PREFETCH_OUTER(at(bounds.end - 1));
+GRAPHSHARD_INLINE void request_ends(uintptr_t base, int64_t bytes, const RowBounds& bounds) {
+  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.begin, bytes));
+  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.end - 1, bytes));
 }
 
 template <typename I>
@@ -97,20 +118,25 @@ GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t 
   std::vector<uint64_t> bits;
   std::vector<int64_t> skipped;
   const uint64_t key_state = mix(a.key ^ kRowDomain);
+  const uintptr_t eids = reinterpret_cast<uintptr_t>(drawn.eids);
   int64_t looked_up = start;
   int64_t end = start;
+  size_t guess = 0;
+  int64_t bytes = 0;
   for (int64_t at = first; at < last; ++at) {
     if (at + kDrawnRowsAhead < last) {
       const RowBounds& later = bounds[at + kDrawnRowsAhead];
-      request_ends(drawn.indices, drawn.index_bytes, later);
-      if (drawn.eids != nullptr) request_ends(drawn.eids, sizeof(I), later);
+      const uintptr_t base = drawn.base_of(later, guess, bytes);
+      request_ends(base, bytes, later);
+      if (drawn.eids != nullptr) request_ends(eids, sizeof(I), later);
     }
     const DrawRow row = row_within(a, bounds[at], skipped);
     I* out = drawn.edges + end;
     draw_row(a, row, state_of(key_state, a.row_ids[at]), counts[at], out, bits);
     const int64_t requested = counts[at] <= kMostRequested ? counts[at] : 0;
+    const uintptr_t base = drawn.base_of(bounds[at], guess, bytes);
     for (int64_t i = 0; i < requested; ++i) {
-      GRAPHSHARD_PREFETCH_OUTER(drawn.indices + out[i] * drawn.index_bytes);
+      GRAPHSHARD_PREFETCH_OUTER(item_at(base, out[i], bytes));
       if (drawn.eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(drawn.eids + out[i]);
     }
     end += counts[at];
@@ -148,8 +174,8 @@ int64_t count_uniform(const DrawArguments& a, int64_t* counts, RowBounds* bounds
 }
 
 template <typename I, typename J>
-void draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
-                  const J* indices, const I* eids, I* edges, J* picked, int num_threads) {
+bool draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds* bounds,
+                  const Sources<J>& sources, const I* eids, I* edges, J* picked, int num_threads) {
   const int64_t num_parts = graphshard::num_parts(a.num_draws, kRowsPerTask, num_threads);
   std::vector<int64_t> starts{0};
   for (int64_t part = 0; part + 1 < num_parts; ++part) {
@@ -159,25 +185,29 @@ void draw_uniform(const DrawArguments& a, const int64_t* counts, const RowBounds
       start += counts[at];
     starts.push_back(start);
   }
-  const Drawn<I> drawn{reinterpret_cast<const char*>(indices),
+  std::atomic<bool> all_known{true};
+  const Drawn<I> drawn{reinterpret_cast<const char*>(sources.ids),
                        sizeof(J),
+                       sources.pieces,
                        eids,
                        edges,
                        picked,
-                       look_up_indices<I, J>};
+                       sources.pieces == nullptr ? look_up_indices<I, J> : look_up_in_pieces<I, J>,
+                       &all_known};
   run_tasks(num_parts, num_threads, [&](int64_t part) {
     draw_part(a, part_begin(a.num_draws, part, num_parts),
               part_begin(a.num_draws, part + 1, num_parts), counts, bounds, starts[part], drawn);
   });
+  return all_known;
 }
 
-template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int32_t*,
-                           const int32_t*, int32_t*, int32_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int64_t*,
-                           const int32_t*, int32_t*, int64_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int32_t*,
-                           const int64_t*, int64_t*, int32_t*, int);
-template void draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*, const int64_t*,
-                           const int64_t*, int64_t*, int64_t*, int);
+template bool draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*,
+                           const Sources<int32_t>&, const int32_t*, int32_t*, int32_t*, int);
+template bool draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*,
+                           const Sources<int64_t>&, const int32_t*, int32_t*, int64_t*, int);
+template bool draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*,
+                           const Sources<int32_t>&, const int64_t*, int64_t*, int32_t*, int);
+template bool draw_uniform(const DrawArguments&, const int64_t*, const RowBounds*,
+                           const Sources<int64_t>&, const int64_t*, int64_t*, int64_t*, int);
 
 }  // namespace graphshard

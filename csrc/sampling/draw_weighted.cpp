@@ -3,6 +3,7 @@
 // for the algorithms.
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -370,25 +371,33 @@ Draft::Draft(const DrawArguments& a, int64_t* counts, int num_threads) {
 }
 
 template <typename I, typename J>
-void Draft::write(const J* indices, const I* eids, I* edges, J* picked, int num_threads) const {
+bool Draft::write(const Sources<J>& sources, const I* eids, I* edges, J* picked,
+                  int num_threads) const {
+  std::atomic<bool> all_known{true};
   run_tasks(static_cast<int64_t>(starts_.size()), num_threads, [&](int64_t part) {
     const std::vector<int64_t>& positions = parts_[part];
     const int64_t size = static_cast<int64_t>(positions.size());
     I* own_edges = edges + starts_[part];
     J* own_picked = picked + starts_[part];
+    if (sources.pieces != nullptr) {
+      for (int64_t i = 0; i < size; ++i) own_edges[i] = static_cast<I>(positions[i]);
+      if (!look_up_pieces(0, size, *sources.pieces, own_edges, own_picked)) all_known = false;
+      return;
+    }
     for (int64_t i = 0; i < size; ++i) {
       const int64_t ahead = positions[std::min(i + kEdgesAhead, size - 1)];
-      GRAPHSHARD_PREFETCH_OUTER(indices + ahead);
+      GRAPHSHARD_PREFETCH_OUTER(sources.ids + ahead);
       if (eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(eids + ahead);
       own_edges[i] = static_cast<I>(positions[i]);
-      look_up(i, i + 1, indices, eids, own_edges, own_picked);
+      look_up(i, i + 1, sources.ids, eids, own_edges, own_picked);
     }
   });
+  return all_known;
 }
 
-template void Draft::write(const int32_t*, const int32_t*, int32_t*, int32_t*, int) const;
-template void Draft::write(const int64_t*, const int32_t*, int32_t*, int64_t*, int) const;
-template void Draft::write(const int32_t*, const int64_t*, int64_t*, int32_t*, int) const;
-template void Draft::write(const int64_t*, const int64_t*, int64_t*, int64_t*, int) const;
+template bool Draft::write(const Sources<int32_t>&, const int32_t*, int32_t*, int32_t*, int) const;
+template bool Draft::write(const Sources<int64_t>&, const int32_t*, int32_t*, int64_t*, int) const;
+template bool Draft::write(const Sources<int32_t>&, const int64_t*, int64_t*, int32_t*, int) const;
+template bool Draft::write(const Sources<int64_t>&, const int64_t*, int64_t*, int64_t*, int) const;
 
 }  // namespace graphshard

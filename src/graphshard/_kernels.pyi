@@ -339,6 +339,17 @@ class Drawing:
         picked: Tensor,  # [total], written: indices
         num_threads: int,
     ) -> None: ...
+    def write_pieces(
+        self,
+        starts: Tensor,  # [num_pieces + 1] int64, the first position of each, and num_edges
+        sources: list[Tensor],  # of each piece, int32 or int64
+        owns: list[int],  # numbers below that are an id less shift
+        shifts: list[int],
+        others: list[Tensor],  # ids of further numbers
+        edges: Tensor,  # [total], written: positions
+        picked: Tensor,  # [total], written: ids
+        num_threads: int,
+    ) -> None: ...
 
 class IdTable:
     def __init__(self, num_ids: int) -> None: ...

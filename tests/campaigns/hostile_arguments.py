@@ -293,7 +293,7 @@ class Recorder:
 
 
 def other_calls(rng: random.Random) -> list[Recorded]:
-    """Calls that no operator makes: of shared memory, of keys of tables, of vector registers.
+    """Calls that no operator makes: of shared memory, tables, files' edges, vector registers.
 
     The calls that follow take the code for the registers that one of the last kind allows.
     """
@@ -313,8 +313,22 @@ def other_calls(rng: random.Random) -> list[Recorded]:
         Recorded("block_counts", ()),
         *_table_calls(),
         *_partition_calls(),
+        _sources_in_pieces(),
         Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
     ]
+
+
+def _sources_in_pieces() -> Recorded:
+    """A draw of all edges of two rows, whose sources are in two pieces."""
+    rows, counts = torch.tensor([0, 1]), torch.zeros(2, dtype=torch.int64)
+    how = (2, 7, False, None, None, None, None, None, 4, counts)
+    made = Recorded("Drawing", (torch.tensor([0, 2, 4]), rows, rows.clone(), *how))
+    sources = [torch.tensor([0, 3, 1], dtype=torch.int32), torch.tensor([2])]
+    others = [torch.tensor([9, 8]), torch.tensor([7], dtype=torch.int32)]
+    pieces = (torch.tensor([0, 3, 4]), sources, [2, 3], [5, 0], others)
+    out = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    before = [made, Recorded("Drawing.count", (1,), [made])]
+    return Recorded("Drawing.write_pieces", (*pieces, *out, 1), before)
 
 
 def _table_calls() -> list[Recorded]:

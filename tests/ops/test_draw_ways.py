@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from graphshard._base.kernels import extension_available, force_extension
 from graphshard.ops import draw_neighbors
+from graphshard.ops.sampling import SourcePiece, SourcePieces
 
 CASE = structure()
 Drawn = tuple[Tensor, Tensor, Tensor]
@@ -64,6 +66,44 @@ def test_kernel_equals_torch(kind: str, excluded: str) -> None:
             for count in (1, 4):
                 with threads(count):
                     assert equal(draw(CASE, fanout, kind, excluded=given), expected)
+
+
+def in_pieces(indices: Tensor, ends: list[int]) -> SourcePieces:
+    """The same sources in pieces, each in numbers of its own: ids near it, then others."""
+    pieces = []
+    for number, (start, stop) in enumerate(pairwise([0, *ends, indices.numel()])):
+        ids, own, shift = indices[start:stop].long(), 40 + number, 17 * number
+        others = torch.unique(ids).flip(0)
+        others = others[(others < shift) | (others >= shift + own)]
+        place = torch.full((int(indices.max()) + 1,), -1)
+        place[shift : shift + own] = torch.arange(own)[: len(place) - shift]
+        place[others] = own + torch.arange(others.numel())
+        dtype = (torch.int32, torch.int64)[number % 2]
+        pieces.append(SourcePiece(place[ids].to(dtype), own, shift, others.to(dtype)))
+    return SourcePieces(pieces, torch.int64 if len(ends) == 3 else torch.int32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_in_pieces(kind: str, way: str) -> None:
+    for ends in ([], [50], [7, 7, 1300]):
+        pieces = in_pieces(CASE.indices, ends)
+        assert torch.equal(pieces[:].long(), CASE.indices.long())
+        for fanout in (3, 33, -1):
+            given = {"excluded": CASE.excluded[::50].contiguous(), "check": False}
+            found = draw(CASE, fanout, kind, indices=pieces, **given)
+            assert found[2].dtype == pieces.dtype
+            assert equal(found, draw(CASE, fanout, kind, **given))
+    with pytest.raises(TypeError, match="indices must be a tensor where check is true"):
+        draw(CASE, 3, kind, indices=pieces)
+
+
+def test_a_source_without_an_id_is_refused() -> None:
+    if not extension_available():
+        pytest.skip("the compiled kernels are not installed")
+    piece = SourcePiece(CASE.indices.int(), 3, 0, torch.arange(2))
+    for kind in ("uniform", "labor"):
+        with pytest.raises(ValueError, match="every source must be below own"):
+            draw(CASE, 30, kind, indices=SourcePieces([piece], torch.int64), check=False)
 
 
 @in_each_way(

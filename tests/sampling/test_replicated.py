@@ -33,6 +33,7 @@ from graphshard import comm
 from graphshard.comm import _shared_memory
 from graphshard.comm._shared_memory import Hosts, directory_with_room
 from graphshard.comm.group import group_state
+from graphshard.partition import load_partition
 from graphshard.sampling import NeighborSampler
 from graphshard.sampling.graph_store import (
     CollectiveGraphStore,
@@ -95,23 +96,26 @@ def shared(rank: int, world_size: int, parts: str) -> list[Any]:
     """What one rank writes the others read: memory is held once."""
     structure = ReplicatedGraphStore.of(manager_of(parts, rank))
     sides = list(structure._edges.lists.values())
-    arrays = [a for side in sides for a in (side.indptr, side.neighbors)]
+    pieces = [piece for side in sides for piece in side.neighbors.pieces]
+    arrays = [*(side.indptr for side in sides), *(piece.others for piece in pieces)]
     arrays += structure._edges.original_ids.values()
     if rank == 0:
         torch._foreach_copy_(arrays, [torch.full_like(array, 99) for array in arrays])
     comm.barrier()
-    maps = set(re.findall(r"/graphshard-[0-9a-f]{32}", Path("/proc/self/maps").read_text()))
+    text = Path("/proc/self/maps").read_text()
+    maps = set(re.findall(r"/graphshard-[0-9a-f]{32}", text))
+    parts_mapped = set(re.findall(r"r--s .*/(part\d)/graph.safetensors", text))
     seen = all(bool((array == 99).all()) for array in arrays)
     comm.barrier()
-    del structure, arrays, sides
+    del structure, arrays, sides, pieces
     after = re.findall(r"/graphshard-[0-9a-f]{32}", Path("/proc/self/maps").read_text())
-    return [seen, len(maps), len(after)]
+    return [seen, len(maps), len(parts_mapped), len(after)]
 
 
 def test_memory_is_held_once_per_host_and_then_given_back(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, plain_graph(), 2, "random")
-    # Two files: original ids, and in-edges of all relations.
-    assert run_ranks(shared, 2, parts) == [[True, 2, 0]] * 2
+    # Three files: original ids, those of halo nodes, and pointers; sources are in the parts' own.
+    assert run_ranks(shared, 2, parts) == [[True, 3, 2, 0]] * 2
 
 
 def copies(rank: int, world_size: int, parts: str) -> list[Any]:
@@ -263,5 +267,7 @@ def test_the_structure_that_fits_is_chosen(tmp_path: Path, kind: str) -> None:
         4 * (graph.num_nodes(etype[2]) + 1 + graph.num_edges(etype))
         for etype in graph.canonical_etypes
     )
+    for part in range(2):
+        size += 4 * int((~load_partition(parts, part)[0].ndata["inner_node"]).sum())
     wanted = [size, replicated, collective, replicated, collective, replicated]
     assert run_ranks(chosen, 2, parts) == [wanted] * 2

@@ -102,6 +102,13 @@ class RowsInFiles:
     def shape(self) -> torch.Size:
         return torch.Size((sum(piece.num_rows for piece in self.pieces), *self.row_shape))
 
+    def some(self, first: int, count: int) -> RowsInFiles:
+        """Rows of a table in one file that follow one another."""
+        (piece,) = self.pieces
+        size = math.prod(self.row_shape) * self.stored_dtype.itemsize
+        part = FilePiece(piece.file, piece.offset + first * size, count)
+        return replace(self, pieces=(part,))
+
     def element_size(self) -> int:
         """Bytes of a number as it is given."""
         return self.dtype.itemsize

@@ -136,8 +136,8 @@ class PeakMemory:
     def __init__(self) -> None:
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # sets the high-water mark to what is resident now
-        #: What was resident then, in bytes.
-        self.start = current_memory()
+        #: What was resident then, in bytes; and what of that was no page of a file.
+        self.start, self.own = current_memory(), own_memory()
 
     def above_start(self) -> int:
         """Bytes."""
@@ -166,6 +166,11 @@ class PeakDeviceMemory:
 def current_memory() -> int:
     """Bytes that are resident now; where the system does not say, the most there ever were."""
     return _status("VmRSS") or peak_memory()
+
+
+def own_memory() -> int:
+    """Bytes that are resident now without pages of files; all of them where nothing tells."""
+    return _status("RssAnon") or current_memory()
 
 
 def peak_memory() -> int:

@@ -6,12 +6,13 @@ from ._graph_shard_manager import DistributedBlock, GraphShardManager
 from ._homogenised import GraphShard
 from ._partition_data import (
     PartitionData,
-    RelationEdges,
     load_dgl_partition_data,
     suffix_key_lookup,
 )
+from ._stored_edges import StoredEdges
 from .execution import AggregationMode
 from .lazy import DeferredEdges, message_has_parameters
+from .topology import RelationEdges
 
 __all__ = [
     "AggregationMode",
@@ -21,6 +22,7 @@ __all__ = [
     "GraphShardManager",
     "PartitionData",
     "RelationEdges",
+    "StoredEdges",
     "construct_full_graph",
     "construct_mfgs",
     "load_dgl_partition_data",

@@ -18,6 +18,7 @@ from .._base.lazy_columns import LazyColumns, maker_of, tensors_there
 from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
+from ..graph.frame import LazyNumbers
 from ..graph.structure import Schema
 from ._graph_shard_manager import GraphShardManager
 from ._partition_data import PartitionData, wrong_number_of_ranks
@@ -66,10 +67,7 @@ def construct_full_graph(
     _check_ranks(partition_data, policy, group)
     schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
     owned = {t: partition_data.num_owned(t) for t in partition_data.node_type_names}
-    edges = {
-        etype: LocalEdges(e.src_part, e.src, e.dst, owned[etype[2]])
-        for etype, e in partition_data.edges.items()
-    }
+    edges = {etype: LocalEdges.of(e, owned[etype[2]]) for etype, e in partition_data.edges.items()}
     rows = {t: torch.arange(n, device=partition_data.device) for t, n in owned.items()}
     return _manager(partition_data, schema, edges, rows, rows, None, policy, group)
 
@@ -313,9 +311,14 @@ def _frames(
         return frame
 
     def edge_frame(etype: CanonicalEType) -> Frame:
-        ids = data.partition_book.partid2eids(data.rank, etype).to(data.device)
-        ids = ids[edge_ids[etype]] if etype in edge_ids else ids
-        frame = Frame(ids.numel(), data.device, f"edges {etype}", "edge")
+        count = data.edges[etype].num_edges
+        ids: Tensor | LazyNumbers
+        if etype in edge_ids:
+            ids = data.partition_book.partid2eids(data.rank, etype).to(data.device)[edge_ids[etype]]
+        else:
+            sizes = [stop - start for start, stop in data.partition_book.edge_map()[etype]]
+            ids = LazyNumbers(sum(sizes[: data.rank]), count, data.device)
+        frame = Frame(ids.shape[0], data.device, f"edges {etype}", "edge")
         frame[EID] = ids
         return frame
 

@@ -25,37 +25,18 @@ from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import NTYPE
 from ..partition import RangePartitionBook
-from ..partition.format import read_config
+from ..partition.checked_files import TensorFile
+from ..partition.format import PartitionConfig, read_config
 from ..partition.load import features_in_files, load_features, load_structure
 from ..partition.pyg_folder import PyGPartition, is_pyg_folder
 from ..partition.structure import PartStructure
-from .topology import narrow
+from ._stored_edges import LocalNodes, SourceColumn, StoredEdges
+from .topology import RelationEdges, narrow
 
 _INT16_MAX = 2**15 - 1
+_PIECE = 1 << 20
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RelationEdges:
-    """The in-edges of one rank's nodes under one relation, by edge id.
-
-    In parts that `partition_graph` wrote that is by destination, in DGL's it need not be. Row
-    numbers are int32 wherever they fit: of a large graph the structure is what fills memory.
-
-    Args:
-        src_part: int16 or int32 ``[num_edges]``, the rank that owns each edge's source.
-        src: int32 or int64 ``[num_edges]``, the source's row on that rank.
-        dst: int32 or int64 ``[num_edges]``, the destination's row on this rank.
-    """
-
-    src_part: Tensor
-    src: Tensor
-    dst: Tensor
-
-    @property
-    def num_edges(self) -> int:
-        return self.src.numel()
 
 
 @dataclass(frozen=True)
@@ -176,10 +157,7 @@ class PartitionData:
             self,
             node_features=_on(beside, self.node_features),
             edge_features=_on(beside, self.edge_features),
-            edges={
-                etype: RelationEdges(e.src_part.to(device), e.src.to(device), e.dst.to(device))
-                for etype, e in self.edges.items()
-            },
+            edges={etype: _edges_on(device, edges) for etype, edges in self.edges.items()},
             device=device,
         )
 
@@ -189,6 +167,13 @@ def _on(device: torch.device, columns: Mapping[str, Tensor]) -> Mapping[str, Ten
     if device.type == "cpu" and all(rows.device == device for rows in tensors_there(columns)):
         return columns
     return {name: rows.to(device) for name, rows in columns.items()}
+
+
+def _edges_on(device: torch.device, edges: RelationEdges) -> RelationEdges:
+    """Edges on a device; those in a file stay there on the CPU."""
+    if device.type == "cpu" and isinstance(edges, StoredEdges):
+        return edges
+    return RelationEdges(edges.src_part.to(device), edges.src.to(device), edges.dst.to(device))
 
 
 def owned_ranges(book: RangePartitionBook) -> list[tuple[int, int]]:
@@ -323,7 +308,8 @@ def load_dgl_partition_data(
         return _of_pyg(partition, own_partition_idx).to(device, feature_device)
     config = read_config(partition_json_file)
     _check_part(own_partition_idx, config.num_parts)
-    structure = load_structure(config, own_partition_idx)
+    structure = load_structure(config, own_partition_idx, as_stored=True)
+    column = _source_column(config, own_partition_idx)
     book = structure.book
     in_files: dict[str, RowsInFiles] = {}
     features = []
@@ -358,13 +344,21 @@ def load_dgl_partition_data(
         in_files=in_files,
     )
     try:
-        edges = _relation_edges(data, structure)
+        edges = _relation_edges(data, structure, column)
     except ValueError as error:
         raise PartitionFormatError(
             f"part {own_partition_idx} of {config.path} contradicts itself ({error}); partition "
             "the graph again"
         ) from None
     return replace(data, edges=edges).to(device, feature_device)
+
+
+def _source_column(config: PartitionConfig, part: int) -> SourceColumn | None:
+    """Where a part's file has the sources of its edges; None of formats without that."""
+    file = config.open_part(part, "part_graph")
+    if config.version < 2 or not isinstance(file, TensorFile):
+        return None
+    return SourceColumn(file.path.absolute(), file.blake2b, file.places["src"][0])
 
 
 def _of_pyg(partition: PyGPartition, rank: int) -> PartitionData:
@@ -436,16 +430,18 @@ def _node_types(book: RangePartitionBook, part: int) -> Tensor:
 
 
 def _relation_edges(
-    data: PartitionData, structure: PartStructure
+    data: PartitionData, structure: PartStructure, column: SourceColumn | None
 ) -> dict[CanonicalEType, RelationEdges]:
     """The edges of each relation, from the homogenised local graph; inner edges come first.
+
+    Args:
+        column: Where the file has sources, if they can be read there.
 
     Raises:
         ValueError: An inner edge ends at another part's node, or at one of another type.
     """
     book = data.partition_book
-    num_inner = int(book.metadata()[data.rank]["num_edges"])
-    src, dst = (ends[:num_inner] for ends in structure.adjacency.coo())
+    num_inner = structure.num_inner_edges
     global_ids = structure.node_ids()
     owner = book.nid2partid(global_ids)
     node_type, per_type_id = book.map_to_per_ntype(global_ids)
@@ -455,25 +451,80 @@ def _relation_edges(
         rows[of_type] = data.node_map(ntype).local_of(per_type_id[of_type], owner[of_type])
     rows = narrow(rows, int(rows.max()) + 1 if rows.numel() else 0)
     owner = owner.to(torch.int16 if data.num_parts <= _INT16_MAX else torch.int32)
-    offsets, edges = book.local_etype_offset, {}
+    offsets = book.local_etype_offset
+    edges: dict[CanonicalEType, RelationEdges] = {}
+    if column is not None:
+        most = max(map(book.num_nodes, book.ntypes), default=0)
+        halo_ids = narrow(per_type_id[structure.num_inner_nodes :].clone(), most)
+        nodes = LocalNodes(owner, rows, structure.num_inner_nodes, halo_ids, column)
+        for index, etype in enumerate(data.canonical_etypes):
+            stored = _stored_edges(data, structure, nodes, index)
+            if stored is None:
+                break
+            if len(data.node_type_names) > 1:
+                for _, numbers, _ in stored.numbers():
+                    _check_type(numbers, etype[0], node_type, data, etype)
+            edges[etype] = stored
+        else:
+            return edges
+    src, dst = (ends[:num_inner] for ends in structure.adjacency.coo())
     for index, etype in enumerate(data.canonical_etypes):  # inner edges are sorted by relation
         ends = [some[offsets[index] : offsets[index + 1]] for some in (src, dst)]
-        _check_ends((ends[0], ends[1]), node_type, data, etype)
+        if ends[1].numel() and int(ends[1].max()) >= structure.num_inner_nodes:
+            raise _ends_elsewhere(etype)
+        if len(data.node_type_names) > 1:
+            _check_type(ends[0], etype[0], node_type, data, etype)
+            _check_type(ends[1], etype[2], node_type, data, etype)
         edges[etype] = RelationEdges(
             owner.index_select(0, ends[0]), *(rows.index_select(0, some) for some in ends)
         )
     return edges
 
 
-def _check_ends(
-    ends: tuple[Tensor, Tensor], node_type: Tensor, data: PartitionData, etype: CanonicalEType
+def _stored_edges(
+    data: PartitionData, structure: PartStructure, nodes: LocalNodes, index: int
+) -> StoredEdges | None:
+    """The edges of a relation where the file has them; None where destinations do not ascend."""
+    book, etype = data.partition_book, data.canonical_etypes[index]
+    start, stop = book.local_etype_offset[index : index + 2]
+    offsets = book.local_ntype_offset
+    source, target = (data.node_type_names.index(t) for t in (etype[0], etype[2]))
+    low, high = offsets[target], offsets[target + 1]
+    if structure.adjacency.is_given_as("csc"):  # of a single relation
+        indptr, sources, _ = structure.adjacency.csc()
+        indptr = indptr[low : high + 1]
+        within = int(structure.adjacency.csc()[0][structure.num_inner_nodes])
+        first, last = int(indptr[0]), int(indptr[-1])
+    else:
+        sources, dst = structure.adjacency.coo()
+        dst = dst[start:stop]
+        if any(
+            bool((dst[i : i + _PIECE + 1].diff() < 0).any()) for i in range(0, len(dst), _PIECE)
+        ):
+            return None
+        bounds = torch.arange(low, high + 1, dtype=dst.dtype)
+        indptr = torch.searchsorted(dst, bounds)
+        indptr = narrow(indptr, dst.numel() + 1).contiguous()
+        within = int(torch.searchsorted(dst, structure.num_inner_nodes)) + start
+        first, last = int(indptr[0]) + start, int(indptr[-1]) + start
+    if within != stop:
+        raise _ends_elsewhere(etype)
+    if (first, last) != (start, stop):
+        raise _of_another_type(etype, etype[2])
+    return StoredEdges(indptr, sources[start:stop], nodes, offsets[source], start)
+
+
+def _ends_elsewhere(etype: CanonicalEType) -> ValueError:
+    return ValueError(f"an edge of {etype} that the part owns ends at a node of another part")
+
+
+def _of_another_type(etype: CanonicalEType, ntype: str) -> ValueError:
+    return ValueError(f"an edge of {etype} ends at a node that is not of type {ntype}")
+
+
+def _check_type(
+    nodes: Tensor, ntype: str, node_type: Tensor, data: PartitionData, etype: CanonicalEType
 ) -> None:
     """Kernels take rows for ids of the relation's types: so the ends must be of these types."""
-    num_inner = data.partition_book.metadata()[data.rank]["num_nodes"]
-    if ends[1].numel() and int(ends[1].max()) >= num_inner:
-        raise ValueError(f"an edge of {etype} that the part owns ends at a node of another part")
-    if len(data.node_type_names) == 1:
-        return
-    for nodes, ntype in zip(ends, (etype[0], etype[2]), strict=True):
-        if bool((node_type[nodes] != data.node_type_names.index(ntype)).any()):
-            raise ValueError(f"an edge of {etype} ends at a node that is not of type {ntype}")
+    if bool((node_type[nodes] != data.node_type_names.index(ntype)).any()):
+        raise _of_another_type(etype, ntype)

@@ -70,7 +70,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -93,25 +93,99 @@ _INT32_MAX = 2**31 - 1
 _NEARLY_ALL = 0.9
 
 
-@dataclass(frozen=True)
-class LocalEdges:
-    """In-edges of this rank's destination rows under one relation, by local edge id.
+class RelationEdges:
+    """The in-edges of one rank's nodes under one relation, by edge id.
+
+    In parts that `partition_graph` wrote that is by destination, in DGL's it need not be. Row
+    numbers are int32 wherever they fit: of a large graph the structure is what fills memory.
 
     Args:
-        src_part: ``[num_edges]`` integers, owner of each source.
-        src: ``[num_edges]`` integers, the source's row in its owner's source frame.
-        dst: ``[num_edges]`` integers, destination row on this rank.
-        num_dst: Destination rows on this rank.
+        src_part: int16 or int32 ``[num_edges]``, the rank that owns each edge's source.
+        src: int32 or int64 ``[num_edges]``, the source's row on that rank.
+        dst: int32 or int64 ``[num_edges]``, the destination's row on this rank.
     """
 
-    src_part: Tensor
-    src: Tensor
-    dst: Tensor
-    num_dst: int
+    def __init__(self, src_part: Tensor, src: Tensor, dst: Tensor) -> None:
+        self._ends = src_part, src, dst
+
+    @property
+    def src_part(self) -> Tensor:
+        return self._ends[0]
+
+    @property
+    def src(self) -> Tensor:
+        return self._ends[1]
+
+    @property
+    def dst(self) -> Tensor:
+        return self._ends[2]
 
     @property
     def num_edges(self) -> int:
         return self.src.numel()
+
+    @property
+    def by_destination(self) -> bool:
+        """Whether edges come by destination."""
+        return not bool((self.dst[1:] < self.dst[:-1]).any())
+
+    def pieces(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Some edges after others: which, and the columns of these."""
+        yield slice(0, self.num_edges), self.src_part, self.src, self.dst
+
+    def num_cut(self, rank: int) -> int:
+        """Edges from rows of other ranks than ``rank``, which is this one."""
+        return int((self.src_part != rank).sum())
+
+    def rows_read(self, part: int) -> Tensor:
+        """Rows of another part at which edges begin; one may come several times."""
+        return self.src[self.src_part == part]
+
+    def sum_by_source(
+        self, values: Tensor, num_src: int, num_parts: int, rank: int
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The sum over the edges from each source, of what their destinations have.
+
+        Args:
+            values: ``[num_dst]``.
+
+        Returns:
+            ``[num_src]`` of the own rows; and of each part the rows that are read of it,
+            ascending, and their sums.
+        """
+        total, others = values.new_zeros(num_src), []
+        for part in range(num_parts):
+            is_of = self.src_part == part
+            src, of_dst = self.src[is_of], values.index_select(0, self.dst[is_of])
+            if part == rank:
+                total.index_add_(0, src, of_dst)
+                src, of_dst = src[:0], of_dst[:0]
+            rows, at = torch.unique(src.to(torch.int64), return_inverse=True)
+            others.append((rows, of_dst.new_zeros(rows.numel()).index_add_(0, at, of_dst)))
+        return total, others
+
+
+class LocalEdges(RelationEdges):
+    """Edges into some destination rows of this rank.
+
+    Args:
+        num_dst: Destination rows on this rank.
+    """
+
+    def __init__(self, src_part: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> None:
+        super().__init__(src_part, src, dst)
+        self.num_dst = num_dst
+
+    @classmethod
+    def of(cls, edges: RelationEdges, num_dst: int) -> LocalEdges:
+        """The edges, into so many rows."""
+        if isinstance(edges, LocalEdges):
+            return edges
+        return cls(edges.src_part, edges.src, edges.dst, num_dst)
+
+    def in_degrees(self) -> Tensor:
+        """``[num_dst]`` int64."""
+        return torch.bincount(self.dst, minlength=self.num_dst)
 
 
 @dataclass(frozen=True)
@@ -323,7 +397,7 @@ def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list
     empty = torch.empty(0, dtype=torch.int64, device=edges[0].src.device if edges else None)
     needed = []
     for part in range(world_size):
-        rows = [e.src[e.src_part == part] for e in edges] if part != rank else []
+        rows = [e.rows_read(part) for e in edges] if part != rank else []
         needed.append(torch.unique(torch.cat([empty, *rows])))
     return needed
 
@@ -757,9 +831,7 @@ class ShardStructure:
 
     def in_degrees(self, etype: CanonicalEType) -> Tensor:
         """``[num_dst]`` int64; all in-edges of a row are on its own rank."""
-        edges = self.edges[etype]
-        count = partial(torch.bincount, edges.dst, minlength=edges.num_dst)
-        return self._once("in", etype, count)
+        return self._once("in", etype, self.edges[etype].in_degrees)
 
     def mean_counts(self, etype: CanonicalEType) -> Tensor:
         """What a sum is divided by for the mean: in-degrees, at least 1."""
@@ -769,9 +841,11 @@ class ShardStructure:
         """``[num_src]`` int64, counted on all ranks; collective on first use."""
 
         def count() -> Tensor:
-            halo = self.halo([etype])
-            counts = torch.bincount(halo.extended_src(etype), minlength=halo.num_extended)
-            own, remote = counts[: halo.num_owned], counts[halo.num_owned :]
+            halo, edges = self.halo([etype]), self.edges[etype]
+            ones = torch.ones(edges.num_dst, dtype=torch.int64, device=self.device)
+            how = halo.num_owned, self.world_size, self.rank
+            own, others = edges.sum_by_source(ones, *how)
+            remote = torch.cat([sums for _, sums in others])
             return own + return_halo([(halo.plan, remote)], "sum")[0]
 
         return self._once("out", etype, count)

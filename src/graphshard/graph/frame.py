@@ -116,6 +116,30 @@ class LazyRows:
         return f"LazyRows(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
+class LazyNumbers(LazyRows):
+    """Numbers that follow one another, which take memory when they are first read.
+
+    Args:
+        first: The first of them; they are int64.
+    """
+
+    __slots__ = ("_first",)
+
+    def __init__(self, first: int, count: int, device: torch.device) -> None:
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        super().__init__(nothing, nothing)
+        self._first, self.shape = first, torch.Size((count,))
+
+    def gather(self) -> Tensor:
+        if self._rows is None:
+            last = self._first + self.shape[0]
+            self._rows = torch.arange(self._first, last, device=self.device)
+        return self._rows
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Tensor | LazyRows:
+        return LazyNumbers(self._first, self.shape[0], device)
+
+
 def version_of(tensor: Tensor) -> int:
     """How often a column was changed in place; inference tensors do not say."""
     return 0 if tensor.is_inference() else tensor._version

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -474,6 +475,12 @@ class _Lists:
         return positions + torch.minimum(skipped, self.last[which]) - first
 
 
+class SourceIds(Protocol):
+    """The source of each edge, in a tensor or not."""
+
+    def __getitem__(self, positions: Tensor, /) -> Tensor: ...
+
+
 def draw_neighbors(
     indptr: Tensor,
     rows: Tensor,
@@ -481,7 +488,7 @@ def draw_neighbors(
     key: int,
     row_ids: Tensor,
     *,
-    indices: Tensor,
+    indices: SourceIds,
     replace: bool = False,
     prob: Tensor | None = None,
     prob_ids: Tensor | None = None,

@@ -9,7 +9,9 @@ gives new, consecutive ids to the nodes of a sample, in the order in which they 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +27,75 @@ WEIGHT_DTYPES = (torch.float32, torch.float64, torch.bool, torch.uint8)
 """Degrees are below it; as a fanout it draws all edges."""
 
 
+@dataclass(frozen=True, eq=False)
+class SourcePiece:
+    """Sources of edges at positions that follow one another, in numbers of their own.
+
+    Args:
+        sources: ``[n]`` int32 or int64.
+        own: Of numbers below it the id is ``shift`` more.
+        others: ``[m]``, the ids of further numbers, in their order.
+    """
+
+    sources: Tensor
+    own: int
+    shift: int
+    others: Tensor
+
+    def at(self, places: Tensor) -> Tensor:
+        """int64 ids at some places."""
+        numbers = self.sources.index_select(0, places).to(torch.int64)
+        is_other = numbers >= self.own
+        ids = numbers + self.shift
+        ids[is_other] = self.others[numbers[is_other] - self.own].to(torch.int64)
+        return ids
+
+
+class SourcePieces:
+    """The source of each edge, as `draw_neighbors` takes them, in pieces: one after another.
+
+    Args:
+        pieces: At least one.
+        dtype: Of ids: int32 or int64.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, pieces: Sequence[SourcePiece], dtype: torch.dtype) -> None:
+        self.pieces, self.dtype = tuple(pieces), dtype
+        counts = [piece.sources.numel() for piece in pieces]
+        self._starts = torch.tensor([0, *itertools.accumulate(counts)])
+        self.shape = torch.Size((sum(counts),))
+        self._arrays = (
+            self._starts,
+            [piece.sources for piece in pieces],
+            [piece.own for piece in pieces],
+            [piece.shift for piece in pieces],
+            [piece.others for piece in pieces],
+        )
+
+    def numel(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, positions: Tensor | slice) -> Tensor:
+        """The ids of some sources."""
+        if isinstance(positions, slice):
+            positions = torch.arange(*positions.indices(self.numel()))
+        positions = positions.to(torch.int64)
+        if len(self.pieces) == 1:
+            return self.pieces[0].at(positions).to(self.dtype)
+        ids = torch.empty(positions.shape, dtype=self.dtype)
+        number = torch.bucketize(positions, self._starts[1:], right=True)
+        for i, piece in enumerate(self.pieces):
+            (chosen,) = torch.nonzero(number == i, as_tuple=True)
+            ids[chosen] = piece.at(positions[chosen] - self._starts[i]).to(self.dtype)
+        return ids
+
+    def write(self, drawing: Any, edges: Tensor, picked: Tensor, threads: int) -> None:
+        """Let a drawing of the compiled kernels write what it has counted."""
+        drawing.write_pieces(*self._arrays, edges, picked, threads)
+
+
 def draw_neighbors(
     indptr: Tensor,
     rows: Tensor,
@@ -32,7 +103,7 @@ def draw_neighbors(
     key: int,
     row_ids: Tensor,
     *,
-    indices: Tensor,
+    indices: Tensor | SourcePieces,
     replace: bool = False,
     prob: Tensor | None = None,
     prob_ids: Tensor | None = None,
@@ -66,7 +137,8 @@ def draw_neighbors(
         fanout: How many edges to draw per row, or -1 for all with a positive weight.
         key: 64 bits that name this draw; another key draws independently.
         row_ids: [n] what a row is called in every run and on every rank, int32 or int64.
-        indices: [E] the source of each edge, int32 or int64.
+        indices: [E] the source of each edge, int32 or int64; or `SourcePieces`, where ``check`` is
+            false and there are no ``eids``.
         replace: Whether one edge may be drawn several times for a row.
         prob: [E] float32, float64, bool or uint8 weights by position, not by edge id; they need not
             sum to one. An edge whose weight is not positive and finite is never drawn.
@@ -102,6 +174,8 @@ def draw_neighbors(
     """
     mask, skipped = None, excluded
     if check:
+        if isinstance(indices, SourcePieces):
+            raise TypeError("indices must be a tensor where check is true (got SourcePieces)")
         _check_structure(indptr, indices)
         _check_rows(indptr, rows, row_ids)
         # Torch indexes by what lies there.
@@ -147,7 +221,10 @@ def draw_neighbors(
         _check_range(indptr, rows, num_edges)
     edges = torch.empty(total, dtype=indptr.dtype)
     picked = torch.empty(total, dtype=indices.dtype)
-    drawing.write(indices.contiguous(), eids, edges, picked, threads)
+    if isinstance(indices, SourcePieces):
+        indices.write(drawing, edges, picked, threads)
+    else:
+        drawing.write(indices.contiguous(), eids, edges, picked, threads)
     return counts, edges, picked
 
 

@@ -105,9 +105,13 @@ def load_part(
 
 
 def load_structure(
-    config: PartitionConfig, part_id: int, *, checksum: bool = True
+    config: PartitionConfig, part_id: int, *, checksum: bool = True, as_stored: bool = False
 ) -> PartStructure:
     """The structure of a part, checked, with its digest or without.
+
+    Args:
+        as_stored: What is mapped takes no memory of the process's own, however that is limited,
+            and must not be written to.
 
     Raises:
         PartitionFormatError: The file is missing, damaged, or belongs to another partition.
@@ -117,7 +121,8 @@ def load_structure(
     file = config.open_part(part_id, "part_graph")
     if checksum:
         file.check_digest()
-    tensors = file.read()
+    left = tuple(file.shapes) if as_stored and config.version > 1 else ()
+    tensors = file.read(left) if isinstance(file, TensorFile) else file.read()
     if config.version > 1:  # so that there are as many nodes as the JSON says
         open_features(config, book, "node_feats")
     try:

@@ -57,7 +57,9 @@ class Sampling:
     """How batches are drawn; fields as those of `graphshard.train.SampledConfig`.
 
     Args:
-        in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there.
+        in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there. What
+            is planned is the memory of processes without pages of files.
+        edges_in_files: Edges stay in files, too, which they do unless some are added.
     """
 
     fanouts: tuple[int, ...]
@@ -67,6 +69,7 @@ class Sampling:
     map_features: bool = True
     cache_bytes: float = 0.0
     in_files: bool = False
+    edges_in_files: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -536,9 +539,12 @@ def plan_sampled(
     part = max(parts, key=lambda p: sum(p.edges.values()))
     here = machines.on_host(num_ranks)
     items = fixed_items(graph, network, part, rates)
-    if sampling.in_files:
-        items["features"] = 0.0
     whole = graph.num_edges * 4 + graph.num_nodes * 12
+    if sampling.in_files:
+        items["features"], items["interpreter"] = 0.0, rates.own
+        if sampling.edges_in_files:
+            items["structure"] -= sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
+            whole -= graph.num_edges * 4
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
         sampling.transport == "auto" and fits_replicated(whole, room)

@@ -35,6 +35,7 @@ class Rates:
         exchange: Bytes exchanged between ranks of one host.
         latency: Seconds of an exchange as such.
         interpreter: Bytes of a process that trains a tiny graph.
+        own: How much of that is the process's own: without pages of files, which libraries are in.
         network: What an epoch of the network that is planned computed for, on a sample of its
             graph, over what the rates above say of it but for ``pages``: caches, the order of
             nodes, and all else that work done over and over does not show.
@@ -55,6 +56,7 @@ class Rates:
     exchange: float = 1.3e9
     latency: float = 2.0e-4
     interpreter: float = 4.2e8
+    own: float = 2.0e8
     network: float = 1.0
     num_ranks: int = 1
     threads: int = 1

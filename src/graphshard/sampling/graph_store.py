@@ -25,6 +25,7 @@ the same. `graph_store_of` is the one store that everything draws from that is m
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import os
@@ -32,24 +33,29 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._base.file_rows import RowsInFiles
 from .._base.memory import available_memory
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import agree, all_reduce, share_error
-from ..comm.collectives import all_gather, all_reduce_, all_to_all, shared_errors
+from ..comm.collectives import all_gather, all_reduce_, all_to_all, gather_texts, shared_errors
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, share_arrays
-from ..fullbatch import GraphShardManager
+from ..errors import PartitionFormatError
+from ..fullbatch import GraphShardManager, StoredEdges
 from ..graph import Frame, Graph
 from ..graph.frame import LazyRows, version_of
 from ..graph.message_passing import frames_of
 from ..ops import Adjacency, draw_neighbors, ungroup
+from ..ops.sampling import SourcePiece, SourcePieces
+from ..partition.checked_files import TensorFile
 from ..plan import budget_of, fits_replicated
 from .feature_store import (
     CollectiveFeatureStore,
@@ -237,13 +243,13 @@ class EdgeLists:
 
     Args:
         indptr: ``[num_rows + 1]``.
-        neighbors: ``[num_edges]``, id of the node at the far end.
+        neighbors: ``[num_edges]``, id of the node at the far end; in pieces where files have it.
         eids: ``[num_edges]``, edge ids; None where they ascend by 1 from ``first_eid``.
         max_degree: Most edges of any row, on any rank, where that is needed.
     """
 
     indptr: Tensor
-    neighbors: Tensor
+    neighbors: Tensor | SourcePieces
     eids: Tensor | None
     first_eid: int = 0
     max_degree: int = 0
@@ -505,16 +511,26 @@ class OwnEdges:
         new.lists, new.labor_ids = dict(self.lists), dict(self.labor_ids)
         return new
 
-    def _in_csc(self, etype: CanonicalEType) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _in_csc(self, etype: CanonicalEType) -> tuple[Tensor, Tensor | SourcePieces, Tensor | None]:
         edges = self._edges[etype]
         dtype = self.ownership.wire_dtype
         ranges = self.ownership.ranges[etype[0]]
+        if isinstance(edges, StoredEdges):
+            piece = edges.piece(ranges.starts[self.ownership.rank])
+            return edges.indptr.to(dtype), SourcePieces([piece], dtype), None
         starts = torch.tensor(ranges.starts, dtype=dtype)
         src = edges.src.cpu().to(dtype) + starts[edges.src_part.cpu().long()]
         adjacency = Adjacency(
             src, edges.dst.cpu().to(dtype), ranges.num_ids, edges.num_dst, check=False
         )
         return adjacency.csc()
+
+    def stored(self, key: ListKey) -> StoredEdges | None:
+        """The edges of some list where a file has them that other ranks may read."""
+        edges = self._edges[key[0]]
+        if not isinstance(edges, StoredEdges) or key[1] != "in":
+            return None
+        return edges if edges.sources.dtype == edges.nodes.column.dtype else None
 
     def draw(
         self, request: NeighborRequest, rows: Tensor, options: DrawOptions, excluded: Tensor | None
@@ -621,7 +637,7 @@ class OwnEdges:
 
     def _original_neighbors(self, key: ListKey) -> Tensor:
         far = ends(*key)[1]
-        distinct, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
+        distinct, at = torch.unique(self.lists[key].neighbors[:], return_inverse=True)
         store = CollectiveFeatureStore(
             self.ownership, {(far, "original"): self.original_ids[far]}, self.state
         )
@@ -685,7 +701,7 @@ class LocalGraphStore:
             options,
             weights=self.weights(request.etype, options) if weights is None else weights,
             weights_by_eid=True,
-            labor_ids=lists.neighbors if options.labor else None,
+            labor_ids=lists.neighbors[:] if options.labor else None,
             excluded=excluded.get(request.etype),
         )
         if not options.with_eids:
@@ -953,6 +969,9 @@ class ReplicatedGraphStore(ShardedGraphStore):
     first draw that needs it, which is therefore collective; so is the first draw after edge weights
     were set anew, which every rank must then do.
 
+    Neighbours along in-edges are read where the files of the parts have them, if every rank sees
+    those files: the pages are the system's, and all processes of a host have them once.
+
     What the ranks know of their own edges is replaced, as soon as it is shared, by what the host
     has of all edges.
     """
@@ -990,12 +1009,17 @@ class ReplicatedGraphStore(ShardedGraphStore):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that one host holds."""
+        """Bytes that one host holds, pages of files included."""
         edges = self._edges
         arrays = [*edges.original_ids.values(), *edges.labor_ids.values(), *edges.weights.placed()]
+        halos: dict[int, Tensor] = {}  # which relations have in common
         for lists in edges.lists.values():
-            arrays += [a for a in (lists.indptr, lists.neighbors, lists.eids) if a is not None]
-        return sum(array.numel() * array.element_size() for array in arrays)
+            columns = [lists.indptr, lists.neighbors, lists.eids]
+            if isinstance(lists.neighbors, SourcePieces):
+                columns += [piece.sources for piece in lists.neighbors.pieces]
+                halos |= {piece.others.data_ptr(): piece.others for piece in lists.neighbors.pieces}
+            arrays += [column for column in columns if isinstance(column, Tensor)]
+        return sum(map(_num_bytes, [*arrays, *halos.values()]))
 
     def sample_neighbors(
         self,
@@ -1061,6 +1085,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         sizes = torch.tensor([(e.neighbors.numel(), e.eids is not None) for e in own])
         by_rank = torch.stack(all_gather(self._state, sizes.view(-1, 2).to(torch.int64)))
         has_eids = by_rank[:, :, 1].any(0).tolist()
+        pieces = self._pieces_in_files(keys)
         arrays = []
         for number, (key, lists) in enumerate(zip(keys, own, strict=True)):
             begin = RangeMap.from_sizes(by_rank[:, number, 0].tolist()).starts
@@ -1069,15 +1094,67 @@ class ReplicatedGraphStore(ShardedGraphStore):
             pointer = lists.indptr if rank == 0 else lists.indptr[1:]
             pointer_starts = [0, *(start + 1 for start in near.starts[1:])]
             arrays.append(SharedArray((pointer + begin[rank]).to(wire), pointer_starts))
-            arrays.append(SharedArray(lists.neighbors, begin))
+            if key not in pieces:
+                arrays.append(SharedArray(lists.neighbors[:], begin))
             if has_eids[number]:
                 all_eids = lists.eids_at(torch.arange(lists.neighbors.numel()))
                 arrays.append(SharedArray(all_eids, begin))
         shared = iter(self._share(arrays))
         for key, lists, with_eids in zip(keys, own, has_eids, strict=True):
-            indptr, neighbors = next(shared), next(shared)
+            indptr = next(shared)
+            neighbors = pieces[key] if key in pieces else next(shared)
             eids = next(shared) if with_eids else None
             self._edges.lists[key] = EdgeLists(indptr, neighbors, eids, 0, lists.max_degree)
+
+    def _pieces_in_files(self, keys: Sequence[ListKey]) -> dict[ListKey, SourcePieces]:
+        """The neighbours in those lists that all ranks can read from the files of all parts."""
+        stored = [self._edges.stored(key) for key in keys]
+        here = torch.tensor([edges is not None for edges in stored], dtype=torch.int64)
+        all_reduce_(self._state, here, dist.ReduceOp.MIN)
+        chosen = {
+            key: edges
+            for key, edges, is_here in zip(keys, stored, here.tolist(), strict=True)
+            if is_here and edges is not None
+        }
+        if not chosen or self._state.world_size == 1:
+            return {}
+        nodes = next(iter(chosen.values())).nodes
+        column = nodes.column
+        texts = gather_texts(self._state, f"{column.digest} {column.path}")
+        files = [_sources_in(*text.split(" ", 1)) for text in texts]
+        seen = torch.tensor([int(None not in files)])
+        all_reduce_(self._state, seen, dist.ReduceOp.MIN)
+        if not int(seen):
+            return {}
+        sizes = all_gather(self._state, torch.tensor([nodes.num_inner, nodes.halo_ids.numel()]))
+        inner, num_halo = torch.stack(sizes, 1).tolist()
+        (shared,) = self._share([SharedArray(nodes.halo_ids, RangeMap.from_sizes(num_halo).starts)])
+        halo_ids = shared.split(num_halo)
+        numbers = [(edges.first_edge, edges.num_edges, edges.first) for edges in chosen.values()]
+        by_rank = torch.stack(all_gather(self._state, torch.tensor(numbers)), 1).tolist()
+        made = {}
+        for (key, edges), of_key in zip(chosen.items(), by_rank, strict=True):
+            starts = self.ownership.ranges[key[0][0]].starts
+            pieces = []
+            for rank, (file, (first_edge, count, first)) in enumerate(
+                zip(files, of_key, strict=True)
+            ):
+                sources = edges.sources
+                if rank != self._state.rank and file is not None:
+                    sources = file.some(first_edge, count).mapped(is_private=False)
+                shift = starts[rank] - first
+                pieces.append(SourcePiece(sources, inner[rank], shift, halo_ids[rank]))
+            made[key] = SourcePieces(pieces, self.ownership.wire_dtype)
+        return made
+
+
+def _sources_in(digest: str, path: str) -> RowsInFiles | None:
+    """The sources of a part's edges, in a file of that digest; None where none is seen here."""
+    with contextlib.suppress(PartitionFormatError):
+        file = TensorFile.open(Path(path))
+        if file.blake2b == digest:
+            return file.rows()["src"]
+    return None
 
 
 @dataclass
@@ -1166,15 +1243,21 @@ def choose_graph_store(
     return CollectiveGraphStore.of(manager)
 
 
+def _num_bytes(array: Tensor) -> int:
+    return array.numel() * array.element_size()
+
+
 def replicated_bytes(manager: GraphShardManager) -> int:
     """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective."""
     ownership = Ownership.of(manager)
     width = ownership.wire_dtype.itemsize
     # Where edges are not sorted by destination, their ids are kept as well.
-    ends = [manager._structure.edges[etype].dst for etype in manager.canonical_etypes]
-    unordered = torch.tensor([int((dst[1:] < dst[:-1]).any()) for dst in ends])
+    edges = [manager._structure.edges[etype] for etype in manager.canonical_etypes]
+    unordered = torch.tensor([int(not of.by_destination) for of in edges])
     unordered = all_reduce(unordered, "max", group=manager.group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)
+    halos = [of.nodes.halo_ids for of in edges if isinstance(of, StoredEdges)][:1]
+    size += int(all_reduce(torch.tensor(sum(map(_num_bytes, halos))), group=manager.group))
     for etype, has_eids in zip(manager.canonical_etypes, unordered.tolist(), strict=True):
         size += width * (ownership.ranges[etype[2]].num_ids + 1)
         size += width * (1 + has_eids) * ownership.ranges[etype].num_ids

@@ -276,7 +276,7 @@ class HostGraph:
         if lists.eids is not None:
             positions = lists.positions_of(positions + lists.first_eid)
         rows = torch.searchsorted(lists.indptr, positions.to(lists.indptr.dtype), right=True) - 1
-        src = lists.neighbors.index_select(0, positions)
+        src = lists.neighbors[positions]
         return src, rows + self.ids.starts(node_policy(etype[2]))[self.host]
 
 

@@ -153,7 +153,7 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         lists = here.edge_lists(etype)
         if lists is None:
             return None
-        sources[etype[0]].append(lists.neighbors.to(torch.int64))
+        sources[etype[0]].append(lists.neighbors[:].to(torch.int64))
     halo = {}
     for ntype, of_type in sources.items():
         start, stop = ids.range_of(node_policy(ntype), host)
@@ -168,7 +168,7 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         lists = here.edge_lists(etype)
         assert lists is not None
         begin = ids.range_of(node_policy(etype[0]), host)[0]
-        nodes = lists.neighbors.to(torch.int64)
+        nodes = lists.neighbors[:].to(torch.int64)
         near = torch.arange(len(inner[etype[2]])).repeat_interleave(lists.indptr.diff().long())
         if lists.eids is not None:
             order = torch.argsort(lists.eids)

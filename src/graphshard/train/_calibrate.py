@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .._base.files import TemporaryFolder
-from .._base.memory import peak_memory
+from .._base.memory import own_memory, peak_memory
 from .._base.typing import CanonicalEType
 from ..comm import barrier, ragged_all_to_all, rank, shutdown_comms, world_size
 from ..comm.collectives import gather_texts
@@ -268,6 +268,7 @@ def rates_of(found: list[dict[str, Any]], num_ranks: int) -> Rates:
         Rates(),
         **values,
         interpreter=max(each["interpreter"] for each in found),
+        own=max(each["own"] for each in found),
         num_ranks=num_ranks,
         threads=found[0]["threads"],
         spread={name: round(share, 3) for name, share in spread.items()},
@@ -284,10 +285,11 @@ def calibration_work(request: CalibrationRequest) -> Callable[[], None]:
     def work() -> None:
         config = FullBatchConfig(data=request.data, model="sage", epochs=2, layers=2, hidden=8)
         FullBatchRun(config).train()
-        interpreter = peak_memory()
+        interpreter, own = peak_memory(), own_memory()
         mine = {
             "rounds": measured_rounds(request.seconds, _CLOCKS[request.clock]),
             "interpreter": interpreter,
+            "own": own,
             "threads": torch.get_num_threads(),
         }
         if request.trial is not None:

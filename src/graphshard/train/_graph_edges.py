@@ -26,6 +26,13 @@ from ..partition.format import etype_key
 _PURPOSES = ("label", "train_mask", "val_mask", "test_mask")
 """Fields that are of one edge, not of its reverse."""
 
+_MIX = (
+    0x9E3779B97F4A7C15 - (1 << 64),
+    0xBF58476D1CE4E5B9 - (1 << 64),
+    0x94D049BB133111EB - (1 << 64),
+)
+"""Numbers of splitmix64 (https://prng.di.unimi.it/splitmix64.c), with a sign."""
+
 
 def with_self_loops(data: PartitionData) -> tuple[PartitionData, int]:
     """A plain graph in which every node has a self loop; collective.
@@ -35,9 +42,9 @@ def with_self_loops(data: PartitionData) -> tuple[PartitionData, int]:
     """
     (etype,) = data.canonical_etypes
     edges, num_nodes = data.edges[etype], data.num_owned()
-    is_loop = (edges.src_part == data.rank) & (edges.src == edges.dst)
     lacks = torch.ones(num_nodes, dtype=torch.bool)
-    lacks[edges.dst[is_loop].long()] = False
+    for _, src_part, src, dst in edges.pieces():
+        lacks[dst[(src_part == data.rank) & (src == dst)].long()] = False
     nodes = lacks.nonzero().view(-1)
     (count,) = reduce_ints([nodes.numel()])
     if not count:
@@ -78,20 +85,17 @@ def with_both_directions(data: PartitionData) -> tuple[PartitionData, dict[Canon
         source, name, target = etype
         if not is_plain and is_answered(etype, data.canonical_etypes):
             continue
-        src_part, src, dst, fields = _reversed_edges(data, etype, is_plain)
+        chosen, count = None, data.partition_book.num_edges(etype)
         if source == target:
-            is_new = ~torch.isin(_codes(data, etype, src_part, src, dst), pair_codes(data, etype))
-        else:
-            is_new = torch.ones_like(dst, dtype=torch.bool)
-        (count,) = reduce_ints([int(is_new.sum())])
+            chosen, count = _without_reverse(data, etype)
         if not count:
             continue
         counts[etype] = count
         if is_plain:
-            kept = {key: rows[is_new] for key, rows in fields.items()}
-            added[etype] = src_part[is_new], src[is_new], dst[is_new], kept
+            added[etype] = _reversed_edges(data, etype, chosen, is_same=True)
         else:
-            added[target, f"rev_{name}", source] = src_part, src, dst, fields
+            reverses = _reversed_edges(data, etype, None, is_same=False)
+            added[target, f"rev_{name}", source] = reverses
     return (_with_edges(data, added) if added else data), counts
 
 
@@ -135,38 +139,106 @@ def _own_ids(data: PartitionData) -> str:
     return f"{data.node_type_names[0]}/orig_id"
 
 
+def _without_reverse(data: PartitionData, etype: CanonicalEType) -> tuple[Tensor, int]:
+    """The edges of a relation within a type that it lacks the reverses of; collective.
+
+    Where what goes out of a node goes to those that what comes into it comes from, no edge of its
+    lacks one. That is told by sums of hashes, of numbers for each node; edges are compared with
+    each other where the sums differ alone.
+
+    Returns:
+        Their ids, ascending, and how many they are on all ranks.
+    """
+    edges, own = data.edges[etype], data.num_owned(etype[2])
+    starts = torch.tensor(data.node_map(etype[0]).starts)
+    hashes = _hashes(torch.arange(own) + starts[data.rank])
+    comes = torch.zeros(own, dtype=torch.int64)
+    for _, src_part, src, dst in edges.pieces():
+        comes.index_add_(0, dst.long(), _hashes(starts[src_part.long()] + src))
+    goes, others = edges.sum_by_source(hashes, own, data.num_parts, data.rank)
+    rows, sums = _sent_to_owners(others)
+    goes.index_add_(0, rows, sums)
+    differs = comes != goes
+    if not reduce_ints([int(differs.any())], "max")[0]:
+        return torch.empty(0, dtype=torch.int64), 0
+    found = [
+        some.start + differs[dst.long()].nonzero().view(-1) for some, *_, dst in edges.pieces()
+    ]
+    ids = torch.cat([torch.empty(0, dtype=torch.int64), *found])
+    # Ask the owners of the sources.
+    order = torch.argsort(edges.src_part[ids], stable=True)
+    asked = ids[order]
+    send = torch.bincount(edges.src_part[asked].long(), minlength=data.num_parts).tolist()
+    recv = _counts_from_others(send)
+    dst = _exchanged(edges.src[asked].long(), send, recv)
+    src = _exchanged(edges.dst[asked].long(), send, recv)
+    part = torch.repeat_interleave(torch.arange(data.num_parts), torch.tensor(recv))
+    is_asked = torch.zeros(own, dtype=torch.bool)
+    is_asked[dst] = True
+    there = [
+        _codes(data, etype, *(column[at] for column in columns))
+        for _, *columns in edges.pieces()
+        for at in (is_asked[columns[2].long()],)
+    ]
+    lacks = ~torch.isin(_codes(data, etype, part, src, dst), torch.cat(there))
+    answers = _exchanged(lacks.to(torch.uint8), recv, send).bool()
+    lacking = asked[answers].sort().values
+    return lacking, reduce_ints([lacking.numel()])[0]
+
+
+def _hashes(ids: Tensor) -> Tensor:
+    """A number of 64 bits for each id, any of them as likely (the end of splitmix64)."""
+    mixed = ids + _MIX[0]
+    for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
+        mixed = (mixed ^ (mixed >> shift & ((1 << 64 - shift) - 1))) * factor
+    return mixed ^ (mixed >> 31 & ((1 << 33) - 1))
+
+
+def _sent_to_owners(by_part: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Rows and numbers of theirs, which each rank has for each part; collective."""
+    send = [rows.numel() for rows, _ in by_part]
+    recv = _counts_from_others(send)
+    rows, numbers = (torch.cat(columns) for columns in zip(*by_part, strict=True))
+    return _exchanged(rows, send, recv), _exchanged(numbers, send, recv)
+
+
+def _exchanged(rows: Tensor, send: list[int], recv: list[int]) -> Tensor:
+    return ragged_all_to_all(rows, send, recv) if is_initialized() else rows
+
+
 def _reversed_edges(
-    data: PartitionData, etype: CanonicalEType, is_same: bool
+    data: PartitionData, etype: CanonicalEType, ids: Tensor | None, *, is_same: bool
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """The reverse of all edges, at the owners of their sources; collective.
+    """The reverse of some edges, or of all, at the owners of their sources; collective.
 
     Args:
+        ids: Ascending.
         is_same: Whether they are to be of the relation ``etype``, too.
     """
     edges = data.edges[etype]
-    chosen = torch.argsort(edges.src_part, stable=True)
+    if ids is None:
+        chosen = torch.argsort(edges.src_part, stable=True)
+    else:
+        chosen = ids[torch.argsort(edges.src_part[ids], stable=True)]
     send = torch.bincount(edges.src_part[chosen].long(), minlength=data.num_parts).tolist()
     recv = _counts_from_others(send)
 
-    def exchanged(rows: Tensor) -> Tensor:
-        return ragged_all_to_all(rows, send, recv) if is_initialized() else rows
-
     # What is a source becomes a destination, and the other way round.
-    dst = exchanged(edges.src[chosen].long())
-    src = exchanged(edges.dst[chosen].long())
+    dst = _exchanged(edges.src[chosen].long(), send, recv)
+    src = _exchanged(edges.dst[chosen].long(), send, recv)
     src_part = torch.repeat_interleave(torch.arange(data.num_parts), torch.tensor(recv))
     fields = _fields(data, etype)
     # Ids of new edges, those that dropout goes by, must be of no other edge of the relation.
     first_id = _first_free(fields["orig_id"]) if is_same and "orig_id" in fields else 0
     for name, rows in fields.items():
         if name == "orig_id":
-            fields[name] = exchanged(rows[chosen]) + first_id
+            fields[name] = _exchanged(rows[chosen], send, recv) + first_id
         elif name in _PURPOSES:
             fields[name] = _nothing(name, rows, (src.numel(), *rows.shape[1:]))
         elif rows.dtype == torch.bool:
-            fields[name] = exchanged(rows[chosen].to(torch.uint8)).bool()
+            fields[name] = _exchanged(rows[chosen].to(torch.uint8), send, recv).bool()
         else:
-            fields[name] = exchanged(rows[chosen].contiguous())
+            fields[name] = _exchanged(rows[chosen].contiguous(), send, recv)
     return src_part, src, dst, fields
 
 

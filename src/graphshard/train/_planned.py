@@ -12,9 +12,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .._base.memory import available_memory, current_memory
+from .._base.memory import PeakMemory, available_memory, own_memory
 from ..comm import rank, world_size
-from ..comm.collectives import reduce_floats
+from ..comm.collectives import gather_int, reduce_floats
+from ..fullbatch import StoredEdges
 from ..plan import (
     EpochPlan,
     GraphSize,
@@ -46,6 +47,7 @@ class PlannedRun:
         sent: Bytes that all ranks send in an epoch.
         seconds: Of an epoch; None without rates.
         resident: Bytes of this process when the run began.
+        is_own: Whether memory is counted without pages of files.
         items: Bytes of this rank by what they are for.
         left: Bytes that processes of this host could still get when the plan was made.
     """
@@ -54,12 +56,14 @@ class PlannedRun:
     sent: float
     seconds: float | None
     resident: float
+    is_own: bool
     items: Mapping[str, float]
     left: float
 
     def at_start(self) -> str:
         """A line before the first epoch."""
         text = f"planned: {_mebibytes(self.memory)} MiB a worker, Python and torch included"
+        text += " and pages of files not" if self.is_own else ""
         if world_size() > 1:
             text += f", {self.sent / 1e6:,.1f} MB sent per epoch"
         text += "" if self.seconds is None else f", {self.seconds:.3g} s per epoch"
@@ -73,9 +77,14 @@ class PlannedRun:
         )
 
     def at_end(self, result: TrainResult) -> str:
-        """A line that compares."""
-        took = max(result.peak_memory) + self.resident
-        parts = [_compared("memory", self.memory, took, f"{_mebibytes(took)} MiB in all")]
+        """A line that compares; collective."""
+        if self.is_own:
+            took = float(max(gather_int(own_memory())))
+            shown = f"{_mebibytes(took)} MiB at the end"
+        else:
+            took = max(result.peak_memory) + self.resident
+            shown = f"{_mebibytes(took)} MiB in all"
+        parts = [_compared("memory", self.memory, took, shown)]
         if self.sent:
             sent = sum(result.bytes_per_epoch)
             parts.append(_compared("bytes", self.sent, sent, f"{sent / 1e6:,.1f} MB"))
@@ -99,13 +108,13 @@ def planned_run(
     learner: Learner,
     shard: TrainingShard,
     config: ResolvedConfig,
-    resident: float,
+    memory: PeakMemory,
     cache_bytes: float = 0.0,
 ) -> PlannedRun | None:
     """The plan of a run that has been set up; collective.
 
     Args:
-        resident: Bytes of this process when the run began.
+        memory: Made when the run began.
         cache_bytes: What a cache of rows in files may take.
 
     Returns:
@@ -125,7 +134,11 @@ def planned_run(
     path = os.environ.get(RATES_VARIABLE)
     rates = Rates() if path is None else read_rates(path)
     # A program that did something else before has more.
-    rates = replace(rates, interpreter=max(rates.interpreter, resident))
+    rates = replace(
+        rates,
+        interpreter=max(rates.interpreter, memory.start),
+        own=max(rates.own, memory.own),
+    )
     epoch = _epoch(learner, shard, config, rates, cache_bytes)
     # Of each rank: memory, bytes and seconds, which differ.
     figures = [0.0] * (3 * world_size())
@@ -140,7 +153,8 @@ def planned_run(
         memory=max(figures[::3]),
         sent=sum(figures[1::3]) if world_size() > 1 else 0.0,
         seconds=None if path is None else max(figures[2::3]),
-        resident=resident,
+        resident=memory.start,
+        is_own=getattr(config, "memory_bytes", None) is not None,
         items=epoch.items,
         left=available_memory(),
     )
@@ -153,7 +167,7 @@ def room_beside(planned: PlannedRun | None, memory: float) -> int:
         ValueError: The run needs more than the budget by itself.
     """
     if planned is None:  # what it will need is not known
-        return budget_of(max(0.0, memory - current_memory()))
+        return budget_of(max(0.0, memory - own_memory()))
     needed = planned.memory * (1 + _SPREAD)
     if needed > memory:
         largest = sorted(planned.items.items(), key=lambda item: -item[1])[:3]
@@ -179,9 +193,7 @@ def _epoch(
     if num_ranks > 1:
         halo = {t: float(learner.graph.halo_rows(t)) for t in learner.graph.srctypes}
     edges = {etype: float(of_type.num_edges) for etype, of_type in data.edges.items()}
-    cut = {
-        etype: float((of_type.src_part != data.rank).sum()) for etype, of_type in data.edges.items()
-    }
+    cut = {etype: float(of_type.num_cut(data.rank)) for etype, of_type in data.edges.items()}
     part = PartSize(
         nodes={t: float(data.num_owned(t)) for t in data.node_type_names},
         edges=edges,
@@ -209,7 +221,8 @@ def _epoch(
     sampling = sampling_of(config, config)
     if sampling is not None:
         if sampling.in_files:
-            sampling = replace(sampling, cache_bytes=cache_bytes)
+            stay = all(isinstance(of_type, StoredEdges) for of_type in data.edges.values())
+            sampling = replace(sampling, cache_bytes=cache_bytes, edges_in_files=stay)
         return plan_sampled(graph, network, num_ranks, machines, sampling)
     how = replace(exchanges_of(config), num_ranks=num_ranks)
     if learner.graph.mode == "sequential":

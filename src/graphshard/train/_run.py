@@ -137,7 +137,7 @@ class TrainingRun:
         self._tell_defaults(config)
         self._tell_of_rounding()
         self._planned = planned_run(
-            self._learner, self._shard, self.config, self._memory.start, self._cache_bytes
+            self._learner, self._shard, self.config, self._memory, self._cache_bytes
         )
         if self._planned is not None:
             self._report(note=self._planned.at_start())
@@ -609,7 +609,7 @@ class SampledRun(TrainingRun):
         }
         own = {key: rows for key, rows in tables.items() if key not in files}
         store = FileFeatureStore(inputs.graph, files, own, map_features=config.map_features)
-        planned = planned_run(self._learner, shard, config, self._memory.start)
+        planned = planned_run(self._learner, shard, config, self._memory)
         memory = config.memory_bytes
         assert memory is not None
         with shared_errors():
