@@ -589,41 +589,53 @@ class GraphShardManager(EdgesOfAllRanks):
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
-    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def localize(
+        self, inputs: dict[str, Tensor], are_summed: bool = False
+    ) -> tuple[Any, dict[str, Tensor]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
         Returns:
-            A graph whose sources are own and halo rows, and the inputs with halo rows appended. In
-            sequential mode this graph and the inputs as they are.
+            A graph whose sources are own and halo rows, and the inputs with halo rows appended.
+            This graph and the inputs as they are in sequential mode, and where inputs are summed
+            and partial sums save rows of some type.
         """
         if self.mode != "oneshot":
             return self, inputs
         unions = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in unions.items() if halo is not None}
+        makes_sums = are_summed and self._mode.partial_sums and self.world_size > 1
+        if makes_sums and any(halo.fewest is not None for halo in halos.values()):
+            return self, inputs
         rows = self._runner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the calls; in sequential mode their aggregations share passes over the shards.
+        """Run the calls; their aggregations share passes over the shards.
 
         Returns:
             Their results, in order.
         """
-        if self.mode == "oneshot" or len(calls) < 2:
+        if len(calls) < 2:
             return super().together(calls)
         return run_together([call() for call in calls], self._update_together)
 
     def _update_together(self, asked: Sequence[AggregationStep]) -> None:
-        requests, views = [], []
+        requests, views, works = [], [], []
         for step in asked:
             view = step.graph
             if isinstance(view, GraphShardManager) and len(view.canonical_etypes) == 1:
                 requests.append((view._fields(0), *checked_functions(step.message, step.reduce)))
                 views.append(view)
+                works += [] if step.meanwhile is None else [step.meanwhile]
             else:
                 view.update_all(step.message, step.reduce)
-        for view, result in zip(views, self._results(requests), strict=True):
+
+        def meanwhile() -> None:
+            for work in works:
+                work()
+
+        for view, result in zip(views, self._results(requests, meanwhile), strict=True):
             view._store(0, result, None)
 
     # ------------------------------------------------------------------ message passing

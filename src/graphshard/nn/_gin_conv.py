@@ -73,6 +73,11 @@ class GINConv(nn.Module):
         else:
             self.register_buffer("eps", eps)
 
+    @property
+    def sums_rows(self) -> bool:
+        """Whether it reads source rows to add them up, as they are, and for nothing else."""
+        return self._aggregator_type in ("sum", "mean")
+
     def forward(
         self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
     ) -> Tensor:

@@ -91,6 +91,11 @@ class GraphConv(ZeroInDegreeCheck):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @property
+    def sums_rows(self) -> bool:
+        """Whether it reads source rows to add them up, as they are, and for nothing else."""
+        return self._norm in ("right", "none") and self._in_feats <= self._out_feats
+
     def forward(
         self,
         graph: MessagePassingGraph,

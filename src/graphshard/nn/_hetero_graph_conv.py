@@ -55,6 +55,13 @@ def _start(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return steps(layer, *args, **kwargs)
 
 
+def _sums_rows(layer: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer that aggregates in steps reads source rows to add them up, as they are."""
+    has_steps = "_steps" in vars(type(layer)) and not is_hooked(layer)
+    is_weighted = len(args) > 0 or kwargs.get("edge_weight") is not None
+    return has_steps and not is_weighted and bool(getattr(layer, "sums_rows", False))
+
+
 class HeteroGraphConv(nn.Module):
     r"""Applies a layer to each relation of a typed graph.
 
@@ -68,7 +75,8 @@ class HeteroGraphConv(nn.Module):
     ``graph.canonical_etypes``. The layer of a relation without edges is called too, so that what
     it computes from the destination nodes alone is there whether or not edges were sampled. On a
     sharded graph each source type is fetched once for all its relations; in sequential mode where
-    `SAGEConv`, `GraphConv` or `GINConv` aggregate the same rows.
+    `SAGEConv`, `GraphConv` or `GINConv` aggregate the same rows. Where all of them add up rows as
+    they are, partial sums may travel in place of rows.
 
     Args:
         mods: The layer of each relation, by relation name or canonical triple. A layer is called
@@ -149,11 +157,20 @@ class HeteroGraphConv(nn.Module):
         ]
         layers = [self._layer(relation) for relation in relations]
         used = {relation[0] for relation in relations}
-        local, rows = g.localize({ntype: x for ntype, x in source.items() if ntype in used})
+        arguments = [
+            (
+                mod_args.get(relation, mod_args.get(relation[1], ())),
+                mod_kwargs.get(relation, mod_kwargs.get(relation[1], {})),
+            )
+            for relation in relations
+        ]
+        are_summed = all(
+            _sums_rows(layer, *given) for layer, given in zip(layers, arguments, strict=True)
+        )
+        rows = {ntype: x for ntype, x in source.items() if ntype in used}
+        local, rows = g.localize(rows, are_summed)
         calls = []
-        for relation, layer in zip(relations, layers, strict=True):
-            args = mod_args.get(relation, mod_args.get(relation[1], ()))
-            kwargs = mod_kwargs.get(relation, mod_kwargs.get(relation[1], {}))
+        for relation, layer, (args, kwargs) in zip(relations, layers, arguments, strict=True):
             ends = rows[relation[0]], destination.get(relation[2])
             calls.append(partial(_start, layer, local[relation], ends, *args, **kwargs))
         outputs: dict[str, list[Tensor]] = {ntype: [] for ntype in g.dsttypes}

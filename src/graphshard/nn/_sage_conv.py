@@ -108,6 +108,13 @@ class SAGEConv(nn.Module):
             nn.init.xavier_uniform_(self.fc_self.weight, gain=gain)
         nn.init.xavier_uniform_(self.fc_neigh.weight, gain=gain)
 
+    @property
+    def sums_rows(self) -> bool:
+        """Whether it reads source rows to add them up, as they are, and for nothing else."""
+        adds = self._aggre_type in ("mean", "gcn") and self._in_src_feats <= self._out_feats
+        drops = not is_plain(self.feat_drop, nn.Dropout) or (self.training and self.feat_drop.p > 0)
+        return adds and not drops
+
     def _lstm_reducer(self, nodes: NodeBatch) -> dict[str, Tensor]:
         """Last hidden state of the LSTM over the mailbox ``[num_nodes, degree, in_feats]``."""
         _, (last, _) = self.lstm(nodes.mailbox["m"])

@@ -632,7 +632,9 @@ def _relations(
     layers.travelled.clear()
     used = {etype[0] for etype in part.edges}
     oneshot = how.mode == "oneshot"
-    if oneshot:
+    sums = network.model in ("sage", "gcn", "rgcn") and network.aggregator != "pool"
+    sums &= next(iter(h.values())).width <= width and any(t in part.fewest for t in used)
+    if oneshot and not sums:
         local = _Layers(tape, Exchanges(mode="oneshot"))
         sources = layers.extended({t: x for t, x in h.items() if t in used}, part)
     else:
@@ -640,10 +642,13 @@ def _relations(
     in_width, at_first = next(iter(h.values())).width, tape.num_parameters
     gathered: dict[str, list[TapeRows]] = {t: [] for t in h}
     for etype in part.edges:
-        size = _size_of(part, etype, oneshot)
+        size = _size_of(part, etype, oneshot and not sums)
         x = sources[etype[0]]
         before = tape.num_parameters
-        shares_pass = not oneshot and network.model not in ("gat", "gatv2")  # with its source type
+        shares_pass = (sums or not oneshot) and network.model not in (
+            "gat",
+            "gatv2",
+        )  # with its source type
         if shares_pass:
             halo, sent = part.halo.get(etype[0], 0.0), part.sent.get(etype[0], 0.0)
             size = *size[:3], halo, sent

@@ -227,11 +227,15 @@ class MessagePassingGraph:
         """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         self._unsupported("out_degrees")
 
-    def localize(self: ProtocolT, inputs: dict[str, Tensor]) -> tuple[ProtocolT, dict[str, Tensor]]:
+    def localize(
+        self: ProtocolT, inputs: dict[str, Tensor], are_summed: bool = False
+    ) -> tuple[ProtocolT, dict[str, Tensor]]:
         """A graph in which all sources are local, and the inputs that belong to it.
 
         Args:
             inputs: Source node type -> ``[num_src_nodes, ...]``.
+            are_summed: Whether they are read to be added up as they are, and for nothing else, by
+                calls that run `together`.
 
         Returns:
             This graph and the inputs, unless a subclass has something to fetch.
