@@ -15,7 +15,10 @@ stands for, and nothing else has to be said.
     torch's own below 32 MiB stay with malloc; what ranks of one host hand to each other lies in
     blocks that wait, too; only larger ones of torch go back at once. The first three count with the
     most that was ever in use, each for itself; those of malloc `HEAP_HOLES` times, for torch asks
-    for aligned blocks, and a freed one is a few bytes too small for the next of its size.
+    for aligned blocks, and a freed one is a few bytes too small for the next of its size. Holes
+    grow for some ten epochs. They are those of ranks, whose tensors are in large pages (see [Note:
+    large pages] in ``_base/memory.py``); a process that joins no others has small pages, and holes
+    of 2.0 to 3.0 times what is in use, which differ from run to run.
 """
 
 from __future__ import annotations
