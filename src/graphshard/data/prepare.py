@@ -91,15 +91,17 @@ def partition_by_name(
     *,
     preparation: Preparation = _AS_PUBLISHED,
     title: str | None = None,
+    has_links: bool = False,
     **arguments: Any,
 ) -> Path:
     """Read a data set as `read_dataset` does, and partition it as `partition_dataset`.
 
-    A table of edges is partitioned as `partition_tables` does. With ``part_method="multilevel"``,
-    or ``memory``, edges and dense features are never whole in memory.
+    A table of edges is partitioned as `partition_tables` does, with the ids that it has. With
+    ``part_method="multilevel"``, or ``memory``, edges and dense features are never whole in memory.
 
     Args:
         title: Name of the graph and of the JSON; None: the data set's.
+        has_links: Its edges are to be predicted, as `with_links` makes them; not of edges on disk.
         **arguments: More for `partition_dataset`.
 
     Returns:
@@ -112,14 +114,22 @@ def partition_by_name(
     if is_table(name):
         from ._partition_tables import partition_tables  # no other data needs it
 
-        tables = Tables.from_files(edges=[name])
+        tables = Tables.from_files(edges=[name], split=LINK_FRACTIONS if has_links else None)
         return partition_tables(
             tables, num_parts, out, name=title, preparation=preparation, **arguments
         )
     with folder_of_arrays(Path(out), arguments) as folder:
         read = _read_arrays(name, preparation, Arrays(folder))
         dataset = read.dataset() if folder is None else read
-        warn_of_task(dataset)
+        if has_links:
+            if not isinstance(dataset, NodeDataset):
+                raise ValueError(
+                    "has_links is for edges in memory (got memory or the method multilevel); leave "
+                    "these out, or give tables with a split"
+                )
+            dataset = with_links(dataset)
+        elif not arguments.get("quiet", True):
+            warn_of_task(dataset)
         return partition_dataset(dataset, num_parts, out, name=title, **arguments)
 
 
