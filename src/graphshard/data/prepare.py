@@ -177,8 +177,7 @@ def _read_dgl_arrays(path: Path, arrays: Arrays) -> ArrayGraph:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or has another number of graphs; or features are of bfloat16,
-            which are to stay on disk.
+        ValueError: It is damaged, or has another number of graphs.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -211,25 +210,39 @@ def _dgl_fields(path: Path, fields: dict[str, StoredTensor], arrays: Arrays) -> 
             rows = tensor.read()
             read[name] = rows if rows.dtype == torch.bfloat16 else rows.numpy()
         return read
-    for name, tensor in fields.items():
-        if tensor.dtype == torch.bfloat16:
-            raise ValueError(
-                f"{path}: features must be of a dtype that NumPy has, where edges stay on disk "
-                f"(got bfloat16 of {name!r}); store it as float32, or leave out memory"
-            )
-    return {name: _mapped_tensor(path, tensor, arrays) for name, tensor in fields.items()}
+    return {
+        name: _mapped_bfloat16(path, tensor, arrays)
+        if tensor.dtype == torch.bfloat16
+        else _mapped_tensor(path, tensor, arrays)
+        for name, tensor in fields.items()
+    }
 
 
-def _mapped_tensor(path: Path, stored: StoredTensor, arrays: Arrays) -> NDArray[Any]:
-    """A tensor of the file, mapped, or a copy on disk where numbers begin between two of them."""
-    dtype, shape = torch.empty(0, dtype=stored.dtype).numpy().dtype, tuple(stored.shape)
+def _mapped_bfloat16(path: Path, stored: StoredTensor, arrays: Arrays) -> torch.Tensor:
+    """The same of a dtype that NumPy does not have."""
+    made = _mapped_tensor(path, stored, arrays, torch.int16)
+    return torch.from_numpy(made).view(torch.bfloat16)
+
+
+def _mapped_tensor(
+    path: Path, stored: StoredTensor, arrays: Arrays, view: torch.dtype | None = None
+) -> NDArray[Any]:
+    """A tensor of the file, mapped, or a copy on disk where numbers begin between two of them.
+
+    Args:
+        view: What its bits are read as; None: what it is stored as.
+    """
+    read_as = stored.dtype if view is None else view
+    dtype, shape = torch.empty(0, dtype=read_as).numpy().dtype, tuple(stored.shape)
     if not stored.num_bytes:
         return np.zeros(shape, dtype)
     if stored.offset % dtype.itemsize == 0:
-        return np.memmap(path, dtype, "r", stored.offset, shape)
+        # What is made a tensor must be writable: no more than these pages are then.
+        mode: Any = "r" if view is None else "c"
+        return np.memmap(path, dtype, mode, stored.offset, shape)
     made, done = arrays.empty(shape, dtype), 0
     for rows in stored.slices():
-        made[done : done + len(rows)] = rows.numpy()
+        made[done : done + len(rows)] = rows.view(read_as).numpy()
         done += len(rows)
         arrays.release(made)
     return made
