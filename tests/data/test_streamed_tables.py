@@ -248,6 +248,7 @@ def dgl_file(folder: Path, formats: str) -> Path:
     graph.nodes["b"].data["label"] = torch.from_numpy(rng.integers(0, 3, 40))
     graph.nodes["b"].data["train_mask"] = torch.arange(40) < 9
     graph.edges["to"].data["w"] = torch.rand(200)
+    graph.nodes["b"].data["half"] = torch.rand(40, 3).bfloat16()
     save_graphs(folder / "g.bin", graph, formats=formats)
     return folder / "g.bin"
 
@@ -258,6 +259,7 @@ def plain_dgl_file(folder: Path) -> Path:
         {("n", "e", "n"): tuple(torch.from_numpy(rng.integers(0, 50, (2, 300))).int())}, {"n": 50}
     )
     graph.edata["w"] = torch.rand(300)
+    graph.ndata["half"], graph.ndata["odd"] = torch.rand(50).bfloat16(), torch.ones(50).byte()
     save_graphs(folder / "g.dgl", graph)
     return folder / "g.dgl"
 

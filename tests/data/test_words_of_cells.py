@@ -171,6 +171,30 @@ def test_a_separator_is_evident_where_few_words_make_many_cells() -> None:
     assert evident_separator(pa.chunked_array([[1, 2]]), "x") is None
 
 
+@pytest.mark.parametrize("write", [str, json.dumps])
+def test_lists_in_cells_of_csv_are_read_as_python_and_json_write_them(
+    write: Any, tmp_path: Path
+) -> None:
+    rows = sets(60, 4, ["Children's", "a, b", "[c]", "d"])
+    numbers = [None if row is None else [1000 + ord(word[-1]) for word in row] for row in rows]
+    table = pd.DataFrame({"id": range(60), "words": rows, "numbers": numbers})
+    for name in ("words", "numbers"):
+        table[name] = [None if row is None else write(row) for row in table[name]]
+    table.to_csv(tmp_path / "n.csv", index=False)
+    edges = EdgeTable(files=pa.table({"s": [0, 1], "t": [1, 2]}), source="s", target="t")
+    ways = {"words": "by type", "numbers": "multi-hot"}
+    node = NodeTable(files=str(tmp_path / "n.csv"), id="id", features=ways)
+    read = read_tables(Tables(nodes={"user": node}, edges={("user", "e", "user"): edges}))
+    values = sorted({word for row in rows for word in row or []})
+    expected = one_hot(rows, values), pd.Series(rows).isna().to_numpy()[:, None]
+    texts = [None if row is None else list(map(str, row)) for row in numbers]  # of four digits
+    ones = one_hot(texts, sorted({word for row in texts for word in row or []}))
+    feat = read.graph.ndata["feat"].numpy()
+    assert np.array_equal(feat, np.hstack([*expected, ones, expected[1]]))
+    types = [feature.type for feature in read.report.nodes["user"].features]
+    assert types == ["list<item: string>", "list<item: int64>"]
+
+
 # -- tables ------------------------------------------------------------------------------------
 
 

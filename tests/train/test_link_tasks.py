@@ -83,10 +83,17 @@ def test_links_are_learnt_from_the_name_of_the_data_alone(tmp_path: Path) -> Non
     assert card["embeddings"] == {"_N": 128}
     assert set(card["best"]["metrics"]["mrr"]) == {"val", "test"}
     edges = tmp_path / "edges.csv"
-    rows = "\n".join(f"{a},{b}" for a, b in random.integers(0, 20, (80, 2)))
+    rows = "\n".join(f"n{a},n{b}" for a, b in random.integers(0, 20, (80, 2)))
     edges.write_text(f"src,dst\n{rows}\n")
     card = card_of(tmp_path / "b", "--data", str(edges), "--task", "link prediction")
     assert (card["mode"], card["config"]["layers"]) == ("sample", 2)
+    made, out = tmp_path / "b" / "run", tmp_path / "top.csv"
+    words = ["--data", str(made / "parts"), "--run", str(made), "--top", "1", "--out", str(out)]
+    assert run(["predict", *words, "--quiet"]) == 0
+    names = {name for row in rows.split("\n") for name in row.split(",")}
+    lines = [line.split(",")[:2] for line in out.read_text("utf-8").splitlines()[1:]]
+    assert lines
+    assert {end.strip('"') for line in lines for end in line} <= names
     words = "--data", str(facts), "--mode", "full", "--model", "gcn", "--no-both-directions"
     card = card_of(tmp_path / "c", *words)
     assert (card["mode"], card["config"]["model"]) == ("full", "gcn")

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from .._base.files import TemporaryFolder, writing
 from .._base.typing import CanonicalEType
@@ -351,9 +352,12 @@ class ArrayGraph:
         """The graph in its files."""
         file = self.arrays.file
 
-        def files(by_owner: dict[Any, FieldArrays]) -> dict[Any, dict[str, ArrayFile]]:
+        def files(by_owner: dict[Any, FieldArrays]) -> dict[Any, dict[str, ArrayFile | Tensor]]:
             return {
-                owner: {name: file(rows) for name, rows in fields.items()}
+                owner: {
+                    name: rows if isinstance(rows, Tensor) else file(rows)  # of bfloat16
+                    for name, rows in fields.items()
+                }
                 for owner, fields in by_owner.items()
             }
 

@@ -1101,6 +1101,9 @@ _LIST_OF_REALS = (
     rf"^\s*(\[\s*{_REAL}(\s*[,;\s]\s*{_REAL})*\s*\]|{_REAL}([,;]\s+{_REAL}|[,;]{_REAL}[,;]{_REAL})"
     rf"([,;]\s*{_REAL})*)\s*$"
 )
+_WORD = r"""('[^'\\]*'|"[^"\\]*")"""
+_LIST_OF_WORDS = rf"^\s*\[\s*({_WORD}(\s*,\s*{_WORD})*\s*)?\]\s*$"
+_LIST_OF_WHOLE = r"^\s*\[\s*([+-]?[0-9]+(\s*,\s*[+-]?[0-9]+)*\s*)?\]\s*$"
 _THOUSANDS = r"^\s*[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?\s*$"
 
 
@@ -1108,7 +1111,8 @@ def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False
     """A column of text with the type that all of its cells have.
 
     Whole numbers, then reals, true and false, dates and times, lists of reals of one length
-    (``[0.1, 0.2]``, ``0.1, 0.2`` or ``1,2,3``), and text where none of these fits.
+    (``[0.1, 0.2]``, ``0.1, 0.2`` or ``1,2,3``), lists of words or of whole numbers as Python and
+    JSON write them (``['a', 'b']``, ``[3, 14]``), and text where none of these fits.
 
     Args:
         values: A pyarrow ``ChunkedArray`` of strings.
@@ -1157,6 +1161,14 @@ def typed_column(values: Any, kept: KeptColumns, has_decimal_comma: bool = False
             return typed
     if _are_lists(cells):
         return cast(pyarrow.list_(pyarrow.float64()), _cut_lists)
+    for pattern, kind, cut in (
+        (_LIST_OF_WORDS, pyarrow.string(), _cut_words),
+        (_LIST_OF_WHOLE, pyarrow.int64(), _cut_whole),
+    ):
+        if all(_all_match(part, pattern) for part in cells) and any(
+            compute.any(compute.match_substring_regex(part, r"[^\s\[\]]")).as_py() for part in cells
+        ):
+            return cast(pyarrow.list_(kind), cut)
     return values
 
 
@@ -1180,6 +1192,30 @@ def _cut_lists(cells: Any) -> Any:
 
     bare = compute.utf8_trim(cells, " \t\r\n[]")
     return compute.split_pattern_regex(bare, r"\s*[,;\s]\s*")
+
+
+def _cut_words(cells: Any) -> Any:
+    """Cells such as ['a', 'b'] as lists of text."""
+    return _cut_at(cells, r"""['"]\s*,\s*['"]""", "'\"")
+
+
+def _cut_whole(cells: Any) -> Any:
+    """Cells such as [3, 14] as lists of text."""
+    return _cut_at(cells, r"\s*,\s*", "")
+
+
+def _cut_at(cells: Any, pattern: str, quotes: str) -> Any:
+    """Cells in brackets as lists of text; those without anything in them as empty ones."""
+    import pyarrow
+    from pyarrow import compute
+
+    bare = compute.utf8_trim(cells, " \t\r\n[]")
+    is_empty = compute.equal(bare, "")
+    if quotes:
+        bare = compute.utf8_slice_codeunits(bare, 1, -1)
+    lists = compute.split_pattern_regex(bare, pattern)
+    none = pyarrow.scalar([], lists.type)
+    return compute.if_else(is_empty, none, lists)
 
 
 def _are_lists(parts: Sequence[Any]) -> bool:

@@ -91,15 +91,17 @@ def partition_by_name(
     *,
     preparation: Preparation = _AS_PUBLISHED,
     title: str | None = None,
+    has_links: bool = False,
     **arguments: Any,
 ) -> Path:
     """Read a data set as `read_dataset` does, and partition it as `partition_dataset`.
 
-    A table of edges is partitioned as `partition_tables` does. With ``part_method="multilevel"``,
-    or ``memory``, edges and dense features are never whole in memory.
+    A table of edges is partitioned as `partition_tables` does, with the ids that it has. With
+    ``part_method="multilevel"``, or ``memory``, edges and dense features are never whole in memory.
 
     Args:
         title: Name of the graph and of the JSON; None: the data set's.
+        has_links: Its edges are to be predicted, as `with_links` makes them; not of edges on disk.
         **arguments: More for `partition_dataset`.
 
     Returns:
@@ -112,14 +114,22 @@ def partition_by_name(
     if is_table(name):
         from ._partition_tables import partition_tables  # no other data needs it
 
-        tables = Tables.from_files(edges=[name])
+        tables = Tables.from_files(edges=[name], split=LINK_FRACTIONS if has_links else None)
         return partition_tables(
             tables, num_parts, out, name=title, preparation=preparation, **arguments
         )
     with folder_of_arrays(Path(out), arguments) as folder:
         read = _read_arrays(name, preparation, Arrays(folder))
         dataset = read.dataset() if folder is None else read
-        warn_of_task(dataset)
+        if has_links:
+            if not isinstance(dataset, NodeDataset):
+                raise ValueError(
+                    "has_links is for edges in memory (got memory or the method multilevel); leave "
+                    "these out, or give tables with a split"
+                )
+            dataset = with_links(dataset)
+        elif not arguments.get("quiet", True):
+            warn_of_task(dataset)
         return partition_dataset(dataset, num_parts, out, name=title, **arguments)
 
 
@@ -167,8 +177,7 @@ def _read_dgl_arrays(path: Path, arrays: Arrays) -> ArrayGraph:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or has another number of graphs; or features are of bfloat16,
-            which are to stay on disk.
+        ValueError: It is damaged, or has another number of graphs.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -201,25 +210,39 @@ def _dgl_fields(path: Path, fields: dict[str, StoredTensor], arrays: Arrays) -> 
             rows = tensor.read()
             read[name] = rows if rows.dtype == torch.bfloat16 else rows.numpy()
         return read
-    for name, tensor in fields.items():
-        if tensor.dtype == torch.bfloat16:
-            raise ValueError(
-                f"{path}: features must be of a dtype that NumPy has, where edges stay on disk "
-                f"(got bfloat16 of {name!r}); store it as float32, or leave out memory"
-            )
-    return {name: _mapped_tensor(path, tensor, arrays) for name, tensor in fields.items()}
+    return {
+        name: _mapped_bfloat16(path, tensor, arrays)
+        if tensor.dtype == torch.bfloat16
+        else _mapped_tensor(path, tensor, arrays)
+        for name, tensor in fields.items()
+    }
 
 
-def _mapped_tensor(path: Path, stored: StoredTensor, arrays: Arrays) -> NDArray[Any]:
-    """A tensor of the file, mapped, or a copy on disk where numbers begin between two of them."""
-    dtype, shape = torch.empty(0, dtype=stored.dtype).numpy().dtype, tuple(stored.shape)
+def _mapped_bfloat16(path: Path, stored: StoredTensor, arrays: Arrays) -> torch.Tensor:
+    """The same of a dtype that NumPy does not have."""
+    made = _mapped_tensor(path, stored, arrays, torch.int16)
+    return torch.from_numpy(made).view(torch.bfloat16)
+
+
+def _mapped_tensor(
+    path: Path, stored: StoredTensor, arrays: Arrays, view: torch.dtype | None = None
+) -> NDArray[Any]:
+    """A tensor of the file, mapped, or a copy on disk where numbers begin between two of them.
+
+    Args:
+        view: What its bits are read as; None: what it is stored as.
+    """
+    read_as = stored.dtype if view is None else view
+    dtype, shape = torch.empty(0, dtype=read_as).numpy().dtype, tuple(stored.shape)
     if not stored.num_bytes:
         return np.zeros(shape, dtype)
     if stored.offset % dtype.itemsize == 0:
-        return np.memmap(path, dtype, "r", stored.offset, shape)
+        # What is made a tensor must be writable: no more than these pages are then.
+        mode: Any = "r" if view is None else "c"
+        return np.memmap(path, dtype, mode, stored.offset, shape)
     made, done = arrays.empty(shape, dtype), 0
     for rows in stored.slices():
-        made[done : done + len(rows)] = rows.numpy()
+        made[done : done + len(rows)] = rows.view(read_as).numpy()
         done += len(rows)
         arrays.release(made)
     return made

@@ -644,7 +644,7 @@ def _target(data: PartitionData, task: TaskInfo) -> str:
         raise ValueError(
             "one node type must have the feature 'label', the class of each node "
             f"({candidates}); set ndata['label'], train_mask, val_mask and test_mask before "
-            "partitioning"
+            "partitioning; of tables, name the column by graphshard partition --label"
         )
     return labelled[0]
 

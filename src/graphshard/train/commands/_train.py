@@ -208,8 +208,7 @@ def _partitioned(
 ) -> Iterator[tuple[AnyConfig, int]]:
     """The run on a partition, and its number of workers; a data set is partitioned for it."""
     from ..._base.files import TemporaryFolder
-    from ...data.prepare import has_relations, read_dataset, with_links
-    from ...data.task import partition_dataset
+    from ...data.prepare import has_relations, partition_by_name
     from ...partition.format import read_config
     from .._tasks import LINK_PREDICTION
 
@@ -219,18 +218,21 @@ def _partitioned(
         yield _with_data(config, json_path), workers or read_config(json_path).num_parts
         return
     wants_loops = config.model in NEED_IN_EDGES and not has_relations(config.data)
-    dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
-    if config.task == LINK_PREDICTION:
-        dataset = with_links(dataset)
     num_workers = workers or 1
     with TemporaryFolder() if config.run is None else contextlib.nullcontext(config.run) as folder:
-        json_path = Path(folder) / "parts" / f"{dataset.name}.json"
-        if not (config.resume and json_path.exists()):
-            partition_dataset(dataset, num_workers, json_path.parent)
+        json_path = partition_json(Path(folder) / "parts")
+        if not (config.resume and is_partition(json_path)):
+            json_path = partition_by_name(
+                config.data,
+                num_workers,
+                Path(folder) / "parts",
+                preparation=Preparation(self_loops=True if wants_loops else None),
+                has_links=config.task == LINK_PREDICTION,
+            )
             if not quiet:
                 where = "" if config.run is None else f", in {json_path.parent}"
                 Console(stderr=True, markup=False, emoji=False).print(
-                    f"partitioned {dataset.name} into {num_workers}{where}",
+                    f"partitioned {json_path.stem} into {num_workers}{where}",
                     markup=False,
                     highlight=False,
                     soft_wrap=True,
