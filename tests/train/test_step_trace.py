@@ -22,7 +22,7 @@ from train_cases import (
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
 from graphshard.train._run_folder import read_run_config
-from graphshard.train._step_picture import draw_steps
+from graphshard.train._step_picture import _short, draw_steps
 from graphshard.train._step_trace import RankSteps, TraceRequest, chrome_trace, trace_steps
 from graphshard.train.commands import run
 
@@ -108,6 +108,12 @@ def test_spans_lie_in_the_steps(tmp_path: Path, mode: str, kind: str, steps: int
         assert any("linear" in o["name"] or "mm" in o["name"] for o in inside)
     draw_steps(ranks, tmp_path / "x.png", "a $name$")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_in_the_picture_are_short() -> None:
+    assert _short("layers.0.relations.mods.('user', 'b$', 'item')") == r"layers.0 user:b\$:item"
+    assert _short("layers.1") == "layers.1"
+    assert _short("encoder." * 20 + "last") == "encoder.en…r.encoder.encoder.last"
 
 
 def test_what_is_waited_for_is_taken_off() -> None:

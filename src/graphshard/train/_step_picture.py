@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ _COLOURS = {
     "waiting": "#d62728",
 }
 _NUMBERED_RANKS = 8
+# As a layer of HeteroGraphConv is called: layers.0.relations.mods.('user', 'buys', 'item').
+_OF_RELATION = re.compile(r"\.relations\.mods\.\('([^']*)', '([^']*)', '([^']*)'\)")
+_LETTERS = 32
 
 
 def draw_steps(ranks: Sequence[RankSteps], path: Path, title: str) -> None:
@@ -36,15 +40,25 @@ def draw_steps(ranks: Sequence[RankSteps], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     height = 1.2 + 0.5 * len(ranks)
-    figure = Figure(figsize=(14, height + 4.5), layout="constrained")
+    rows = {(layer, direction) for each in ranks for layer, direction, _, _ in each.bytes}
+    lower = max(4.5, min(1.5 + 0.2 * len(rows), 40.0))
+    figure = Figure(figsize=(14, height + lower), layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 3, height_ratios=[height, 4.5])
+    grid = figure.add_gridspec(2, 3, height_ratios=[height, lower])
     _draw_timeline(figure.add_subplot(grid[0, :]), ranks)
     _draw_seconds(figure.add_subplot(grid[1, 0]), ranks)
     _draw_layers(figure.add_subplot(grid[1, 1]), ranks)
     _draw_pairs(figure.add_subplot(grid[1, 2]), ranks)
     figure.suptitle(title.replace("$", r"\$"))
     canvas.print_png(str(path))
+
+
+def _short(name: str) -> str:
+    """A layer's name in few letters, with nothing that matplotlib would take for a formula."""
+    name = _OF_RELATION.sub(r" \1:\2:\3", name)
+    if len(name) > _LETTERS:
+        name = f"{name[: _LETTERS // 3]}…{name[-2 * _LETTERS // 3 :]}"
+    return name.replace("$", r"\$")
 
 
 def _draw_timeline(axes: Any, ranks: Sequence[RankSteps]) -> None:
@@ -66,18 +80,16 @@ def _draw_timeline(axes: Any, ranks: Sequence[RankSteps]) -> None:
             if kind in ("forward", "backward"):
                 names += bars
         whole = (max(other.end for other in ranks) - start) / 1e6
-        for begin, length, name in names:
-            if length > 0.011 * len(name) * whole:  # as wide as its name
-                axes.text(
-                    begin + length / 2,
-                    each.rank + 0.125,
-                    name.replace("$", r"\$"),
-                    ha="center",
-                    va="center",
-                    color="white",
-                    fontsize=8,
-                    clip_on=True,
-                )
+        labelled: list[tuple[float, float]] = []
+        for begin, length, name in sorted(names, key=lambda bar: -bar[1]):
+            label, middle = _short(name), begin + length / 2
+            half = 0.0055 * len(label) * whole
+            is_free = all(middle + half < left or middle - half > right for left, right in labelled)
+            if length > 2 * half and is_free:  # a layer inside another one has its place
+                labelled.append((middle - half, middle + half))
+                place = middle, each.rank + 0.125
+                centre = {"ha": "center", "va": "center"}
+                axes.text(*place, label, color="white", fontsize=8, clip_on=True, **centre)
     axes.set(xlabel="milliseconds", ylim=(len(ranks) - 0.4, -0.5))
     axes.set_yticks(range(len(ranks)), [f"rank {each.rank}" for each in ranks])
     axes.spines[["top", "right"]].set_visible(False)
@@ -110,9 +122,10 @@ def _draw_layers(axes: Any, ranks: Sequence[RankSteps]) -> None:
         axes.barh(range(len(order)), values, left=left, label=f"rank {each.rank}")
         left += values
     names = [
-        f"{layer}, {direction}" if layer else "gradients, checks" for layer, direction in order
+        f"{_short(layer)}, {direction}" if layer else "gradients, checks"
+        for layer, direction in order
     ]
-    axes.set_yticks(range(len(order)), [name.replace("$", r"\$") for name in names])
+    axes.set_yticks(range(len(order)), names, fontsize="small")
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(title="sent, by layer", xlabel="kB")
