@@ -124,9 +124,8 @@ struct SourcePiece {
   Ids others;
   int64_t num_others;
 
-  // Of the source at a place of the piece; -1 where it has no id.
-  GRAPHSHARD_INLINE int64_t id_at(int64_t place) const {
-    const int64_t number = sources[place];
+  // The id of a source; -1 where it has none.
+  GRAPHSHARD_INLINE int64_t id_of(int64_t number) const {
     if (number < own) return number + shift;
     return number - own < num_others ? others[number - own] : -1;
   }
@@ -139,12 +138,20 @@ struct SourcePieces {
 
   // Which piece a position is in; `guess` is where the one before was, and becomes the answer.
   GRAPHSHARD_INLINE size_t piece_of(int64_t position, size_t& guess) const {
-    if (position < starts[guess] || position >= starts[guess + 1]) {
+    if (position >= starts[guess] && position < starts[guess + 1]) return guess;
+    const size_t count = pieces.size();
+    if (count <= kFewPieces) {  // rows of a batch are anywhere: a branch would be a coin toss
+      guess = 0;
+      for (size_t i = 1; i < count; ++i) guess += position >= starts[i] ? 1 : 0;
+    } else {
       const auto after = std::upper_bound(starts.begin() + 1, starts.end() - 1, position);
       guess = static_cast<size_t>(after - starts.begin()) - 1;
     }
     return guess;
   }
+
+ private:
+  static constexpr size_t kFewPieces = 16;
 };
 
 // Where the source of each edge is: in an array, or in pieces.
@@ -154,19 +161,49 @@ struct Sources {
   const SourcePieces* pieces;  // null where there is an array
 };
 
-// For positions in edges[begin, end): picked = the source there; false if one has no id.
+// Calls visit(piece, first, begin, end) for runs of positions in edges[begin, end) that are in one
+// piece, whose own positions are from `first` on.
+template <typename I, typename Visit>
+GRAPHSHARD_INLINE void visit_pieces(int64_t begin, int64_t end, const SourcePieces& from,
+                                    const I* edges, const Visit& visit) {
+  size_t guess = 0;
+  for (int64_t i = begin; i < end;) {
+    const size_t at = from.piece_of(edges[i], guess);
+    const int64_t first = from.starts[at];
+    const int64_t last = from.starts[at + 1];
+    int64_t stop = i + 1;
+    while (stop < end && edges[stop] >= first && edges[stop] < last) ++stop;
+    visit(from.pieces[at], first, i, stop);
+    i = stop;
+  }
+}
+
+// For positions in edges[begin, end): picked = the source there; false if one has no id. Ids that
+// are not a number and a shift are requested for all edges before the first is read.
 template <typename I, typename J>
 bool look_up_pieces(int64_t begin, int64_t end, const SourcePieces& from, const I* edges,
                     J* picked) {
   bool all_known = true;
-  size_t guess = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t position = edges[i];
-    const size_t piece = from.piece_of(position, guess);
-    const int64_t id = from.pieces[piece].id_at(position - from.starts[piece]);
-    all_known &= id >= 0;
-    picked[i] = static_cast<J>(id);
-  }
+  const auto number_of = [&](const SourcePiece& piece, int64_t first, int64_t i, int64_t stop) {
+    const auto read = [&](const auto* sources) {
+      for (; i < stop; ++i) {
+        const int64_t number = sources[edges[i] - first];
+        if (number >= piece.own) GRAPHSHARD_PREFETCH(piece.others.address(number - piece.own));
+        picked[i] = static_cast<J>(number);
+      }
+    };
+    const int32_t* narrow = piece.sources.narrow();
+    narrow != nullptr ? read(narrow) : read(piece.sources.wide());
+  };
+  const auto id_of = [&](const SourcePiece& piece, int64_t, int64_t i, int64_t stop) {
+    for (; i < stop; ++i) {
+      const int64_t id = piece.id_of(picked[i]);
+      all_known &= id >= 0;
+      picked[i] = static_cast<J>(id);
+    }
+  };
+  visit_pieces(begin, end, from, edges, number_of);
+  visit_pieces(begin, end, from, edges, id_of);
   return all_known;
 }
 

@@ -12,17 +12,25 @@ from unittest import mock
 
 import pytest
 import torch
-from train_cases import as_values, sampled_config_of, train_sampled_on_rank, write_parts
+from train_cases import (
+    as_values,
+    plain_graph,
+    sampled_config_of,
+    train_sampled_on_rank,
+    write_parts,
+)
 
 import graphshard
 from graphshard import load_dgl_partition_data
 from graphshard._base.file_rows import FilePiece, RowsFile, RowsInFiles
 from graphshard._base.kernels import force_extension
+from graphshard._base.lazy_columns import LazyColumns
 from graphshard.errors import PartitionFormatError
-from graphshard.partition import convert_partition
+from graphshard.fullbatch import StoredEdges
+from graphshard.partition import convert_partition, partition_graph
 from graphshard.sampling.file_store import tables_in_files
 from graphshard.testing import run_ranks
-from graphshard.train import SampledRun, _layerwise, _run
+from graphshard.train import SampledConfig, SampledRun, _layerwise, _run
 
 EDGES, LINKS = {"task": "edge classification"}, {"task": "link prediction"}
 EDGE_VALUES = {"task": "edge regression"}
@@ -90,6 +98,28 @@ def test_features_in_files_train_the_same(case: str, tmp_path: Path) -> None:
             assert mine["metrics"][metric] == pytest.approx(by_split, abs=1e-2)
         if values.get("dtype") is None:
             assert mine["val_loss"] == pytest.approx(theirs["val_loss"], abs=1e-9)
+
+
+def made_for_edges(rank: int, world_size: int, values: dict[str, Any]) -> list[Any]:
+    """What a run with everything in files has made that is as long as its edges."""
+    run = SampledRun(SampledConfig(**values))
+    losses = run.train().losses
+    data, (frame,) = run._shard.data, run._learner.graph._edge_frames
+    (edges,) = data.edges.values()
+    assert isinstance(edges, StoredEdges)
+    assert isinstance(data.edge_features, LazyColumns)
+    (original_ids,) = data.edge_features._makers.values()
+    ids = frame.unread(graphshard.EID)._rows
+    return [list(edges._columns), ids, original_ids.cache_info().currsize, len(losses)]
+
+
+def test_edges_in_files_take_no_memory(tmp_path: Path) -> None:
+    graph = graphshard.to_bidirected(plain_graph(), copy_ndata=True)
+    partition_graph(graph, "g", 2, str(tmp_path), part_method="random", quiet=True)
+    # Reverses and self loops are looked for, and are there.
+    wanted = {"both_directions": None, "self_loops": None, "memory": "3GiB", "epochs": 1}
+    config = sampled_config_of(str(tmp_path / "g.json"), model="gcn", **wanted)
+    assert run_ranks(made_for_edges, 2, as_values(config)) == [[[], None, 0, 1]] * 2
 
 
 def test_a_budget_too_small_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ..errors import PartitionFormatError
 from ..graph import NTYPE
 from ..partition import RangePartitionBook
 from ..partition.checked_files import TensorFile
+from ..partition.dgl_folder import owned_rows
 from ..partition.format import PartitionConfig, read_config
 from ..partition.load import features_in_files, load_features, load_structure
 from ..partition.pyg_folder import PyGPartition, is_pyg_folder
@@ -314,16 +315,18 @@ def load_dgl_partition_data(
     in_files: dict[str, RowsInFiles] = {}
     features = []
     for kind in ("node_feats", "edge_feats"):
+        names: tuple[str, ...] = ()
         if leave_features:
             left = features_in_files(config, own_partition_idx, kind)
             in_files.update(left)
+            names = *left, *(f"{owner}/orig_id" for owner in owned_rows(kind, book))
         features.append(
             load_features(
                 config,
                 own_partition_idx,
                 kind,
                 checksums=checksums,
-                left=tuple(left) if leave_features else (),
+                left=names,
             )
         )
     node_feats, edge_feats = (

@@ -77,6 +77,10 @@ class StoredEdges(LocalEdges):
         return self.sources.numel()
 
     @property
+    def device(self) -> torch.device:
+        return self.sources.device
+
+    @property
     def by_destination(self) -> bool:
         return True
 

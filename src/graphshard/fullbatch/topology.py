@@ -125,6 +125,10 @@ class RelationEdges:
         return self.src.numel()
 
     @property
+    def device(self) -> torch.device:
+        return self.src.device
+
+    @property
     def by_destination(self) -> bool:
         """Whether edges come by destination."""
         return not bool((self.dst[1:] < self.dst[:-1]).any())
@@ -394,7 +398,7 @@ def _remote_sources(
 
 def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:
     """Per owner, the distinct rows, ascending, that these edges read; none of ``rank``'s own."""
-    empty = torch.empty(0, dtype=torch.int64, device=edges[0].src.device if edges else None)
+    empty = torch.empty(0, dtype=torch.int64, device=edges[0].device if edges else None)
     needed = []
     for part in range(world_size):
         rows = [e.rows_read(part) for e in edges] if part != rank else []

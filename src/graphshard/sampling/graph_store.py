@@ -489,7 +489,7 @@ class OwnEdges:
         self.weights = CheckedWeights()
         self.labor_ids: dict[ListKey, Tensor] = {}
         self.lists: dict[ListKey, EdgeLists] = {}
-        self._original_edge_ids = manager.original_edge_ids
+        self._original_edge_ids = manager._original.edges  # made when they are asked for
         self._frames: dict[CanonicalEType, Frame] = dict(
             zip(manager.canonical_etypes, frames_of(manager)[2], strict=True)
         )
