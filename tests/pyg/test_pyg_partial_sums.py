@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of PyG whose sums travel as partial sums. 2 gloo ranks, and 5.
+"""Layers of PyG: sums travel as partial sums, attention computes meanwhile. 2 gloo ranks, and 5.
 
 The oracle is PyG in one process, float64.
 """
@@ -17,6 +17,8 @@ from torch_geometric.data import Data
 import graphshard
 import graphshard.pyg
 from graphshard import comm
+from graphshard.fullbatch.execution import CollectiveTransport
+from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.testing import run_ranks
 
 NUM_NODES, WIDTH = 40, 24
@@ -77,3 +79,58 @@ def check(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
 def test_layers_are_those_of_pyg_and_send_less(num_ranks: int) -> None:
     run_ranks(check, num_ranks)
+
+
+def attention_layers() -> list[nn.Module]:
+    torch.manual_seed(0)
+    half = WIDTH // 2
+    return [
+        pyg_nn.GATConv(WIDTH, half, heads=2).double(),
+        pyg_nn.GATv2Conv(WIDTH, half, heads=2).double(),
+        pyg_nn.TransformerConv(WIDTH, half, heads=2).double(),
+    ]
+
+
+def attended(layer: nn.Module, data: Any, x: Tensor) -> list[Tensor]:
+    """Output, gradients, and gradients of their squares."""
+    layer(layer(x, data.edge_index).sin(), data.edge_index).square().sum().backward()
+    out = layer(layer(x, data.edge_index).sin(), data.edge_index)
+    (grad,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+    (again,) = torch.autograd.grad(grad.square().sum(), x)
+    assert x.grad is not None
+    return [out.detach(), grad.detach(), again, x.grad]
+
+
+def noted(method: Any, event: str, events: list[str]) -> Any:
+    def call(*args: Any) -> Any:
+        events.append(event)
+        return method(*args)
+
+    return call
+
+
+def check_attention(rank: int, world_size: int) -> None:
+    """Own edges are computed while rows travel, and gradients likewise."""
+    whole = whole_data()
+    data = graphshard.pyg.shard(whole_data(), part_method="random", mode="oneshot")
+    for layer in attention_layers():
+        expected = attended(layer, whole, whole.x.clone().requires_grad_())
+        own = data.x.clone().requires_grad_()
+        for found, oracle in zip(attended(layer, data, own), expected, strict=True):
+            torch.testing.assert_close(found, oracle[data.n])
+        events: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for kind, name, event in (
+                (CollectiveTransport, "start_fetch", "rows"),
+                (AttentionSum, "merge", "edges"),
+                (CollectiveTransport, "start_return", "gradients"),
+                (AttentionSum, "direct_gradients", "back"),
+            ):
+                patch.setattr(kind, name, noted(getattr(kind, name), event, events))
+            layer(own, data.edge_index).sum().backward()
+        assert events == ["rows", "edges", "edges", "back", "gradients", "back"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
+def test_attention_computes_own_edges_while_rows_travel(num_ranks: int) -> None:
+    run_ranks(check_attention, num_ranks)

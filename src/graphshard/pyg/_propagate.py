@@ -15,9 +15,11 @@ as PyG does it               PyG's own code on own and fetched rows
 Which one is taken depends on the layer and the mode, and not on this rank's rows.
 
 [Note: fused]
-    In one-shot mode one kernel sees own and fetched rows. In sequential mode the call is a pass of
-    `graphshard.fullbatch` over the shards of its edges: rows of one rank at a time, those of the
-    next on their way, and the same again in the backward where it needs them.
+    In sequential mode the call is a pass of `graphshard.fullbatch` over the shards of its edges:
+    rows of one rank at a time, those of the next on their way, and the same again in the backward
+    where it needs them. So it is in one-shot mode for attention, whose rows no other call of the
+    layer reads: own edges are computed while all remote rows travel, and likewise in the backward.
+    Otherwise one kernel sees own and fetched rows there.
 
 [Note: recomputed in pieces]
     Remote rows and messages are not kept for the backward. The forward fetches the halo, computes a
@@ -84,23 +86,40 @@ class _EdgeSetTransport(PairwiseTransport):
         self._edges = edges
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
-        src, dst = self._edges.edge_index
-        num_dst, num_owned = self._edges.adjacency.num_dst, self.halo.num_owned
         if self.num_steps == 1:
             return (Shard(0, self._edges.adjacency, None),)
-        shards = []
-        for step in range(self.num_steps):
-            start, stop = 0, num_owned
-            if step:
-                first, last = self.plan.halo_range((self.plan.rank - step) % self.num_steps)
-                start, stop = num_owned + first, num_owned + last
-            eids = ((src >= start) & (src < stop)).nonzero().view(-1)
-            largest = max(stop - start, num_dst)
-            rows = narrow(src[eids] - start, largest), narrow(dst[eids], largest)
-            adjacency = Adjacency(*rows, stop - start, num_dst, check=False)
-            ids = narrow(eids, src.numel())
-            shards.append(Shard(step, adjacency, lambda ids=ids: ids))  # type: ignore[misc]
-        return tuple(shards)
+        owners = [(self.plan.rank - step) % self.num_steps for step in range(1, self.num_steps)]
+        bounds = [self.plan.halo_range(owner) for owner in owners]
+        return _shards(self._edges, self.halo.num_owned, bounds)
+
+
+class _EdgeSetHalves(CollectiveTransport):
+    """The same in two shards: edges of own rows, and those of all rows of other ranks."""
+
+    def __init__(self, halo: SourceHalo, edges: EdgeSet) -> None:
+        super().__init__(halo.halo, halo.mode.halo_dtype)
+        self._edges, self.returns_rows = edges, False
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return _shards(self._edges, self.halo.num_owned, [(0, self.halo.num_halo)])
+
+    def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        return self._edges.adjacency
+
+
+def _shards(edges: EdgeSet, num_owned: int, bounds: Sequence[tuple[int, int]]) -> tuple[Shard, ...]:
+    """The own shard of some edges, and those of the halo rows within bounds, by step."""
+    src, dst = edges.edge_index
+    num_dst, shards = edges.adjacency.num_dst, []
+    in_halo = [(num_owned + first, num_owned + last) for first, last in bounds]
+    for step, (start, stop) in enumerate([(0, num_owned), *in_halo]):
+        eids = ((src >= start) & (src < stop)).nonzero().view(-1)
+        largest = max(stop - start, num_dst)
+        rows = narrow(src[eids] - start, largest), narrow(dst[eids], largest)
+        adjacency = Adjacency(*rows, stop - start, num_dst, check=False)
+        ids = narrow(eids, src.numel())
+        shards.append(Shard(step, adjacency, lambda ids=ids: ids))  # type: ignore[misc]
+    return tuple(shards)
 
 
 class _PairwiseSums(PairwiseTransport):
@@ -172,6 +191,7 @@ class FusedCall:
         compute: From own and fetched rows of the sources to the result.
         reduction: The same, to be merged shard by shard; made from own rows.
         name: Of what is computed, if it is a function of the tensors alone.
+        is_only_reader: Whether no other call of the layer reads the sources.
     """
 
     halo: SourceHalo
@@ -181,6 +201,7 @@ class FusedCall:
     compute: Callable[[Sequence[Tensor]], Tensor]
     reduction: Callable[[], Reduction]
     name: str | None = None
+    is_only_reader: bool = False
 
     def run(self, has_whole_cut: bool = False) -> Tensor:
         """The result; collective.
@@ -190,7 +211,8 @@ class FusedCall:
         """
         if has_whole_cut and (sums := self._of_partial_sums()) is not None:
             return sums
-        if self.halo.mode.mode == "oneshot":
+        is_oneshot = self.halo.mode.mode == "oneshot"
+        if is_oneshot and not self._overlaps():
             return self.compute(self.halo.extended(*self.sources))
         constants, tensors = self.halo.structure.constants, [*self.sources, *self.others]
         key = self.name, self.edges.number
@@ -200,7 +222,8 @@ class FusedCall:
             if earlier is not None:
                 return earlier
         if self.edges.transport is None:
-            self.edges.transport = _EdgeSetTransport(self.halo, self.edges)
+            kind = _EdgeSetHalves if is_oneshot else _EdgeSetTransport
+            self.edges.transport = kind(self.halo, self.edges)
         reductions = [(self.halo.etype, self.reduction())]
         device = self.edges.edge_index.device
         transport = self.edges.transport.keyed()
@@ -209,6 +232,17 @@ class FusedCall:
         if is_constant:
             constants.put_copy(key, tensors, result)
         return result
+
+    def _overlaps(self) -> bool:
+        """Whether own edges are computed while rows travel, in one-shot mode."""
+        constants = self.halo.structure.constants
+        return (
+            self.is_only_reader
+            and self.halo.world_size > 1
+            and not any(
+                constants.is_constant([own]) or self.halo.is_here(own) for own in self.sources
+            )
+        )
 
     def _of_partial_sums(self) -> Tensor | None:
         """The result where partial sums travel; None where rows do. See [Note: fewest rows]."""
@@ -275,7 +309,7 @@ def attention(
             operands = replace(operands, mask=mask)
         return AttentionSum(operands)
 
-    return FusedCall(halo, edges, sources, [], compute, reduction)
+    return FusedCall(halo, edges, sources, [], compute, reduction, is_only_reader=True)
 
 
 @dataclass(frozen=True, eq=False)
