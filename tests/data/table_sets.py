@@ -138,7 +138,8 @@ def _with_gaps(values: list[Any], draw: random.Random, share: float | None = Non
 def feature_of(count: int, draw: random.Random, has_lists: bool) -> Column:
     """A column for features, with an encoding to ask for or none."""
     kinds = ["real", "real", "integer", "category", "boolean", "date", "timestamp", "text"]
-    kind = draw.choice([*kinds, "empty", *(["vector"] * 2 if has_lists else [])])
+    kinds += ["words", *(["vector", "vector", "sets"] if has_lists else [])]
+    kind = draw.choice([*kinds, "empty"])
     asked: Any = None
     if kind == "real":
         scale = draw.choice([1.0, 1e-3, 1e6])
@@ -170,6 +171,20 @@ def feature_of(count: int, draw: random.Random, has_lists: bool) -> Column:
         values = [start + datetime.timedelta(0, draw.randrange(80_000_000)) for _ in range(count)]
         parts = draw.sample(["seconds", *_PERIODS], draw.randint(1, 5))
         asked = draw.choice([None, {"encoding": "time", "parts": parts}])
+    elif kind in ("words", "sets"):
+        words = ["Action", "Children's", "Sci-Fi", "e, f", "ü", "x y"][: draw.randint(1, 6)]
+        least, limit = int(kind == "words"), min(3, len(words))
+        values = [draw.sample(words, draw.randint(least, limit)) for _ in range(count)]
+        values[0] = words[:1]
+        if kind == "words":
+            separator = draw.choice(["|", ";", "::"])
+            values = [separator.join(of_row) for of_row in values]
+            asked = draw.choice(
+                [{"separator": separator}, {"encoding": "multi-hot", "separator": separator}, None]
+            )
+        else:
+            asked = draw.choice([None, "multi-hot", {"statistics": "all"}])
+        return Column(kind, values[:1] + _with_gaps(values[1:], draw), asked)
     elif kind == "text":
         values = [f"text {i} {draw.random()}" for i in range(count)]
     elif kind == "vector":
@@ -660,7 +675,14 @@ def encoded(column: Column, is_training: np.ndarray) -> np.ndarray | None:
     if asked.get("statistics") == "all":
         is_training = np.ones(len(values), bool)
     way = asked.get("encoding")
-    if column.kind in ("category", "text") or way in ("category", "embedding"):
+    if column.kind == "sets" or "separator" in asked:
+        cut = asked.get("separator")
+        rows = [[] if v is None else v.split(cut) if cut else v for v in values]
+        words = {w for row, chosen in zip(rows, is_training, strict=True) if chosen for w in row}
+        binarizer = MultiLabelBinarizer(classes=sorted(words)).fit([])
+        made = binarizer.transform([[w for w in row if w in words] for row in rows]).astype(float)
+        return np.hstack([made, is_missing[:, None]]) if is_missing.any() else made
+    if column.kind in ("category", "text", "words") or way in ("category", "embedding"):
         return _of_categories(values, is_missing, is_training, way, asked)
     marks = is_missing[:, None].astype(float)
     if column.kind in ("real", "integer", "boolean"):
@@ -776,7 +798,7 @@ def _arrow_type(column: Column, draw: random.Random) -> Any:
         if kind == "id integers" and draw.random() < 0.5:
             return pa.int16()
         return pa.int64() if is_integer else draw.choice([pa.string(), pa.large_string()])
-    if kind in ("category", "text"):
+    if kind in ("category", "text", "words"):
         return draw.choice([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
     if kind == "vector":
         return pa.list_(pa.float64())
