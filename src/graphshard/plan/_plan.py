@@ -60,7 +60,8 @@ class Sampling:
     Args:
         in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there. What
             is planned is the memory of processes without pages of files.
-        edges_in_files: Edges stay in files, too, which they do unless some are added.
+        edge_bytes: Of edges in a process, and again of all in what its host shares, where features
+            are in files. Edges are, too, unless some are added.
         batches_evaluated: Batches of training that are one in evaluations layer by layer.
     """
 
@@ -71,7 +72,7 @@ class Sampling:
     map_features: bool = True
     cache_bytes: float = 0.0
     in_files: bool = False
-    edges_in_files: bool = True
+    edge_bytes: float = 0.0
     batches_evaluated: int = 4
 
 
@@ -539,9 +540,9 @@ def plan_sampled(
     whole = graph.num_edges * 4 + graph.num_nodes * 12
     if sampling.in_files:
         items["features"], items["interpreter"] = 0.0, rates.own
-        if sampling.edges_in_files:
-            items["structure"] -= sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
-            whole -= graph.num_edges * 4
+        of_edges = STRUCTURE_BYTES_PER_EDGE - sampling.edge_bytes
+        items["structure"] -= sum(part.edges.values()) * of_edges
+        whole += graph.num_edges * (min(8.0, sampling.edge_bytes) - 4)
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
         sampling.transport == "auto" and fits_replicated(whole, room)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from .._base.memory import PeakMemory, available_memory, own_memory
 from ..comm import rank, world_size
 from ..comm.collectives import gather_int, reduce_floats
-from ..fullbatch import StoredEdges
+from ..fullbatch import ExtendedEdges, StoredEdges
 from ..plan import (
+    STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
     GraphSize,
     Machines,
@@ -39,6 +40,10 @@ _ROOMY = 0.75
 
 _SPREAD = 0.25
 """Of the memory that is planned for a sampled run: freed blocks that malloc keeps, and the rest."""
+
+
+_EDGE_BYTES = {StoredEdges: 0.0, ExtendedEdges: 16.0}
+"""Of those of a sampled run: sources and ids by destination, original ids."""
 
 
 @dataclass(frozen=True)
@@ -237,11 +242,14 @@ def _epoch(
     sampling = sampling_of(config, config)
     if sampling is not None:
         if sampling.in_files:
-            stay = all(isinstance(of_type, StoredEdges) for of_type in data.edges.values())
+            in_memory = [
+                _EDGE_BYTES.get(type(of_type), STRUCTURE_BYTES_PER_EDGE)
+                for of_type in data.edges.values()
+            ]
             sampling = replace(
                 sampling,
                 cache_bytes=cache_bytes,
-                edges_in_files=stay,
+                edge_bytes=max(in_memory, default=0.0),
                 batches_evaluated=batches_evaluated,
             )
         return plan_sampled(graph, network, num_ranks, machines, sampling)
