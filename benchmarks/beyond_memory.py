@@ -162,6 +162,8 @@ def measure(args: argparse.Namespace, folder: Path) -> list[str]:
     program = [sys.executable, "-m", "graphshard"]
     partition = f"--parts {args.parts} --method multilevel --memory {args.memory}".split()
     train = f"--mode sample --epochs 1 --model sage --fanouts {args.fanouts}".split()
+    # The limit holds stacks of threads and what malloc has in reserve, too.
+    train += ["--memory", f"{3 * args.limit // 4}MiB"]
     commands = {
         "partition": ["--data", str(data), "--out", str(out), *partition],
         "verify": [str(out / "data.json")],

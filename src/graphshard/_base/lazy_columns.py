@@ -61,8 +61,9 @@ class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
         return name in self._columns or name in self._makers
 
     def with_makers(self, makers: Mapping[K, Callable[[], Tensor]]) -> LazyColumns[K]:
-        """The same columns and others."""
-        return LazyColumns(self._columns, {**self._makers, **makers})
+        """The same columns and others, some perhaps in their places."""
+        columns = {name: rows for name, rows in self._columns.items() if name not in makers}
+        return LazyColumns(columns, {**self._makers, **makers})
 
     def maker(self, name: K) -> Callable[[], Tensor]:
         """What gives one of them, and keeps no other alive."""

@@ -9,7 +9,7 @@ from ._partition_data import (
     load_dgl_partition_data,
     suffix_key_lookup,
 )
-from ._stored_edges import StoredEdges
+from ._stored_edges import ExtendedEdges, StoredEdges
 from .execution import AggregationMode
 from .lazy import DeferredEdges, message_has_parameters
 from .topology import RelationEdges
@@ -18,6 +18,7 @@ __all__ = [
     "AggregationMode",
     "DeferredEdges",
     "DistributedBlock",
+    "ExtendedEdges",
     "GraphShard",
     "GraphShardManager",
     "PartitionData",

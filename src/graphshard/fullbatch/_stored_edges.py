@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.sampling import SourcePiece
-from .topology import LocalEdges
+from .topology import LocalEdges, RelationEdges
 
 _PIECE = 1 << 20
 
@@ -86,14 +86,16 @@ class StoredEdges(LocalEdges):
 
     def _column(self, name: str) -> Tensor:
         if name not in self._columns:
-            table = self.nodes.owner if name == "src_part" else self.nodes.row
-            if name == "dst":
-                rows = torch.arange(self.num_dst, dtype=table.dtype)
-                counts = self.indptr.diff()
-                self._columns[name] = rows.repeat_interleave(counts, output_size=self.num_edges)
-            else:
-                self._columns[name] = table.index_select(0, self.sources)
+            self._columns[name] = self.made_column(name)
         return self._columns[name]
+
+    def made_column(self, name: str) -> Tensor:
+        """A column of `LocalEdges`, which is not kept."""
+        table = self.nodes.owner if name == "src_part" else self.nodes.row
+        if name != "dst":
+            return table.index_select(0, self.sources)
+        rows = torch.arange(self.num_dst, dtype=table.dtype)
+        return rows.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
     @property
     def src_part(self) -> Tensor:
@@ -166,3 +168,78 @@ class StoredEdges(LocalEdges):
         """
         nodes = self.nodes
         return SourcePiece(self.sources, nodes.num_inner, first_id - self.first, nodes.halo_ids)
+
+
+class ExtendedEdges(StoredEdges):
+    """Edges that stay in a file, and further ones behind them that are in memory.
+
+    Args:
+        base: Those in a file.
+        added: Into the same rows.
+    """
+
+    def __init__(self, base: StoredEdges, added: RelationEdges) -> None:
+        self.base, self.added = base, added
+        super().__init__(base.indptr, base.sources, base.nodes, base.first, base.first_edge)
+
+    @property
+    def num_edges(self) -> int:
+        return self.base.num_edges + self.added.num_edges
+
+    @property
+    def by_destination(self) -> bool:
+        return not self.added.num_edges
+
+    def made_column(self, name: str) -> Tensor:
+        column = self.base.made_column(name)
+        return torch.cat([column, getattr(self.added, name).to(column.dtype)])
+
+    def pieces(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        yield from self.base.pieces()
+        for some, *columns in self.added.pieces():
+            first = self.base.num_edges
+            yield slice(first + some.start, first + some.stop), columns[0], columns[1], columns[2]
+
+    def in_degrees(self) -> Tensor:
+        return self.base.in_degrees() + torch.bincount(self.added.dst, minlength=self.num_dst)
+
+    def num_cut(self, rank: int) -> int:
+        return self.base.num_cut(rank) + self.added.num_cut(rank)
+
+    def rows_read(self, part: int) -> Tensor:
+        rows = self.base.rows_read(part)
+        return torch.cat([rows, self.added.rows_read(part).to(rows.dtype)])
+
+    def sum_by_source(
+        self, values: Tensor, num_src: int, num_parts: int, rank: int
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        given = values, num_src, num_parts, rank
+        (own, others), (more, further) = (e.sum_by_source(*given) for e in (self.base, self.added))
+        both = []
+        for (rows, sums), (rows_added, sums_added) in zip(others, further, strict=True):
+            distinct, at = torch.unique(torch.cat([rows, rows_added]), return_inverse=True)
+            total = sums.new_zeros(distinct.numel())
+            both.append((distinct, total.index_add_(0, at, torch.cat([sums, sums_added]))))
+        return own + more, both
+
+    def lists(self, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All of them grouped by destination, ids ascending: pointers, ids of sources, edge ids.
+
+        Args:
+            starts: First global id of the source type of each part, of the dtype that all have.
+        """
+        base, added, dtype = self.base, self.added, starts.dtype
+        order = torch.argsort(added.dst, stable=True)
+        before = torch.zeros(self.num_dst + 1, dtype=dtype)
+        counts = torch.bincount(added.dst, minlength=self.num_dst)
+        torch.cumsum(counts, 0, dtype=dtype, out=before[1:])
+        sources, eids = (torch.empty(self.num_edges, dtype=dtype) for _ in range(2))
+        places = base.indptr[added.dst[order].long() + 1].long() + torch.arange(added.num_edges)
+        ids = starts[added.src_part.long()] + added.src
+        sources[places], eids[places] = ids.to(dtype)[order], (order + base.num_edges).to(dtype)
+        for some, src_part, src, rows in base.pieces():
+            own = torch.arange(some.start, some.stop)
+            places = own + before[rows]
+            sources[places] = (starts[src_part.long()] + src).to(dtype)
+            eids[places] = own.to(dtype)
+        return base.indptr.to(dtype) + before, sources, eids

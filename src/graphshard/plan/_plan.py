@@ -37,8 +37,9 @@ _OVER_THE_LINK = 1.04
 _OVER_THE_LINK_OF_MORE = 1.25
 """What an exchange takes of the time of its link, with two ranks and with more: 1.16 to 1.32."""
 
-BATCHES_EVALUATED = 4
-"""Batches of training that are one where an evaluation goes layer by layer: it has no gradients."""
+BATCHES_EVALUATED = (16, 4, 1)
+"""Batches of training that may be one where an evaluation goes layer by layer: the more the fewer
+rows are read twice, and the more memory it takes."""
 
 _FILE_BYTES_PER_EDGE = 8.0
 _FILE_BYTES_PER_CUT_EDGE = 6.4
@@ -59,7 +60,9 @@ class Sampling:
     Args:
         in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there. What
             is planned is the memory of processes without pages of files.
-        edges_in_files: Edges stay in files, too, which they do unless some are added.
+        edge_bytes: Of edges in a process, and again of all in what its host shares, where features
+            are in files. Edges are, too, unless some are added.
+        batches_evaluated: Batches of training that are one in evaluations layer by layer.
     """
 
     fanouts: tuple[int, ...]
@@ -69,7 +72,8 @@ class Sampling:
     map_features: bool = True
     cache_bytes: float = 0.0
     in_files: bool = False
-    edges_in_files: bool = True
+    edge_bytes: float = 0.0
+    batches_evaluated: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,9 +546,9 @@ def plan_sampled(
     whole = graph.num_edges * 4 + graph.num_nodes * 12
     if sampling.in_files:
         items["features"], items["interpreter"] = 0.0, rates.own
-        if sampling.edges_in_files:
-            items["structure"] -= sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
-            whole -= graph.num_edges * 4
+        of_edges = STRUCTURE_BYTES_PER_EDGE - sampling.edge_bytes
+        items["structure"] -= sum(part.edges.values()) * of_edges
+        whole += graph.num_edges * (min(8.0, sampling.edge_bytes) - 4)
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
         sampling.transport == "auto" and fits_replicated(whole, room)
@@ -640,7 +644,7 @@ def _evaluation_in_files(
 ) -> Memory:
     """What an evaluation takes that goes layer by layer, batch by batch."""
     memory = Memory(dict(items))
-    (block,), drawn = sampled_parts(graph, (-1,), BATCHES_EVALUATED * batch)
+    (block,), drawn = sampled_parts(graph, (-1,), sampling.batches_evaluated * batch)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     ahead = sampling.prefetch + 2
     rows = sum(

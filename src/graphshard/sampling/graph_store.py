@@ -49,7 +49,7 @@ from ..comm.collectives import all_gather, all_reduce_, all_to_all, gather_texts
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, share_arrays
 from ..errors import PartitionFormatError
-from ..fullbatch import GraphShardManager, StoredEdges
+from ..fullbatch import ExtendedEdges, GraphShardManager, StoredEdges
 from ..graph import Frame, Graph
 from ..graph.frame import LazyRows, version_of
 from ..graph.message_passing import frames_of
@@ -515,6 +515,8 @@ class OwnEdges:
         edges = self._edges[etype]
         dtype = self.ownership.wire_dtype
         ranges = self.ownership.ranges[etype[0]]
+        if isinstance(edges, ExtendedEdges):
+            return edges.lists(torch.tensor(ranges.starts[:-1], dtype=dtype))
         if isinstance(edges, StoredEdges):
             piece = edges.piece(ranges.starts[self.ownership.rank])
             return edges.indptr.to(dtype), SourcePieces([piece], dtype), None
@@ -528,7 +530,9 @@ class OwnEdges:
     def stored(self, key: ListKey) -> StoredEdges | None:
         """The edges of some list where a file has them that other ranks may read."""
         edges = self._edges[key[0]]
-        if not isinstance(edges, StoredEdges) or key[1] != "in":
+        if not isinstance(edges, StoredEdges) or isinstance(edges, ExtendedEdges):
+            return None
+        if key[1] != "in":
             return None
         return edges if edges.sources.dtype == edges.nodes.column.dtype else None
 
@@ -1097,7 +1101,9 @@ class ReplicatedGraphStore(ShardedGraphStore):
             if key not in pieces:
                 arrays.append(SharedArray(lists.neighbors[:], begin))
             if has_eids[number]:
-                all_eids = lists.eids_at(torch.arange(lists.neighbors.numel()))
+                all_eids = lists.eids
+                if all_eids is None:
+                    all_eids = lists.eids_at(torch.arange(lists.neighbors.numel()))
                 arrays.append(SharedArray(all_eids, begin))
         shared = iter(self._share(arrays))
         for key, lists, with_eids in zip(keys, own, has_eids, strict=True):
@@ -1256,7 +1262,7 @@ def replicated_bytes(manager: GraphShardManager) -> int:
     unordered = torch.tensor([int(not of.by_destination) for of in edges])
     unordered = all_reduce(unordered, "max", group=manager.group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)
-    halos = [of.nodes.halo_ids for of in edges if isinstance(of, StoredEdges)][:1]
+    halos = [of.nodes.halo_ids for of in edges if type(of) is StoredEdges][:1]
     size += int(all_reduce(torch.tensor(sum(map(_num_bytes, halos))), group=manager.group))
     for etype, has_eids in zip(manager.canonical_etypes, unordered.tolist(), strict=True):
         size += width * (ownership.ranges[etype[2]].num_ids + 1)

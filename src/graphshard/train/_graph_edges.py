@@ -10,16 +10,18 @@ there. A reverse has the features of its edge, a self loop has ``weight`` 1 and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from .._base.lazy_columns import LazyColumns, maker_of
 from .._base.typing import CanonicalEType
 from ..comm import is_initialized, ragged_all_to_all, rank
 from ..comm.collectives import gather_int, reduce_ints
-from ..fullbatch import PartitionData, RelationEdges
+from ..fullbatch import ExtendedEdges, PartitionData, RelationEdges, StoredEdges
 from ..partition import RangePartitionBook
 from ..partition.format import etype_key
 
@@ -276,25 +278,44 @@ def _with_edges(
 ) -> PartitionData:
     """The part with further edges, of relations that it has or of new ones; collective."""
     etypes = (*data.canonical_etypes, *(e for e in added if e not in data.canonical_etypes))
-    edges, features = dict(data.edges), dict(data.edge_features)
+    edges, features = dict(data.edges), data.edge_features
+    made: dict[str, Callable[[], Tensor]] = {}
     for etype, (src_part, src, dst, fields) in added.items():
-        before = edges.get(etype)
+        before, key = edges.get(etype), etype_key(etype)
         if before is None:
             order = torch.argsort(dst, stable=True)
             edges[etype] = RelationEdges(
                 src_part[order].to(torch.int32), _narrow(src[order]), _narrow(dst[order])
             )
-            rows = {name: column[order] for name, column in fields.items()}
-        else:
-            edges[etype] = RelationEdges(
-                torch.cat([before.src_part, src_part.to(before.src_part.dtype)]),
-                torch.cat([before.src, src.to(before.src.dtype)]),
-                torch.cat([before.dst, dst.to(before.dst.dtype)]),
-            )
-            old = _fields(data, etype)
-            rows = {name: torch.cat([old[name], column]) for name, column in fields.items()}
-        features |= {f"{etype_key(etype)}/{name}": column for name, column in rows.items()}
-    return _with_relations(data, etypes, edges, features)
+            made |= {f"{key}/{name}": partial(_rows, rows, order) for name, rows in fields.items()}
+            continue
+        edges[etype] = _extended(before, RelationEdges(src_part, src, dst))
+        for name, rows in fields.items():
+            old = maker_of(features, f"{key}/{name}")
+            made[f"{key}/{name}"] = partial(_joined, old, rows)
+    columns = features if isinstance(features, LazyColumns) else LazyColumns(features, {})
+    return _with_relations(data, etypes, edges, columns.with_makers(made))
+
+
+def _extended(before: RelationEdges, added: RelationEdges) -> RelationEdges:
+    """Edges and further ones; those in a file stay there."""
+    if isinstance(before, ExtendedEdges):
+        return ExtendedEdges(before.base, _extended(before.added, added))
+    if isinstance(before, StoredEdges):
+        return ExtendedEdges(before, added)
+    return RelationEdges(
+        torch.cat([before.src_part, added.src_part.to(before.src_part.dtype)]),
+        torch.cat([before.src, added.src.to(before.src.dtype)]),
+        torch.cat([before.dst, added.dst.to(before.dst.dtype)]),
+    )
+
+
+def _rows(column: Tensor, rows: Tensor) -> Tensor:
+    return column[rows]
+
+
+def _joined(before: Callable[[], Tensor], added: Tensor) -> Tensor:
+    return torch.cat([before(), added])
 
 
 def without_edges(data: PartitionData, kept: Mapping[CanonicalEType, Tensor]) -> PartitionData:
@@ -318,7 +339,7 @@ def _with_relations(
     data: PartitionData,
     etypes: tuple[CanonicalEType, ...],
     edges: dict[CanonicalEType, RelationEdges],
-    features: dict[str, Tensor],
+    features: Mapping[str, Tensor],
 ) -> PartitionData:
     """The part with other edges, which are counted on all ranks; collective."""
     parts = range(data.num_parts)

@@ -28,7 +28,6 @@ from ..comm.collectives import gather_texts, shared_errors
 from ..comm.group import group_state
 from ..comm.transport import named_file
 from ..graph import NID, Block
-from ..plan import BATCHES_EVALUATED
 from ..sampling import DataLoader, FileFeatureStore, NeighborSampler
 from ..sampling.feature_store import LocalFeatureStore
 from ._config import ResolvedSampledConfig
@@ -46,6 +45,7 @@ class LayerwiseRows:
 
     Args:
         store: Where the loader of training gets features from; stays open.
+        num_batches: Batches of training that are one here.
     """
 
     def __init__(
@@ -55,10 +55,12 @@ class LayerwiseRows:
         inputs: SampledInputs,
         config: ResolvedSampledConfig,
         store: LocalFeatureStore,
+        num_batches: int,
     ) -> None:
         assert isinstance(learner.network, NodeClassifier)
         self._shard, self._learner, self._inputs = shard, learner, inputs
         self._network, self._config, self._store = learner.network, config, store
+        self._num_batches = num_batches
 
     def __call__(self) -> Any:
         targets = self._shard.targets
@@ -97,7 +99,7 @@ class LayerwiseRows:
             self._inputs.graph,
             seeds,
             sampler,
-            max(1, BATCHES_EVALUATED * config.batch_size or sum(map(len, seeds.values()))),
+            max(1, self._num_batches * config.batch_size or sum(map(len, seeds.values()))),
             seed=0,
             prefetch=config.prefetch,
             transport=config.transport,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from .._base.memory import PeakMemory, available_memory, own_memory
 from ..comm import rank, world_size
 from ..comm.collectives import gather_int, reduce_floats
-from ..fullbatch import StoredEdges
+from ..fullbatch import ExtendedEdges, StoredEdges
 from ..plan import (
+    STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
     GraphSize,
     Machines,
@@ -34,8 +35,15 @@ from ._result import TrainResult
 from ._training_shard import TrainingShard
 
 RATES_VARIABLE = "GRAPHSHARD_RATES"
+_ROOMY = 0.75
+"""Share of a budget up to which evaluations are made in larger batches."""
+
 _SPREAD = 0.25
 """Of the memory that is planned for a sampled run: freed blocks that malloc keeps, and the rest."""
+
+
+_EDGE_BYTES = {StoredEdges: 0.0, ExtendedEdges: 16.0}
+"""Of those of a sampled run: sources and ids by destination, original ids."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class PlannedRun:
 
     Args:
         memory: Bytes of the largest rank.
+        needed: The same with what the plan may be off by, of what is planned and not measured.
         sent: Bytes that all ranks send in an epoch.
         seconds: Of an epoch; None without rates.
         resident: Bytes of this process when the run began.
@@ -53,6 +62,7 @@ class PlannedRun:
     """
 
     memory: float
+    needed: float
     sent: float
     seconds: float | None
     resident: float
@@ -110,12 +120,14 @@ def planned_run(
     config: ResolvedConfig,
     memory: PeakMemory,
     cache_bytes: float = 0.0,
+    batches_evaluated: int = 1,
 ) -> PlannedRun | None:
     """The plan of a run that has been set up; collective.
 
     Args:
         memory: Made when the run began.
         cache_bytes: What a cache of rows in files may take.
+        batches_evaluated: Batches that are one in evaluations of features in files.
 
     Returns:
         What the largest and the slowest of all ranks need.
@@ -139,25 +151,33 @@ def planned_run(
         interpreter=max(rates.interpreter, memory.start),
         own=max(rates.own, memory.own),
     )
-    epoch = _epoch(learner, shard, config, rates, cache_bytes)
-    # Of each rank: memory, bytes and seconds, which differ.
-    figures = [0.0] * (3 * world_size())
-    figures[3 * rank() : 3 * rank() + 3] = (
+    epoch = _epoch(learner, shard, config, rates, cache_bytes, batches_evaluated)
+    # Of each rank: memory, with a margin, bytes and seconds, which differ.
+    memory_planned = epoch.memory.expected - epoch.items.get("interpreter", 0.0)
+    figures = [0.0] * (4 * world_size())
+    figures[4 * rank() : 4 * rank() + 4] = (
         epoch.memory.expected,
+        epoch.memory.expected + _SPREAD * memory_planned,
         epoch.sent.expected,
         epoch.seconds.expected,
     )
     if world_size() > 1:
         figures = reduce_floats(figures)
     return PlannedRun(
-        memory=max(figures[::3]),
-        sent=sum(figures[1::3]) if world_size() > 1 else 0.0,
-        seconds=None if path is None else max(figures[2::3]),
+        memory=max(figures[::4]),
+        needed=max(figures[1::4]),
+        sent=sum(figures[2::4]) if world_size() > 1 else 0.0,
+        seconds=None if path is None else max(figures[3::4]),
         resident=memory.start,
         is_own=getattr(config, "memory_bytes", None) is not None,
         items=epoch.items,
         left=available_memory(),
     )
+
+
+def is_roomy(planned: PlannedRun | None, memory: float) -> bool:
+    """Whether a run leaves a part of a budget for rows of files, and is known; on all ranks."""
+    return planned is not None and planned.needed <= _ROOMY * memory
 
 
 def room_beside(planned: PlannedRun | None, memory: float) -> int:
@@ -168,7 +188,7 @@ def room_beside(planned: PlannedRun | None, memory: float) -> int:
     """
     if planned is None:  # what it will need is not known
         return budget_of(max(0.0, memory - own_memory()))
-    needed = planned.memory * (1 + _SPREAD)
+    needed = planned.needed
     if needed > memory:
         largest = sorted(planned.items.items(), key=lambda item: -item[1])[:3]
         named = ", ".join(f"{name} {_mebibytes(size)}" for name, size in largest)
@@ -186,6 +206,7 @@ def _epoch(
     config: ResolvedConfig,
     rates: Rates,
     cache_bytes: float,
+    batches_evaluated: int,
 ) -> EpochPlan:
     """An epoch of this rank, of which all others have as much."""
     data, num_ranks = shard.data, world_size()
@@ -221,8 +242,16 @@ def _epoch(
     sampling = sampling_of(config, config)
     if sampling is not None:
         if sampling.in_files:
-            stay = all(isinstance(of_type, StoredEdges) for of_type in data.edges.values())
-            sampling = replace(sampling, cache_bytes=cache_bytes, edges_in_files=stay)
+            in_memory = [
+                _EDGE_BYTES.get(type(of_type), STRUCTURE_BYTES_PER_EDGE)
+                for of_type in data.edges.values()
+            ]
+            sampling = replace(
+                sampling,
+                cache_bytes=cache_bytes,
+                edge_bytes=max(in_memory, default=0.0),
+                batches_evaluated=batches_evaluated,
+            )
         return plan_sampled(graph, network, num_ranks, machines, sampling)
     how = replace(exchanges_of(config), num_ranks=num_ranks)
     if learner.graph.mode == "sequential":

@@ -42,6 +42,7 @@ from ..comm.collectives import (
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..partition.format import etype_key, read_config
+from ..plan import BATCHES_EVALUATED
 from ..sampling import DataLoader, FileFeatureStore, LaborSampler, MiniBatch, NeighborSampler
 from ..sampling.feature_store import CachedFeatureStore, LocalFeatureStore
 from ..sampling.file_store import converted, tables_in_files, with_cache
@@ -62,7 +63,7 @@ from ._layerwise import LayerwiseRows
 from ._learner import Learner, dropout_seed
 from ._links import KindOfEnd
 from ._models import NodeClassifier
-from ._planned import planned_run, room_beside
+from ._planned import is_roomy, planned_run, room_beside
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -127,7 +128,7 @@ class TrainingRun:
         self._history_file = None if folder is None else HistoryFile(folder)
         self._split_losses: dict[str, float] = {}
         self._tensorboard: TensorBoard | None = None
-        self._cache_bytes = 0
+        self._cache_bytes, self._evaluated = 0, 1
         self._set_up()
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
@@ -137,7 +138,12 @@ class TrainingRun:
         self._tell_defaults(config)
         self._tell_of_rounding()
         self._planned = planned_run(
-            self._learner, self._shard, self.config, self._memory, self._cache_bytes
+            self._learner,
+            self._shard,
+            self.config,
+            self._memory,
+            self._cache_bytes,
+            self._evaluated,
         )
         if self._planned is not None:
             self._report(note=self._planned.at_start())
@@ -559,7 +565,7 @@ class SampledRun(TrainingRun):
             self._store = self._store_in_files()
             if isinstance(self._learner.network, NodeClassifier):
                 self._learner.evaluates = LayerwiseRows(
-                    shard, self._learner, self._inputs, config, self._store
+                    shard, self._learner, self._inputs, config, self._store, self._evaluated
                 )
         for module in self._learner.model.modules():
             allow = getattr(module, "set_allow_zero_in_degree", None)
@@ -609,9 +615,13 @@ class SampledRun(TrainingRun):
         }
         own = {key: rows for key, rows in tables.items() if key not in files}
         store = FileFeatureStore(inputs.graph, files, own, map_features=config.map_features)
-        planned = planned_run(self._learner, shard, config, self._memory)
         memory = config.memory_bytes
         assert memory is not None
+        for self._evaluated in BATCHES_EVALUATED:
+            given = self._learner, shard, config, self._memory
+            planned = planned_run(*given, batches_evaluated=self._evaluated)
+            if is_roomy(planned, memory):
+                break
         with shared_errors():
             self._cache_bytes = room_beside(planned, memory)
         return with_cache(store, inputs.graph, self._cache_bytes)
