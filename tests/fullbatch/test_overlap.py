@@ -161,7 +161,20 @@ def dense_events(rank: int, world_size: int, parts: str, layer: str) -> list[lis
         loss = conv(graph, h).sum()
         torch.autograd.grad(loss, list(conv.parameters()))
         assert events.count("wait return 1") == events.count("start return 1")
+        # An error of the user between start and wait, on all ranks: the next pass is as ever.
+        expected = torch.autograd.grad(conv(graph, h).sum(), h)[0]
+        matrix = next(p for p in conv.parameters() if p.dim() == 2)
+        handle = matrix.register_hook(_fail)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                conv(graph, h).sum().backward()
+        handle.remove()
+        assert torch.equal(torch.autograd.grad(conv(graph, h).sum(), h)[0], expected)
         return [forward, backward]
+
+
+def _fail(grad: Tensor) -> Tensor:
+    raise ZeroDivisionError
 
 
 DENSE: dict[str, Callable[[], nn.Module]] = {

@@ -18,6 +18,7 @@ import graphshard
 import graphshard.pyg
 from graphshard import comm
 from graphshard.fullbatch.execution import CollectiveTransport
+from graphshard.fullbatch.reductions import Sum
 from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.testing import run_ranks
 
@@ -129,6 +130,29 @@ def check_attention(rank: int, world_size: int) -> None:
                 patch.setattr(kind, name, noted(getattr(kind, name), event, events))
             layer(own, data.edge_index).sum().backward()
         assert events == ["rows", "edges", "edges", "back", "gradients", "back"]
+    for name in ("sage", "graph weighted"):  # of these the product of own rows, too
+        layer = layers()[name].double()
+        own = data.x.clone().requires_grad_()
+        events = []
+        root: Any = layer.lin_r if name == "sage" else layer.lin_root
+        kind = type(root)
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, method, event in (
+                (CollectiveTransport, "start_fetch", "rows"),
+                (Sum, "merge", "edges"),
+                (CollectiveTransport, "start_return", "gradients"),
+                (Sum, "direct_gradients", "back"),
+                (kind, "forward", "linear"),
+            ):
+                patch.setattr(owner, method, noted(getattr(owner, method), event, events))
+            weights = [data.edge_weight] if "weighted" in name else []
+            out = layer(own * 2, data.edge_index, *weights)
+            root.weight.register_hook(lambda _, events=events: events.append("matrix"))
+            out.sum().backward()
+        forward = ["rows", "edges", "linear", "edges", "linear"]
+        assert events == [*forward, "back", "gradients", "back", "matrix"]
+        assert "lin_r" not in vars(layer)
+        assert "lin_root" not in vars(layer)
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])

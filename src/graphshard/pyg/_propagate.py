@@ -56,7 +56,7 @@ from ..fullbatch.execution import (
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
 from ..fullbatch.softmax import AttentionSum
 from ..fullbatch.topology import FewestRows, Shard, narrow
-from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, random_seed
+from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, is_hooked, random_seed
 from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import takes_statistics
 from ._source_halo import EdgeSet, PieceEnd, SourceHalo
@@ -71,6 +71,8 @@ _HOOKS = [
     for function in ("propagate", "message", "aggregate", "edge_update")
     for when in ("_pre", "")
 ]
+_OWN_PRODUCTS = {"SAGEConv": ("sage_conv", "lin_r"), "GraphConv": ("graph_conv", "lin_root")}
+"""Layers of PyG, their modules, and the linear layer of a destination's own row."""
 _PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -203,13 +205,16 @@ class FusedCall:
     name: str | None = None
     is_only_reader: bool = False
 
-    def run(self, has_whole_cut: bool = False) -> Tensor:
+    def run(
+        self, has_whole_cut: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> Tensor:
         """The result; collective.
 
         Args:
             has_whole_cut: Whether the edges have all those between ranks, on all ranks.
+            meanwhile: Work of the layer that may be done while partial sums travel, or not at all.
         """
-        if has_whole_cut and (sums := self._of_partial_sums()) is not None:
+        if has_whole_cut and (sums := self._of_partial_sums(meanwhile)) is not None:
             return sums
         is_oneshot = self.halo.mode.mode == "oneshot"
         if is_oneshot and not self._overlaps():
@@ -244,7 +249,7 @@ class FusedCall:
             )
         )
 
-    def _of_partial_sums(self) -> Tensor | None:
+    def _of_partial_sums(self, meanwhile: Callable[[], None] | None) -> Tensor | None:
         """The result where partial sums travel; None where rows do. See [Note: fewest rows]."""
         halo, edges = self.halo, self.edges
         reduction, constants = self.reduction(), halo.structure.constants
@@ -269,7 +274,7 @@ class FusedCall:
         walk = ShardPass(
             transport.keyed(), [(halo.etype, reduction)], halo.mode.fetched_ahead, device
         )
-        ((result,),) = walk.run()
+        ((result,),) = walk.run(meanwhile if transport.by_collective else None)
         return result
 
 
@@ -489,6 +494,37 @@ def bound(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
     finally:
         own.pop("propagate", None)
         own.pop("edge_updater", None)
+        for _, linear in _OWN_PRODUCTS.values():
+            own.pop(linear, None)
+
+
+class _OwnProduct:
+    """Takes the place of a linear layer whose product of some rows is there already."""
+
+    def __init__(self, linear: nn.Module, rows: Tensor) -> None:
+        self._linear, self._rows, self._product = linear, rows, linear(rows)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        result: Tensor = self._product if rows is self._rows else self._linear(rows)
+        return result
+
+
+def _own_product(layer: Any, kwargs: dict[str, Any]) -> Callable[[], None] | None:
+    """Finds the product of own rows that PyG's layer adds to the sum; None for other layers."""
+    x = kwargs.get("x")
+    if not isinstance(x, tuple) or not isinstance(x[1], Tensor):
+        return None
+    for name, (module, attribute) in _OWN_PRODUCTS.items():
+        if _defined_by(layer, "forward", f"torch_geometric.nn.conv.{module}", name):
+            linear = getattr(layer, attribute, None)
+            if not isinstance(linear, nn.Module) or is_hooked(linear):
+                return None
+
+            def find(linear: nn.Module = linear, attribute: str = attribute) -> None:
+                vars(layer)[attribute] = _OwnProduct(linear, x[1])
+
+            return find
+    return None
 
 
 @dataclass(frozen=True)
@@ -516,7 +552,7 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
     edges = halo.edge_set(edge_index.local())
     fused = _attention(layer, kwargs, halo, edges) or _weighted_sum(layer, kwargs, halo, edges)
     if fused is not None:
-        return fused.run(edge_index.has_whole_cut)
+        return fused.run(edge_index.has_whole_cut, _own_product(layer, kwargs))
     padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
     length = halo.largest_in_degree(edges) if padded else 0
     if halo.mode.mode != "oneshot" and halo.mode.rematerializes:
