@@ -3,13 +3,15 @@
 
     python benchmarks/plan.py --question memory --write
     python benchmarks/plan.py --question time --write
+    python benchmarks/plan.py --question link --write    # Linux, root and iproute2, see wire.py
 
 write benchmarks/results/plan_<question>_cpu_<date>.md. Memory is the high-water mark of the largest
 worker; it is as well measured on a busy machine. Time is not: the second question wants a quiet
 one, or ``--clock cpu``, with which rates and epochs are seconds of a processor. Each network is
 planned from the counted partition, and then trained; rates are measured before, with as many ranks
 as there are processors; for time with each network. An epoch's time is the middle of those after
-the first, evaluations apart.
+the first, evaluations apart. For links two ranks are on hosts of their own (network namespaces), on
+links shaped to ``--rates``, in Mbit/s, with the rates of one rank on a host.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def worker(data: str, settings: str) -> None:
 
     from graphshard._base.memory import peak_memory
     from graphshard.comm import barrier, initialize_comms, rank, shutdown_comms
+    from graphshard.comm.collectives import reduce_floats
     from graphshard.train import FullBatchConfig
     from graphshard.train._run import FullBatchRun
 
@@ -80,6 +83,8 @@ def worker(data: str, settings: str) -> None:
         "mode": result.aggregation,
         "bytes": result.bytes_per_epoch,
     }
+    if os.environ.get("HOST"):  # what rank 0 says is all that is heard
+        mine |= {"wall": reduce_floats([wall], "max")[0]}
     sys.stdout.write(json.dumps(mine) + "\n")
     sys.stdout.flush()
     barrier()
@@ -102,7 +107,19 @@ def measured(data: Path, num_ranks: int, settings: dict[str, Any]) -> list[dict[
     return sorted(lines, key=lambda line: line["rank"])
 
 
-def planned(data: Path, num_ranks: int, settings: dict[str, Any], mode: str, rates: Any) -> Any:
+def measured_on_hosts(
+    data: Path, num_ranks: int, settings: dict[str, Any], rate: int
+) -> list[dict[str, Any]]:
+    """The same of a rank on each host, on links of ``rate`` Mbit/s; what rank 0 prints."""
+    from wire import on_hosts
+
+    work = ["--worker", str(data), json.dumps(settings)]
+    return [on_hosts(num_ranks, rate, work, (sys.executable, str(Path(__file__).resolve())))]
+
+
+def planned(
+    data: Path, num_ranks: int, settings: dict[str, Any], mode: str, rates: Any, rate: int = 0
+) -> Any:
     """The plan of the same run."""
     from dataclasses import replace
 
@@ -119,16 +136,18 @@ def planned(data: Path, num_ranks: int, settings: dict[str, Any], mode: str, rat
     graph, kind = size_of_partition(data, config)
     network = network_of(config.resolved(facts_of(graph)), graph, kind)
     how = replace(exchanges_of(config), mode=mode, num_ranks=num_ranks)
-    return plan_full_batch(graph, network, Machines(rates=rates), how)
+    link = rate * 1e6 / 8 if rate else None
+    return plan_full_batch(graph, network, Machines(rates=rates, link=link), how)
 
 
 def main() -> None:
     """Plan, measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--question", choices=("memory", "time"), default="memory")
+    parser.add_argument("--question", choices=("memory", "time", "link"), default="memory")
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--degree", type=int, default=16)
     parser.add_argument("--ranks", help="numbers between commas")
+    parser.add_argument("--rates", default="200,400,1000,2000", help="of links, in Mbit/s")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--write", action="store_true", help="write the file of results")
@@ -143,7 +162,8 @@ def main() -> None:
 
     os.environ["OMP_NUM_THREADS"] = "1"  # of ranks that calibrate, too
     cores = len(os.sched_getaffinity(0))
-    usual = "1,2,4,8,16" if arguments.question == "memory" else f"1,{cores}"
+    usual = {"memory": "1,2,4,8,16", "time": f"1,{cores}", "link": "2"}[arguments.question]
+    links = [int(r) for r in arguments.rates.split(",")] if arguments.question == "link" else [0]
     numbers = [int(number) for number in (arguments.ranks or usual).split(",")]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -152,30 +172,37 @@ def main() -> None:
             rates = calibrate([number], 0.5) if arguments.question == "memory" else None
             for name in arguments.networks.split(","):
                 settings = NETWORKS[name]
-                if arguments.question == "time":
+                if arguments.question != "memory":
                     config = FullBatchConfig(data=str(data), **settings)
                     size, kind = size_of_partition(data, config)
                     trial = TrialNetwork.of(config.resolved(facts_of(size)), size, kind, data)
-                    rates = calibrate([number], 5.0, trial, arguments.clock)
-                found = measured(data, number, settings)
-                plan = planned(data, number, settings, found[0]["mode"], rates)
-                if arguments.question == "memory":
-                    took, expected, unit = max(f["peak"] for f in found), plan.memory, 2**20
-                else:
-                    took = max(each[arguments.clock] for each in found)
-                    expected, unit = plan.seconds, 1.0
-                sent = sum(found[0]["bytes"])
-                rows.append(
-                    f"| {name} | {number} | {found[0]['mode']} | {expected.expected / unit:,.4g} | "
-                    f"{took / unit:,.4g} | {rates.network:.2f} | "
-                    f"{100 * (expected.expected / took - 1):+.1f} % | "
-                    + (f"{100 * (plan.sent_in_all / sent - 1):+.2f} %" if sent else "")
-                    + " |"
-                )
-                sys.stdout.write(rows[-1] + "\n")
-                sys.stdout.flush()
+                    on_host = 1 if arguments.question == "link" else number
+                    rates = calibrate([on_host], 5.0, trial, arguments.clock)
+                for rate in links:
+                    if rate:
+                        found = measured_on_hosts(data, number, settings, rate)
+                    else:
+                        found = measured(data, number, settings)
+                    plan = planned(data, number, settings, found[0]["mode"], rates, rate)
+                    if arguments.question == "memory":
+                        took, expected, unit = max(f["peak"] for f in found), plan.memory, 2**20
+                    else:
+                        took = max(each[arguments.clock] for each in found)
+                        expected, unit = plan.seconds, 1.0
+                    sent = sum(found[0]["bytes"])
+                    on_link = f"{number} on {rate} Mbit/s" if rate else str(number)
+                    rows.append(
+                        f"| {name} | {on_link} | {found[0]['mode']} | "
+                        f"{expected.expected / unit:,.4g} | "
+                        f"{took / unit:,.4g} | {rates.network:.2f} | "
+                        f"{100 * (expected.expected / took - 1):+.1f} % | "
+                        + (f"{100 * (plan.sent_in_all / sent - 1):+.2f} %" if sent else "")
+                        + " |"
+                    )
+                    sys.stdout.write(rows[-1] + "\n")
+                    sys.stdout.flush()
     what = "MiB of the largest rank"
-    if arguments.question == "time":
+    if arguments.question != "memory":
         clock = "" if arguments.clock == "wall" else "CPU "
         what = f"{clock}seconds per epoch of the slowest rank"
     text = "\n".join(

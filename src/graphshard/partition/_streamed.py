@@ -26,7 +26,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -244,7 +246,7 @@ class Stages:
         ]
         view = _PartsView(source, edges, node_sizes)
         self.progress("outer: edges that leave their part")
-        self.journal.run("outer", lambda folder: _write_outer(folder, view, asked.num_hops))
+        self.journal.run("outer", lambda folder: _write_outer(folder, view, asked))
         parts = self._write_parts(view)
         balances = tuple(
             Balance(item["name"], tuple(item["loads"])) for item in numbered["balances"]
@@ -606,33 +608,40 @@ class _PartsView:
         return int(self.edge_starts[part, relation]) + offset
 
 
-def _write_outer(folder: Path, view: _PartsView, num_hops: int) -> dict[str, Any]:
+def _write_outer(folder: Path, view: _PartsView, asked: Streaming) -> dict[str, Any]:
     """The edges that a part keeps besides its own, by part, ascending by their ids."""
     spill = SpillFile(folder / "edges", view.num_parts, view.outer_dtype.itemsize)
-    found = _cut_edges(view) if num_hops == 1 else _edges_within(view, num_hops)
+    if asked.num_hops == 1:
+        found = _cut_edges(view, asked.num_threads)
+    else:
+        found = _edges_within(view, asked.num_hops)
     for records, counts in combined(found, view.outer_dtype.itemsize):
         spill.append(records, counts)
     spill.save()
     return {}
 
 
-def _cut_edges(view: _PartsView) -> Iterator[tuple[Bytes, EdgeCounts]]:
+def _cut_edges(view: _PartsView, num_threads: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
     """Records of edges that leave a part, by the part of their source; and how many of each."""
-    for part, relation in np.ndindex(view.num_parts, len(view.edges)):
-        for block in view.inner_blocks(part, relation):
-            records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
-            counts = np.empty(view.num_parts, dtype=np.int64)
-            kernels().find_cut_edges(
-                block.degrees,
-                block.cols,
-                block.first_row,
-                view.first_edge_id(part, relation, block),
-                view.ends,
-                part,
-                records,
-                counts,
-            )
-            yield records, counts
+
+    def find(part: int, first_edge: int, block: EdgeBlock) -> tuple[Bytes, EdgeCounts]:
+        records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
+        counts = np.empty(view.num_parts, dtype=np.int64)
+        kernels().find_cut_edges(
+            block.degrees, block.cols, block.first_row, first_edge, view.ends, part, records, counts
+        )
+        return records, counts
+
+    coming: deque[Future[tuple[Bytes, EdgeCounts]]] = deque()
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        for part, relation in np.ndindex(view.num_parts, len(view.edges)):
+            for block in view.inner_blocks(part, relation):
+                start = view.first_edge_id(part, relation, block)
+                coming.append(pool.submit(find, part, start, block))
+                if len(coming) > num_threads:
+                    yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def _edges_within(view: _PartsView, num_hops: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
