@@ -179,9 +179,9 @@ def feature_of(count: int, draw: random.Random, has_lists: bool) -> Column:
         if kind == "words":
             separator = draw.choice(["|", ";", "::"])
             values = [separator.join(of_row) for of_row in values]
-            asked = draw.choice(
-                [{"separator": separator}, {"encoding": "multi-hot", "separator": separator}, None]
-            )
+            few = [None] * (len(set(values)) <= 32)  # others are texts where nothing is asked
+            cut = {"separator": separator}
+            asked = draw.choice([cut, {"encoding": "multi-hot", **cut}, *few])
         else:
             asked = draw.choice([None, "multi-hot", {"statistics": "all"}])
         return Column(kind, values[:1] + _with_gaps(values[1:], draw), asked)

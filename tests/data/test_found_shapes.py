@@ -289,6 +289,18 @@ SHAPES = {
         ("e.csv",),
         "where the table of nodes has '2'",
     ),
+    "ids with blanks around": Shape(
+        {"n.csv": "id,x\nu1,3\n u2,4\n", "e.csv": "src,dst\nu1,u2\n"},
+        ("n.csv",),
+        ("e.csv",),
+        "where the table of nodes has ' u2'); write both alike",
+    ),
+    "ids in another case": Shape(
+        {"n.csv": "id,x\nA7,3\nB9,4\n", "e.csv": "src,dst\na7,b9\n"},
+        ("n.csv",),
+        ("e.csv",),
+        "where the table of nodes has 'B9'); write both alike",
+    ),
     "ids with everything in them": Shape(
         {
             "n.csv": 'id,x\n"a b",1\n"say ""hi""",2\n"line\nbreak",3\n🙂,4\n',

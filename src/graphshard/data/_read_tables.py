@@ -1126,10 +1126,12 @@ def _such_as(values: Any) -> str:
 
 
 def _spellings(text: str) -> list[str]:
-    """How another program may have written an id that is a number: 7, 007, 7.0."""
-    bare = text.strip().removesuffix(".0").lstrip("0") or "0"
+    """How another program may have written an id: 7, 007, 7.0; with blanks; in another case."""
+    word = text.strip()
+    bare = word.removesuffix(".0").lstrip("0") or "0"
     padded = [bare.zfill(width) for width in range(len(bare), len(bare) + 8)]
-    return [*padded, f"{bare}.0"]
+    others = [word, f" {word}", f"{word} ", word.lower(), word.upper(), word.title()]
+    return [*padded, f"{bare}.0", *(other for other in others if other != text)]
 
 
 def _unused(
