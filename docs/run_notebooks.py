@@ -60,7 +60,10 @@ def run_notebook(path: Path) -> Any:
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         client = nbclient.NotebookClient(
-            notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=CELL_SECONDS,
+            resources={"metadata": {"path": folder}},
+            extra_arguments=["--log-level=ERROR"],  # it warns of its own ports
         )
         client.execute(env={**os.environ, "PATH": programs})
     computed = ["".join(o.text for o in cell.outputs).strip() for cell in notebook.cells[own:]]
