@@ -24,8 +24,8 @@ Mode = Literal["full batch", "full batch, rematerialized", "sampled", "sampled, 
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
 
-EXTENDED_BYTES_PER_EDGE = 16.0
-"""Of edges in files with others beside them: sources and ids by destination, and original ids."""
+EXTENDED_BYTES_PER_EDGE = 8.0
+"""Of edges in files with others beside them: sources and ids by destination."""
 
 NODE_BYTES = 60.0
 """Of a node in a process: ids, label, masks, degrees and pointers."""
@@ -548,7 +548,7 @@ def plan_sampled(
             is_as_stored = graph.num_stored_edges in (None, graph.num_edges)
             edge_bytes = 0.0 if is_as_stored else EXTENDED_BYTES_PER_EDGE
         items["structure"] -= sum(part.edges.values()) * (STRUCTURE_BYTES_PER_EDGE - edge_bytes)
-        whole += graph.num_edges * (min(8.0, edge_bytes) - 4)
+        whole += graph.num_edges * (min(EXTENDED_BYTES_PER_EDGE, edge_bytes) - 4)
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
         sampling.transport == "auto" and fits_replicated(whole, room)
