@@ -18,6 +18,8 @@ constexpr int64_t kPage = 4096;
 constexpr int64_t kAhead = 1 << 22;    // bytes that are asked for and not yet read, at most
 constexpr int64_t kLongest = 1 << 20;  // bytes of one request
 constexpr int64_t kMostPieces = 512;   // rows of one read; every system takes 1,024
+constexpr int64_t kDropped = 2048;     // bytes between rows that are read, too, not to read twice;
+                                       // below a page, so that none is read for them alone
 
 struct Row {
   int64_t number;
@@ -117,16 +119,19 @@ int read_rows(const FileTable& table, const Ids& rows, const Ids& places, int64_
   const std::vector<Row> order = in_order(rows, places, count, table.num_rows, num_out);
   ReadAhead ahead(table, order);
   std::vector<iovec> pieces;
+  std::vector<char> dropped(kDropped);
   const size_t size = static_cast<size_t>(table.row_bytes);
   for (size_t i = 0; i < order.size();) {
     ahead.advance(i);
     pieces.clear();
     const int64_t first = order[i].number;
     int64_t next = first;
-    // Rows that follow one another in the file.
-    for (; i < order.size() && order[i].number == next &&
-           static_cast<int64_t>(pieces.size()) < kMostPieces;
-         ++i, ++next) {
+    // Rows that follow one another in the file, or nearly.
+    for (; i < order.size() && static_cast<int64_t>(pieces.size()) + 1 < kMostPieces; ++i) {
+      const int64_t between = (order[i].number - next) * table.row_bytes;
+      if (between < 0 || between > kDropped) break;
+      if (between > 0) pieces.push_back({dropped.data(), static_cast<size_t>(between)});
+      next = order[i].number + 1;
       char* const to = out + order[i].place * table.row_bytes;
       if (!pieces.empty() &&
           static_cast<char*>(pieces.back().iov_base) + pieces.back().iov_len == to) {

@@ -123,12 +123,6 @@ struct SourcePiece {
   int64_t shift;
   Ids others;
   int64_t num_others;
-
-  // The id of a source; -1 where it has none.
-  GRAPHSHARD_INLINE int64_t id_of(int64_t number) const {
-    if (number < own) return number + shift;
-    return number - own < num_others ? others[number - own] : -1;
-  }
 };
 
 // Pieces whose positions follow one another: piece i has those in [starts[i], starts[i + 1]).
@@ -161,49 +155,50 @@ struct Sources {
   const SourcePieces* pieces;  // null where there is an array
 };
 
-// Calls visit(piece, first, begin, end) for runs of positions in edges[begin, end) that are in one
-// piece, whose own positions are from `first` on.
-template <typename I, typename Visit>
-GRAPHSHARD_INLINE void visit_pieces(int64_t begin, int64_t end, const SourcePieces& from,
-                                    const I* edges, const Visit& visit) {
-  size_t guess = 0;
-  for (int64_t i = begin; i < end;) {
-    const size_t at = from.piece_of(edges[i], guess);
-    const int64_t first = from.starts[at];
-    const int64_t last = from.starts[at + 1];
-    int64_t stop = i + 1;
-    while (stop < end && edges[stop] >= first && edges[stop] < last) ++stop;
-    visit(from.pieces[at], first, i, stop);
-    i = stop;
+// Ids of the sources at positions in edges[begin, end) that are in a piece, whose own positions are
+// in [first, last). Returns where the first is that is not; all_known is false once a source has no
+// id. A branch on whose node a source is would be a coin toss.
+template <typename S, typename O, typename I, typename J>
+GRAPHSHARD_INLINE int64_t pick_ids(int64_t begin, int64_t end, const SourcePiece& piece,
+                                   const S* sources, const O* others, int64_t first, int64_t last,
+                                   const I* edges, J* picked, bool& all_known) {
+  static constexpr O kNone = 0;
+  if (piece.num_others == 0) others = &kNone;
+  bool known = true;
+  int64_t i = begin;
+  for (; i < end && edges[i] >= first && edges[i] < last; ++i) {
+    const int64_t number = sources[edges[i] - first];
+    const int64_t other = number - piece.own;
+    known &= other < piece.num_others || other < 0;
+    const int64_t there = others[other >= 0 && other < piece.num_others ? other : 0];
+    const int64_t id = other < 0 ? number + piece.shift : there;
+    known &= id >= 0;
+    picked[i] = static_cast<J>(id);
   }
+  all_known &= known;
+  return i;
 }
 
-// For positions in edges[begin, end): picked = the source there; false if one has no id. Ids that
-// are not a number and a shift are requested for all edges before the first is read.
+// For positions in edges[begin, end): picked = the source there; false if one has no id.
 template <typename I, typename J>
 bool look_up_pieces(int64_t begin, int64_t end, const SourcePieces& from, const I* edges,
                     J* picked) {
   bool all_known = true;
-  const auto number_of = [&](const SourcePiece& piece, int64_t first, int64_t i, int64_t stop) {
-    const auto read = [&](const auto* sources) {
-      for (; i < stop; ++i) {
-        const int64_t number = sources[edges[i] - first];
-        if (number >= piece.own) GRAPHSHARD_PREFETCH(piece.others.address(number - piece.own));
-        picked[i] = static_cast<J>(number);
-      }
+  size_t guess = 0;
+  for (int64_t i = begin; i < end;) {
+    const size_t at = from.piece_of(edges[i], guess);
+    const SourcePiece& piece = from.pieces[at];
+    const auto pick = [&](const auto* sources, const auto* others) {
+      return pick_ids(i, end, piece, sources, others, from.starts[at], from.starts[at + 1], edges,
+                      picked, all_known);
+    };
+    const auto with_others = [&](const auto* sources) {
+      const int32_t* narrow = piece.others.narrow();
+      return narrow != nullptr ? pick(sources, narrow) : pick(sources, piece.others.wide());
     };
     const int32_t* narrow = piece.sources.narrow();
-    narrow != nullptr ? read(narrow) : read(piece.sources.wide());
-  };
-  const auto id_of = [&](const SourcePiece& piece, int64_t, int64_t i, int64_t stop) {
-    for (; i < stop; ++i) {
-      const int64_t id = piece.id_of(picked[i]);
-      all_known &= id >= 0;
-      picked[i] = static_cast<J>(id);
-    }
-  };
-  visit_pieces(begin, end, from, edges, number_of);
-  visit_pieces(begin, end, from, edges, id_of);
+    i = narrow != nullptr ? with_others(narrow) : with_others(piece.sources.wide());
+  }
   return all_known;
 }
 

@@ -64,6 +64,11 @@ GRAPHSHARD_INLINE void draw_row(const DrawArguments& a, const DrawRow& row, uint
   if (row.skipped.size() > 0) pass_over(row, !a.replace, count, out);
 }
 
+struct SourceBase {
+  uintptr_t address;
+  int64_t bytes;
+};
+
 // Where drawn positions are looked up, and what is written.
 template <typename I>
 struct Drawn {
@@ -76,15 +81,15 @@ struct Drawn {
   void (*look_up)(const Drawn& drawn, int64_t begin, int64_t end);
   std::atomic<bool>* all_known;
 
-  // Where an array of all sources would begin that has those of the row where they are.
-  GRAPHSHARD_INLINE uintptr_t base_of(const RowBounds& row, size_t& guess, int64_t& bytes) const {
-    bytes = index_bytes;
-    if (pieces == nullptr) return reinterpret_cast<uintptr_t>(indices);
+  // Where an array of all sources would begin that has those of the row where they are, and the
+  // bytes of one.
+  GRAPHSHARD_INLINE SourceBase base_of(const RowBounds& row, size_t& guess) const {
+    if (pieces == nullptr) return {reinterpret_cast<uintptr_t>(indices), index_bytes};
     const size_t piece = pieces->piece_of(row.begin, guess);
     const Ids& sources = pieces->pieces[piece].sources;
-    bytes = sources.wide() != nullptr ? 8 : 4;
-    return reinterpret_cast<uintptr_t>(sources.address(0)) -
-           static_cast<uintptr_t>(pieces->starts[piece] * bytes);
+    const int64_t bytes = sources.wide() != nullptr ? 8 : 4;
+    const uintptr_t before = static_cast<uintptr_t>(pieces->starts[piece] * bytes);
+    return {reinterpret_cast<uintptr_t>(sources.address(0)) - before, bytes};
   }
 };
 
@@ -101,14 +106,14 @@ void look_up_in_pieces(const Drawn<I>& drawn, int64_t begin, int64_t end) {
   }
 }
 
-GRAPHSHARD_INLINE const void* item_at(uintptr_t base, int64_t at, int64_t bytes) {
-  return reinterpret_cast<const void*>(base + static_cast<uintptr_t>(at * bytes));
+GRAPHSHARD_INLINE const void* item_at(const SourceBase& base, int64_t at) {
+  return reinterpret_cast<const void*>(base.address + static_cast<uintptr_t>(at * base.bytes));
 }
 
 // The two ends of a row, which for most rows are all of it; that there are none does not matter.
-GRAPHSHARD_INLINE void request_ends(uintptr_t base, int64_t bytes, const RowBounds& bounds) {
-  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.begin, bytes));
-  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.end - 1, bytes));
+GRAPHSHARD_INLINE void request_ends(const SourceBase& base, const RowBounds& bounds) {
+  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.begin));
+  GRAPHSHARD_PREFETCH_OUTER(item_at(base, bounds.end - 1));
 }
 
 template <typename I>
@@ -118,25 +123,30 @@ GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t 
   std::vector<uint64_t> bits;
   std::vector<int64_t> skipped;
   const uint64_t key_state = mix(a.key ^ kRowDomain);
-  const uintptr_t eids = reinterpret_cast<uintptr_t>(drawn.eids);
+  const SourceBase eids{reinterpret_cast<uintptr_t>(drawn.eids), sizeof(I)};
   int64_t looked_up = start;
   int64_t end = start;
   size_t guess = 0;
-  int64_t bytes = 0;
+  SourceBase bases[kDrawnRowsAhead];  // of the rows that come, each in the place of one that went
+  for (int64_t at = first; at < last && at < first + kDrawnRowsAhead; ++at) {
+    bases[at - first] = drawn.base_of(bounds[at], guess);
+  }
+  int64_t slot = 0;
   for (int64_t at = first; at < last; ++at) {
+    const SourceBase base = bases[slot];
     if (at + kDrawnRowsAhead < last) {
       const RowBounds& later = bounds[at + kDrawnRowsAhead];
-      const uintptr_t base = drawn.base_of(later, guess, bytes);
-      request_ends(base, bytes, later);
-      if (drawn.eids != nullptr) request_ends(eids, sizeof(I), later);
+      bases[slot] = drawn.base_of(later, guess);
+      request_ends(bases[slot], later);
+      if (drawn.eids != nullptr) request_ends(eids, later);
     }
+    slot = slot + 1 == kDrawnRowsAhead ? 0 : slot + 1;
     const DrawRow row = row_within(a, bounds[at], skipped);
     I* out = drawn.edges + end;
     draw_row(a, row, state_of(key_state, a.row_ids[at]), counts[at], out, bits);
     const int64_t requested = counts[at] <= kMostRequested ? counts[at] : 0;
-    const uintptr_t base = drawn.base_of(bounds[at], guess, bytes);
     for (int64_t i = 0; i < requested; ++i) {
-      GRAPHSHARD_PREFETCH_OUTER(item_at(base, out[i], bytes));
+      GRAPHSHARD_PREFETCH_OUTER(item_at(base, out[i]));
       if (drawn.eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(drawn.eids + out[i]);
     }
     end += counts[at];

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Generic, TypeVar
 
@@ -64,6 +65,12 @@ class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
         """The same columns and others, some perhaps in their places."""
         columns = {name: rows for name, rows in self._columns.items() if name not in makers}
         return LazyColumns(columns, {**self._makers, **makers})
+
+    def passing(self, name: K) -> Tensor:
+        """One of them, which is not kept if it is made for this call."""
+        if name in self._makers:
+            return inspect.unwrap(self._makers[name])()
+        return self._columns[name]
 
     def maker(self, name: K) -> Callable[[], Tensor]:
         """What gives one of them, and keeps no other alive."""

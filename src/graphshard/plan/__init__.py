@@ -6,6 +6,7 @@ from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
 from ._networks import Exchanges, Network, PartSize, scores
 from ._plan import (
     BATCHES_EVALUATED,
+    EXTENDED_BYTES_PER_EDGE,
     STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
     Machines,
@@ -25,6 +26,7 @@ from ._tape import Memory, Tape, TapeRows
 
 __all__ = [
     "BATCHES_EVALUATED",
+    "EXTENDED_BYTES_PER_EDGE",
     "SHARES_OF_RANDOM",
     "STRUCTURE_BYTES_PER_EDGE",
     "EpochPlan",

@@ -24,6 +24,9 @@ Mode = Literal["full batch", "full batch, rematerialized", "sampled", "sampled, 
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
 
+EXTENDED_BYTES_PER_EDGE = 8.0
+"""Of edges in files with others beside them: sources and ids by destination."""
+
 NODE_BYTES = 60.0
 """Of a node in a process: ids, label, masks, degrees and pointers."""
 
@@ -60,8 +63,8 @@ class Sampling:
     Args:
         in_files: Features stay in files, and evaluations go layer by layer: ``memory`` there. What
             is planned is the memory of processes without pages of files.
-        edge_bytes: Of edges in a process, and again of all in what its host shares, where features
-            are in files. Edges are, too, unless some are added.
+        edge_bytes: Of an edge in a process, where features are in files. Edges are, too, unless
+            some are added; None: as the graph says.
         batches_evaluated: Batches of training that are one in evaluations layer by layer.
     """
 
@@ -72,7 +75,7 @@ class Sampling:
     map_features: bool = True
     cache_bytes: float = 0.0
     in_files: bool = False
-    edge_bytes: float = 0.0
+    edge_bytes: float | None = None
     batches_evaluated: int = 4
 
 
@@ -546,9 +549,12 @@ def plan_sampled(
     whole = graph.num_edges * 4 + graph.num_nodes * 12
     if sampling.in_files:
         items["features"], items["interpreter"] = 0.0, rates.own
-        of_edges = STRUCTURE_BYTES_PER_EDGE - sampling.edge_bytes
-        items["structure"] -= sum(part.edges.values()) * of_edges
-        whole += graph.num_edges * (min(8.0, sampling.edge_bytes) - 4)
+        edge_bytes = sampling.edge_bytes
+        if edge_bytes is None:
+            is_as_stored = graph.num_stored_edges in (None, graph.num_edges)
+            edge_bytes = 0.0 if is_as_stored else EXTENDED_BYTES_PER_EDGE
+        items["structure"] -= sum(part.edges.values()) * (STRUCTURE_BYTES_PER_EDGE - edge_bytes)
+        whole += graph.num_edges * (min(EXTENDED_BYTES_PER_EDGE, edge_bytes) - 4)
     room = math.inf if machines.memory is None else budget_of(machines.memory)
     replicated = sampling.transport == "replicated" or (
         sampling.transport == "auto" and fits_replicated(whole, room)

@@ -115,13 +115,10 @@ def is_answered(etype: CanonicalEType, etypes: tuple[CanonicalEType, ...]) -> bo
 
 
 def _fields(data: PartitionData, etype: CanonicalEType) -> dict[str, Tensor]:
-    """The features of a relation's edges, by name."""
-    prefix = f"{etype_key(etype)}/"
-    return {
-        key.removeprefix(prefix): rows
-        for key, rows in data.edge_features.items()
-        if key.startswith(prefix)
-    }
+    """The features of a relation's edges, by name; those that are made for it are not kept."""
+    prefix, columns = f"{etype_key(etype)}/", data.edge_features
+    read = columns.passing if isinstance(columns, LazyColumns) else columns.__getitem__
+    return {key.removeprefix(prefix): read(key) for key in columns if key.startswith(prefix)}
 
 
 def _nothing(name: str, rows: Tensor, shape: tuple[int, ...]) -> Tensor:

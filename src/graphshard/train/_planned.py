@@ -17,6 +17,7 @@ from ..comm import rank, world_size
 from ..comm.collectives import gather_int, reduce_floats
 from ..fullbatch import ExtendedEdges, StoredEdges
 from ..plan import (
+    EXTENDED_BYTES_PER_EDGE,
     STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
     GraphSize,
@@ -42,8 +43,7 @@ _SPREAD = 0.25
 """Of the memory that is planned for a sampled run: freed blocks that malloc keeps, and the rest."""
 
 
-_EDGE_BYTES = {StoredEdges: 0.0, ExtendedEdges: 16.0}
-"""Of those of a sampled run: sources and ids by destination, original ids."""
+_EDGE_BYTES = {StoredEdges: 0.0, ExtendedEdges: EXTENDED_BYTES_PER_EDGE}
 
 
 @dataclass(frozen=True)
