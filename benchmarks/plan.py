@@ -4,6 +4,7 @@
     python benchmarks/plan.py --question memory --write
     python benchmarks/plan.py --question time --write
     python benchmarks/plan.py --question link --write    # Linux, root and iproute2, see wire.py
+    python benchmarks/plan.py --question sample          # beside other work
 
 write benchmarks/results/plan_<question>_cpu_<date>.md. Memory is the high-water mark of the largest
 worker; it is as well measured on a busy machine. Time is not: the second question wants a quiet
@@ -11,7 +12,9 @@ one, or ``--clock cpu``, with which rates and epochs are seconds of a processor.
 planned from the counted partition, and then trained; rates are measured before, with as many ranks
 as there are processors; for time with each network. An epoch's time is the middle of those after
 the first, evaluations apart. For links two ranks are on hosts of their own (network namespaces), on
-links shaped to ``--rates``, in Mbit/s, with the rates of one rank on a host.
+links shaped to ``--rates``, in Mbit/s, with the rates of one rank on a host. ``sample`` is what a
+busy machine can say of time: one process, epochs of the sample that a calibration takes and of the
+whole in turn, the least CPU seconds of each, and the plan of the whole from those of the sample.
 """
 
 from __future__ import annotations
@@ -140,10 +143,52 @@ def planned(
     return plan_full_batch(graph, network, Machines(rates=rates, link=link), how)
 
 
+def from_sample(data: Path, names: list[str], folder: Path) -> None:
+    """Plans of the whole from its sample, by the least CPU seconds; prints a row for each."""
+    from dataclasses import replace
+
+    import torch
+
+    from graphshard.plan import Rates
+    from graphshard.train import FullBatchConfig
+    from graphshard.train import _calibrate as calibration
+    from graphshard.train._plan_inputs import facts_of, size_of_partition
+    from graphshard.train._run import FullBatchRun
+
+    torch.set_num_threads(1)
+    rounds = calibration.measured_rounds(3.0, time.process_time)
+    best = {name: (min if name == "start" else max)(found) for name, found in rounds.items()}
+    rates = replace(Rates(), **best)  # type: ignore[arg-type]
+    for name in names:
+        whole = FullBatchConfig(data=str(data), epochs=EPOCHS, **NETWORKS[name])
+        size, kind = size_of_partition(data, whole)
+        trial = calibration.TrialNetwork.of(whole.resolved(facts_of(size)), size, kind, data)
+        assert trial is not None
+        runs = [FullBatchRun(c) for c in (trial.partitioned(1, folder / name), whole)]
+        seconds: list[list[float]] = [[], []]
+        for run in runs:
+            run._learner.descent.start_at(0, 1)
+        for epoch in range(1 + EPOCHS):
+            for run, of_run in zip(runs, seconds, strict=True):
+                start = time.process_time()
+                run._train_epoch(epoch)
+                of_run.append(time.process_time() - start)
+        sample, took = (min(of_run[1:]) for of_run in seconds)
+        config = trial.partitioned(1, folder / f"{name}-again")
+        factor = calibration._factor(config, rates, 1, "oneshot", sample)
+        plan = planned(data, 1, NETWORKS[name], "oneshot", replace(rates, network=factor))
+        expected = plan.seconds.expected
+        sys.stdout.write(
+            f"{name}: sample {sample:.3f} CPU s, factor {factor:.2f}; whole planned "
+            f"{expected:.3f}, measured {took:.3f}: {100 * (expected / took - 1):+.1f} %\n"
+        )
+
+
 def main() -> None:
     """Plan, measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--question", choices=("memory", "time", "link"), default="memory")
+    questions = ("memory", "time", "link", "sample")
+    parser.add_argument("--question", choices=questions, default="memory")
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--degree", type=int, default=16)
     parser.add_argument("--ranks", help="numbers between commas")
@@ -161,6 +206,11 @@ def main() -> None:
     from graphshard.train._plan_inputs import facts_of, size_of_partition
 
     os.environ["OMP_NUM_THREADS"] = "1"  # of ranks that calibrate, too
+    if arguments.question == "sample":
+        with tempfile.TemporaryDirectory() as folder:
+            data = partitioned(arguments.nodes, arguments.degree, 1, Path(folder))
+            from_sample(data, arguments.networks.split(","), Path(folder))
+        return
     cores = len(os.sched_getaffinity(0))
     usual = {"memory": "1,2,4,8,16", "time": f"1,{cores}", "link": "2"}[arguments.question]
     links = [int(r) for r in arguments.rates.split(",")] if arguments.question == "link" else [0]

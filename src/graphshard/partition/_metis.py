@@ -312,8 +312,8 @@ def metis_partition(
         ValueError: An argument is out of its range.
         MetisError: The wheel is missing, a count does not fit its integers, or METIS failed.
     """
-    weights = _checked_weights(graph, node_weights)
-    _check_arguments(num_parts, weights, tolerances, objective, method, seed)
+    weights = None if node_weights is None else np.asarray(node_weights)
+    _check_arguments(graph, num_parts, weights, tolerances, objective, method, seed)
     if graph.num_nodes == 0 or num_parts == 1:
         return np.zeros(graph.num_nodes, dtype=np.int64)
     if graph.num_nodes <= num_parts:
@@ -364,23 +364,8 @@ def _pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p | None:
     return None if array is None else array.ctypes.data_as(ctypes.c_void_p)
 
 
-def _checked_weights(graph: UndirectedGraph, node_weights: IntArray | None) -> IntArray | None:
-    if node_weights is None:
-        return None
-    weights = np.asarray(node_weights)
-    if weights.ndim != 2 or weights.shape[0] != graph.num_nodes or weights.shape[1] == 0:
-        raise ValueError(
-            "node_weights must be [num_nodes, num_constraints] with at least one constraint "
-            f"(got shape {weights.shape} for {graph.num_nodes} nodes)"
-        )
-    if not np.issubdtype(weights.dtype, np.integer):
-        raise ValueError(f"node_weights must be integers (got {weights.dtype}); scale and round")
-    if weights.size and weights.min() < 0:
-        raise ValueError(f"node_weights must not be negative (got {weights.min()})")
-    return weights
-
-
 def _check_arguments(
+    graph: UndirectedGraph,
     num_parts: int,
     weights: IntArray | None,
     tolerances: Sequence[float] | None,
@@ -388,6 +373,18 @@ def _check_arguments(
     method: str,
     seed: int,
 ) -> None:
+    if weights is not None:
+        if weights.ndim != 2 or weights.shape[0] != graph.num_nodes or weights.shape[1] == 0:
+            raise ValueError(
+                "node_weights must be [num_nodes, num_constraints] with at least one constraint "
+                f"(got shape {weights.shape} for {graph.num_nodes} nodes)"
+            )
+        if not np.issubdtype(weights.dtype, np.integer):
+            raise ValueError(
+                f"node_weights must be integers (got {weights.dtype}); scale and round"
+            )
+        if weights.size and weights.min() < 0:
+            raise ValueError(f"node_weights must not be negative (got {weights.min()})")
     if num_parts < 1:
         raise ValueError(f"num_parts must be at least 1 (got {num_parts})")
     if objective not in ("cut", "vol"):

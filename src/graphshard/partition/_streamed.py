@@ -200,9 +200,11 @@ def stream_parts(
     sizes = []
     for part, results in enumerate(made.parts):
         folder = journal.path(f"part-{part}")
+        num_bytes = 0
         for kind, record in results["files"].items():
             writer.adopt_file(part, kind, folder / kind, FileRecord(**record))
-        sizes.append(PartSizes(**results["sizes"], bytes=writer.part_bytes(part)))
+            num_bytes += record["bytes"]
+        sizes.append(PartSizes(**results["sizes"], bytes=num_bytes))
     return replace(made, sizes=tuple(sizes))
 
 
@@ -817,7 +819,7 @@ def _within_limits(
         return parts
     edgeless = UndirectedGraph(np.zeros(num_nodes + 1, np.int64), np.zeros(0, np.int64))
     if constraints is None:
-        constraints = [Constraint("nodes", np.ones(num_nodes, dtype=np.int64))]
+        constraints = [Constraint.of_nodes(num_nodes)]
     filled = fill_empty_parts(edgeless, parts.astype(np.int64), num_parts)
     return repaired(edgeless, filled, constraints, num_parts, tolerance).astype(np.uint16)
 

@@ -189,8 +189,11 @@ class PartitionWriter:
             "another out_path or graph_name, or move it away"
         )
 
-    def _leftovers(self) -> list[Path]:
-        """What earlier writers left, after checking that nothing else is in it."""
+    def _recover(self) -> None:
+        """Put back the parts of the JSON that is there; drop what belongs to no JSON.
+
+        Both are what earlier writers left; first it is made sure that nothing else is in it.
+        """
         name = re.escape(self.graph_name)
         ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
         leftovers = _items(self.root, ours)
@@ -200,11 +203,6 @@ class PartitionWriter:
             for inside in (leftover, leftover / "discarded"):
                 for folder in _items(inside, self._part_folder) if inside.is_dir() else ():
                     _check_ours(folder, _IN_PART)
-        return leftovers
-
-    def _recover(self) -> None:
-        """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
-        leftovers = self._leftovers()
         current = None if self._old is None else displaced_folder(self.json_path, self._old)
         for leftover in leftovers:
             if leftover == current:

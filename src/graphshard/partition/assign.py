@@ -53,6 +53,11 @@ class Constraint:
     name: str
     weights: Weights
 
+    @classmethod
+    def of_nodes(cls, num_nodes: int) -> Constraint:
+        """That parts have as many nodes, of whatever kind."""
+        return cls("nodes", np.ones(num_nodes, dtype=np.int64))
+
     def limit(self, num_parts: int, tolerance: float) -> float:
         """The most that a part may weigh.
 

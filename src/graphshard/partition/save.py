@@ -36,6 +36,7 @@ from ._streamed import DEFAULT_MEMORY, Streaming, stream_parts
 from ._writer import PartitionWriter
 from .assign import (
     BalanceNTypes,
+    Constraint,
     PartMethod,
     assign_nodes,
     build_constraints,
@@ -312,9 +313,7 @@ def _assigned(
         source,
         asked.num_parts,
         part_method,
-        build_constraints(source, None, False, None)
-        if asked.constraints is None
-        else asked.constraints,
+        asked.constraints or [Constraint.of_nodes(source.num_nodes)],
         num_trainers_per_machine=asked.trainers_per_part,
         objective=objective,
         tolerance=asked.tolerance,

@@ -592,6 +592,7 @@ def plan_sampled(
         )
     draws_sent = 0.0 if replicated or num_ranks == 1 else drawn * 8 * remote * 2
     model_bytes = model_numbers(tape) * network.itemsize if num_ranks > 1 else 0.0
+    tape.work.pop("pages", None)  # what one step frees is kept for the next
     computed = compute_seconds(tape.work, rates)
     prepared = drawn / rates.sampled + 3 * fetched / rates.elements
     travels = exchange_seconds(rows_sent + draws_sent, rows_sent + draws_sent, machines, num_ranks)
