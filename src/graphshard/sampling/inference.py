@@ -40,6 +40,7 @@ from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame, Graph, MessagePassingGraph
 from ..graph.local_graph import flattened
 from ..graph.message_passing import (
+    AggregationStep,
     EdgeFunction,
     NodeFunction,
     RelationData,
@@ -371,6 +372,9 @@ class BatchedPassing(MessagePassingGraph):
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         return [self._reduce(*call) for call in calls]
+
+    def _aggregate(self, step: AggregationStep) -> None:
+        step.graph.update_all(step.message, step.reduce)
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         fields = self._seen(relation)

@@ -174,12 +174,13 @@ def _without_reverse(data: PartitionData, etype: CanonicalEType) -> tuple[Tensor
     part = torch.repeat_interleave(torch.arange(data.num_parts), torch.tensor(recv))
     is_asked = torch.zeros(own, dtype=torch.bool)
     is_asked[dst] = True
-    there = [
+    codes = [
         _codes(data, etype, *(column[at] for column in columns))
         for _, *columns in edges.pieces()
         for at in (is_asked[columns[2].long()],)
     ]
-    lacks = ~torch.isin(_codes(data, etype, part, src, dst), torch.cat(there))
+    there = torch.cat([torch.empty(0, dtype=torch.int64), *codes])  # a part may have no edges
+    lacks = ~torch.isin(_codes(data, etype, part, src, dst), there)
     answers = _exchanged(lacks.to(torch.uint8), recv, send).bool()
     lacking = asked[answers].sort().values
     return lacking, reduce_ints([lacking.numel()])[0]
