@@ -92,6 +92,7 @@ def partition_by_name(
     preparation: Preparation = _AS_PUBLISHED,
     title: str | None = None,
     has_links: bool = False,
+    warns: bool = True,
     **arguments: Any,
 ) -> Path:
     """Read a data set as `read_dataset` does, and partition it as `partition_dataset`.
@@ -102,6 +103,7 @@ def partition_by_name(
     Args:
         title: Name of the graph and of the JSON; None: the data set's.
         has_links: Its edges are to be predicted, as `with_links` makes them; not of edges on disk.
+        warns: Whether labels and splits are looked at, as `warn_of_task` does; training does, too.
         **arguments: More for `partition_dataset`.
 
     Returns:
@@ -128,7 +130,7 @@ def partition_by_name(
                     "these out, or give tables with a split"
                 )
             dataset = with_links(dataset)
-        elif not arguments.get("quiet", True):
+        elif warns:
             warn_of_task(dataset)
         return partition_dataset(dataset, num_parts, out, name=title, **arguments)
 

@@ -114,7 +114,8 @@ def test_a_graph_that_cannot_be_trained_on_is_told_in_one_line(
     table.write_text("src,dst\n0,1\n1,0\n")
     assert call(["train", "--data", table, "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: there is nothing to train on")
+    assert error.startswith("error: one node type must have the feature 'label'")
+    assert "graphshard partition --label" in error
     assert error.count("\n") == 1
 
 

@@ -228,6 +228,7 @@ def _partitioned(
                 Path(folder) / "parts",
                 preparation=Preparation(self_loops=True if wants_loops else None),
                 has_links=config.task == LINK_PREDICTION,
+                warns=False,
             )
             if not quiet:
                 where = "" if config.run is None else f", in {json_path.parent}"
