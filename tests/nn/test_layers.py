@@ -497,9 +497,9 @@ def test_hetero_localizes_used_sources_once() -> None:
     calls = []
 
     class Spy(type(g)):  # type: ignore[misc]
-        def localize(self, inputs: dict[str, Tensor], are_summed: bool = False) -> Any:
+        def localize(self, inputs: dict[str, Tensor], **options: Any) -> Any:
             calls.append(sorted(inputs))
-            return super().localize(inputs, are_summed)
+            return super().localize(inputs, **options)
 
     g.__class__ = Spy
     HeteroGraphConv(gcn(["knows", "plays", "sells"]))(g, x)

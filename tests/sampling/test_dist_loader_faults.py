@@ -210,8 +210,11 @@ def settled() -> tuple[int, int]:
     return now
 
 
-def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]:
-    counts = []
+def come_and_go(
+    rank: int, world_size: int, parts: str
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """What is open after loaders were closed, and after they were dropped."""
+    closed, dropped = [], []
     for number in range(6):
         loader = loader_of(parts, rank, map_features=number % 2 == 0, prefetch=1)
         for _ in loader:
@@ -219,17 +222,21 @@ def come_and_go(rank: int, world_size: int, parts: str) -> list[tuple[int, int]]
                 break
         if number % 3:
             loader.close()
+            closed.append(settled())
         else:
             del loader
-        counts.append(settled())
-    return counts
+            dropped.append(settled())
+    return closed, dropped
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc lists")
 def test_loaders_give_back_their_groups(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
-    for counts in run_ranks(come_and_go, 2, parts):
-        assert len(set(counts)) == 1, counts
+    for closed, dropped in run_ranks(come_and_go, 2, parts):
+        assert len(set(closed)) == len(set(dropped)) == 1, (closed, dropped)
+        # A closed loader has its graph, and that the file whose edges it maps.
+        (descriptors, threads) = closed[0]
+        assert dropped[0] == (descriptors - 1, threads)
 
 
 def different_exits(rank: int, world_size: int, parts: str) -> dict[str, Any]:

@@ -590,7 +590,7 @@ class GraphShardManager(EdgesOfAllRanks):
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
     def localize(
-        self, inputs: dict[str, Tensor], are_summed: bool = False
+        self, inputs: dict[str, Tensor], *, are_summed: bool = False
     ) -> tuple[Any, dict[str, Tensor]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 

@@ -168,7 +168,7 @@ class HeteroGraphConv(nn.Module):
             _sums_rows(layer, *given) for layer, given in zip(layers, arguments, strict=True)
         )
         rows = {ntype: x for ntype, x in source.items() if ntype in used}
-        local, rows = g.localize(rows, are_summed)
+        local, rows = g.localize(rows, are_summed=are_summed)
         calls = []
         for relation, layer, (args, kwargs) in zip(relations, layers, arguments, strict=True):
             ends = rows[relation[0]], destination.get(relation[2])
