@@ -228,7 +228,7 @@ class MessagePassingGraph:
         self._unsupported("out_degrees")
 
     def localize(
-        self: ProtocolT, inputs: dict[str, Tensor], are_summed: bool = False
+        self: ProtocolT, inputs: dict[str, Tensor], *, are_summed: bool = False
     ) -> tuple[ProtocolT, dict[str, Tensor]]:
         """A graph in which all sources are local, and the inputs that belong to it.
 
