@@ -298,7 +298,7 @@ def check_layers_in_blocks(rank: int, world_size: int, parts: str, kind: str) ->
         )
 
 
-@pytest.mark.parametrize("kind", ["plain", "typed"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.exhaustive), "typed"])
 @pytest.mark.timeout(300)
 def test_every_layer_in_blocks_equals_one_process(tmp_path: Path, kind: str) -> None:
     parts = write_parts(tmp_path, graph_of(kind), 3, "random")

@@ -354,6 +354,7 @@ pipeline = Pipeline([Stage("busy", busy), Stage("sleeps", lambda x: time.sleep(0
 """
 
 
+@pytest.mark.exhaustive  # test_programs_end_cleanly has loaders of ranks
 def test_the_interpreter_ends_cleanly_with_threads_at_work(tmp_path, run_all):
     path = os.pathsep.join(entry for entry in sys.path if entry)
     names = list(PROGRAMS) if run_all else ["ends", "is interrupted"]  # with an error and without

@@ -294,6 +294,7 @@ def test_a_traceback_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         call("partition --data nowhere --parts 2 --out x".split())
 
 
+@pytest.mark.usefixtures("nested_forks")
 def test_train_partitions_a_data_set_first_and_shows_a_table(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -285,6 +285,7 @@ ABBREVIATIONS = "--log out.txt --node 1 --num 2 --max 3 --local 4 --master 5 --n
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("nested_forks")
+@pytest.mark.exhaustive  # the job on two hosts has the same parts
 def test_a_local_job_stays_on_127_0_0_1_and_a_script_s_options_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
