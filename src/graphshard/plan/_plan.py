@@ -49,7 +49,7 @@ _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
 
-_VALIDATED_RANKS, _VALIDATED_ON_LINKS, _VALIDATED_BYTES = 16, 1, 2 << 30
+_VALIDATED_RANKS, _VALIDATED_IN_TIME, _VALIDATED_BYTES = 16, 2, 2 << 30
 _OFF_SAMPLED = 0.5
 """By which share the time of a sampled epoch may be off: none was measured."""
 
@@ -428,8 +428,10 @@ def _not_validated(
         words.append("halo")
     if num_ranks > _VALIDATED_RANKS or peak > _VALIDATED_BYTES:
         words.append("memory")
-    words.append("time")  # it was, and was off by more than its rates' spread
-    if machines.link is not None and num_ranks > _VALIDATED_ON_LINKS:
+    is_tried = machines.rates.network != 1.0 and num_ranks <= _VALIDATED_IN_TIME
+    if not is_tried:
+        words.append("time")
+    if machines.link is not None and not is_tried and num_ranks > 1:
         words.append("link")
     return tuple(words)
 

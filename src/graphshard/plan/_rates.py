@@ -82,7 +82,7 @@ class Rates:
         return max(least, statistics.median(shares)) if shares else _OFF_UNMEASURED
 
 
-_OFF_TRIED, _OFF_UNTRIED, _OFF_UNMEASURED = 0.25, 0.5, 1.0
+_OFF_TRIED, _OFF_UNTRIED, _OFF_UNMEASURED = 0.15, 0.5, 1.0
 """How far epochs were from plans: of rates with a trial of the network, without, and of others."""
 
 _OF_COMPUTATION = "product", "weights", "edges", "attention", "elements", "random", "pages"
