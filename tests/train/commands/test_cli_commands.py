@@ -237,7 +237,8 @@ WRONG_INPUTS = {
     "train --data CORA --heads 3": "heads is for the model gat",
     "train --data CORA --save-every 3": "save_every needs checkpoint_dir",
     "train --data CORA --timeout 0": "timeout must be a positive number of seconds",
-    "train --data CORA --fanouts 5,5": "fanouts is for mode sample (got fanouts=(5, 5), full)",
+    "train --data CORA --fanouts 5,5": "fanouts is for mode sample (got fanouts=(5, 5), full); "
+    "give --mode sample, or leave out fanouts",
     "train --data CORA --no-map-features": "map_features is for mode sample",
     "train --data CORA --mode sample --no-rematerialize": "rematerialize is for mode full",
     "train --data CORA --mode sample --fanouts 5;5": "whole numbers between commas",

@@ -116,7 +116,10 @@ def configured(data: str | None, mode: str | None, settings: Mapping[str, Any]) 
     (other,) = kinds
     own = {field.name for field in dataclasses.fields(kind)}
     for name in (name for name in settings if name not in own):
-        raise ValueError(f"{name} is for mode {other} (got {name}={settings[name]}, {mode})")
+        raise ValueError(
+            f"{name} is for mode {other} (got {name}={settings[name]}, {mode}); give --mode "
+            f"{other}, or leave out {name}"
+        )
     config = kind(**settings)
     config.check_given(settings)  # also of those that were given their defaults
     return config
