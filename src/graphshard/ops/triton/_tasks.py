@@ -16,8 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-MOST_EDGES = 2048
-"""Of one piece."""
+MOST_EDGES = 256
+"""Of one piece. A program waits for some rows at a time, one after the other: with 2048, those of a
+hub ran longer than all other programs of a graph of 4 million edges together."""
+
+AT_ONCE = 8
+"""Of the partial results of a row, how many are loaded before the first is added."""
 
 
 @dataclass(frozen=True)

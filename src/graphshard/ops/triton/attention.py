@@ -28,7 +28,7 @@ from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
-from ._tasks import row_tasks, task_of
+from ._tasks import AT_ONCE, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 
 MOST_EDGES = 8  # of a destination that a program takes in a step
@@ -173,7 +173,7 @@ def _attend(
 @triton.jit
 def _merge_states(
     peak, total, sums, sums_stride, part_peak, part_total, part_sums, long_rows, first_slots,
-    heads, dim, SUM: tl.constexpr, DIM: tl.constexpr,
+    heads, dim, SUM: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -185,17 +185,21 @@ def _merge_states(
     highest = tl.load(peak + at + one)
     mass = tl.load(total + at + one)
     result = tl.load(sums + row * sums_stride + head * dim + column, mask=inside, other=0)
-    for slot in range(tl.load(first_slots + number), tl.load(first_slots + number + 1)):
-        place = slot * heads + head
-        other = tl.load(part_peak + place + one)
-        higher = tl.maximum(highest, other)
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        mine = tl.exp(highest - shift)
-        its = tl.exp(other - shift)
-        mass = mass * mine + tl.load(part_total + place + one) * its
-        added = tl.load(part_sums + place * dim + column, mask=inside, other=0)
-        result = result * mine + added * its
-        highest = higher
+    end = tl.load(first_slots + number + 1)
+    for first in range(tl.load(first_slots + number), end, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            slot = first + step
+            place = slot * heads + head
+            other = tl.load(part_peak + place + one, mask=slot < end, other=float("-inf"))
+            other_mass = tl.load(part_total + place + one, mask=slot < end, other=0)
+            added = tl.load(part_sums + place * dim + column, mask=inside & (slot < end), other=0)
+            higher = tl.maximum(highest, other)
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            mine = tl.exp(highest - shift)
+            its = tl.exp(other - shift)
+            mass = mass * mine + other_mass * its
+            result = result * mine + added * its
+            highest = higher
     tl.store(peak + at + one, highest)
     tl.store(total + at + one, mass)
     tl.store(sums + row * sums_stride + head * dim + column, result, mask=inside)
@@ -233,7 +237,7 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
         _merge_states[(tasks.long_rows.shape[0], a.heads)](
             *state, rows, rows.stride(0), part_peak, part_total, part_sums,
             tasks.long_rows, tasks.first_slots, a.heads, a.dim,
-            SUM=sum_type(a.dtype), DIM=size, num_warps=warps(size), **EXACT,
+            SUM=sum_type(a.dtype), DIM=size, AT_ONCE=AT_ONCE, num_warps=warps(size), **EXACT,
         )  # fmt: skip
     for given, used in zip((peak, total, sums), (*state, rows), strict=True):
         if given is not used:

@@ -20,7 +20,7 @@ from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import dense
 from ._launch import EXACT, block, on_its_device, sum_type, warps
-from ._tasks import RowTasks, row_tasks, task_of
+from ._tasks import AT_ONCE, RowTasks, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 from .attention import kind_of, multipliers, operand_arguments, operand_options, stages, tile_of
 
@@ -278,13 +278,20 @@ def _run(
 
 
 @triton.jit
-def _sum_parts(out, parts, long_rows, first_slots, width, SUM: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_parts(
+    out, parts, long_rows, first_slots, width,
+    SUM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     number = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros([BLOCK], SUM)
-    for slot in range(tl.load(first_slots + number), tl.load(first_slots + number + 1)):
-        total += tl.load(parts + slot * width + column, mask=inside, other=0)
+    end = tl.load(first_slots + number + 1)
+    for first in range(tl.load(first_slots + number), end, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            slot = first + step
+            there = inside & (slot < end)
+            total += tl.load(parts + slot * width + column, mask=there, other=0)
     tl.store(out + tl.load(long_rows + number) * width + column, total, mask=inside)
 
 
@@ -294,5 +301,5 @@ def _add_parts(out: Tensor, parts: Tensor, tasks: RowTasks, a: Attention) -> Non
     assert tasks.long_rows is not None
     _sum_parts[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
         out, parts, tasks.long_rows, tasks.first_slots, width,
-        SUM=sum_type(a.dtype), BLOCK=size, num_warps=warps(size), **EXACT,
+        SUM=sum_type(a.dtype), BLOCK=size, AT_ONCE=AT_ONCE, num_warps=warps(size), **EXACT,
     )  # fmt: skip

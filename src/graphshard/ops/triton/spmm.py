@@ -23,7 +23,7 @@ from .._attention_rule import wide
 from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
-from ._tasks import row_tasks, task_of
+from ._tasks import AT_ONCE, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 
 
@@ -60,8 +60,9 @@ def _reduce(
     out, arg, parts, part_args, count, indptr, rows, begins, ends, slots, indices, eids, lhs, rhs,
     only, lhs_columns, rhs_columns, width, lhs_width, rhs_width,
     OP: tl.constexpr, REDUCE: tl.constexpr, HAS_EIDS: tl.constexpr, HAS_ONLY: tl.constexpr,
-    LHS_TABLE: tl.constexpr, RHS_TABLE: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    LHS_TABLE: tl.constexpr, RHS_TABLE: tl.constexpr, RHS_ONE: tl.constexpr,
+    SPLIT: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_task = number < count
@@ -100,9 +101,12 @@ def _reduce(
                 of_node = lhs + (node * lhs_width)[:, None] + left_column[None, :]
                 left = tl.load(of_node, mask=there, other=0).to(SUM)
             if READS_RHS:
-                of_edge = rhs + (edge * rhs_width)[:, None] + right_column[None, :]
-                right = tl.load(of_edge, mask=there, other=0)
-                right = tl.where(there, right.to(SUM), 1.0)
+                if RHS_ONE:  # a number of the edge for all columns: one load, not one for each
+                    right = tl.load(rhs + edge, mask=is_edge, other=0).to(SUM)[:, None]
+                else:
+                    of_edge = rhs + (edge * rhs_width)[:, None] + right_column[None, :]
+                    right = tl.load(of_edge, mask=there, other=0).to(SUM)
+                right = tl.where(there, right, 1.0)
             value = message(OP, left, right)
             if IS_SUM:
                 best += tl.where(there, value, 0)
@@ -129,24 +133,28 @@ def _reduce(
 @triton.jit
 def _merge(
     out, arg, parts, part_args, long_rows, first_slots, indptr, width,
-    REDUCE: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCE: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     row = tl.load(long_rows + number)
+    end = tl.load(first_slots + number + 1)
     IS_SUM: tl.constexpr = (REDUCE == "sum") | (REDUCE == "mean")
     best = tl.zeros([BLOCK], SUM)
     best_edge = tl.zeros([BLOCK], tl.int64) - 1
-    for slot in range(tl.load(first_slots + number), tl.load(first_slots + number + 1)):
-        value = tl.load(parts + slot * width + column, mask=inside, other=0)
-        if IS_SUM:
-            best += value
-        else:
-            edge = tl.load(part_args + slot * width + column, mask=inside, other=0)
-            taken = is_better(value, best, -1, best_edge, REDUCE == "min")
-            best = tl.where(taken, value, best)
-            best_edge = tl.where(taken, edge, best_edge)
+    for first in range(tl.load(first_slots + number), end, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            slot = first + step
+            there = inside & (slot < end)
+            value = tl.load(parts + slot * width + column, mask=there, other=0)
+            if IS_SUM:
+                best += value
+            else:
+                edge = tl.load(part_args + slot * width + column, mask=there, other=0)
+                taken = there & is_better(value, best, -1, best_edge, REDUCE == "min")
+                best = tl.where(taken, value, best)
+                best_edge = tl.where(taken, edge, best_edge)
     if REDUCE == "mean":
         degree = tl.load(indptr + row + 1) - tl.load(indptr + row)
         best = best / degree.to(SUM)
@@ -206,6 +214,7 @@ def spmm(
     left, right = (like if side is None else dense(side) for side in (lhs, rhs))
     tasks = row_tasks(indptr)
     parts = out.new_empty((tasks.num_slots, width), dtype=wide(like.dtype))
+    one = _width(rhs) == 1
     part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
 
     def run(configuration: Configuration) -> None:
@@ -219,8 +228,8 @@ def spmm(
             indptr if places.rhs is None else places.rhs,
             width, _width(lhs), _width(rhs),
             OP=op, REDUCE=reduce, HAS_EIDS=eids is not None, HAS_ONLY=only is not None,
-            LHS_TABLE=places.lhs is not None, RHS_TABLE=places.rhs is not None,
-            SPLIT=tasks.is_split, SUM=sum_type(like.dtype), **configuration, **EXACT,
+            LHS_TABLE=places.lhs is not None, RHS_TABLE=places.rhs is not None and not one,
+            RHS_ONE=one, SPLIT=tasks.is_split, SUM=sum_type(like.dtype), **configuration, **EXACT,
         )  # fmt: skip
 
     key = (
@@ -236,7 +245,8 @@ def spmm(
         _merge[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
             out, out if arg is None else arg, parts, part_args, tasks.long_rows,
             tasks.first_slots, indptr, width,
-            REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, num_warps=warps(size * 4), **EXACT,
+            REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, AT_ONCE=AT_ONCE,
+            num_warps=warps(size * 4), **EXACT,
         )  # fmt: skip
     return out, arg
 
