@@ -25,6 +25,7 @@ WIDE = (
     *("peak", "total", "sums", "delta", "part_peak", "part_total", "part_sums", "vector", "factor"),
     *("values_out", "key_out", "vector_out", "edge_out", "factor_out", "values_parts", "key_parts"),
 )
+AT_ONCE = 8
 ROWS = ("out", "parts", "lhs", "rhs", "values", "src", "dst", "edges", "grad")
 
 
@@ -72,13 +73,13 @@ def sums(dtype: str, wide: Any, is_sample: bool) -> None:
             continue
         options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 16}
         tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
-        tables["HAS_ONLY"] = split and op == "mul"
+        tables |= {"HAS_ONLY": split and op == "mul", "RHS_ONE": op == "div"}
         options_of_rows = {"OP": op, "ROWS": 8, "UNROLL": 4, **tables, **options}
         code = compiled(kernel("spmm", "_reduce"), dtype, options_of_rows, num_warps=1)
         if dtype == "fp32" and op == "copy_lhs" and not split:
             assert re.search(r"ld\.global[.\w:]*\.v4", code), "16 bytes a lane, of narrow rows too"
             assert "fma" not in code
-        compiled(kernel("spmm", "_merge"), dtype, options)
+        compiled(kernel("spmm", "_merge"), dtype, {**options, "AT_ONCE": AT_ONCE})
 
 
 def rows_added(dtype: str, wide: Any) -> None:
@@ -119,8 +120,8 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
                 "WANT_FACTOR": not by_source and rich,
             }
             compiled(kernel("attention_gradients", "_gradient"), dtype, options | wanted, **types)
-    compiled(kernel("attention", "_merge_states"), dtype, {"SUM": wide, "DIM": 64})
-    options = {"SUM": wide, "BLOCK": 64}
+    compiled(kernel("attention", "_merge_states"), dtype, {"SUM": wide, "DIM": 64, "AT_ONCE": AT_ONCE})
+    options = {"SUM": wide, "BLOCK": 64, "AT_ONCE": AT_ONCE}
     partial = "*fp64" if dtype == "fp64" else "*fp32"
     compiled(
         kernel("attention_gradients", "_sum_parts"), dtype, options, out=partial, parts=partial

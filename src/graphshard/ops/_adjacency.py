@@ -35,6 +35,7 @@ class _Formats:
     given: str = "coo"  # what the edges were made from
     in_degrees: Tensor | None = None
     out_degrees: Tensor | None = None
+    longest: dict[str, int] = field(default_factory=dict)  # most edges of a row of "csc", "csr"
 
     def arrays(self) -> list[Tensor]:
         groups = (self.coo, self.csc, self.csr, (self.in_degrees, self.out_degrees))
@@ -172,6 +173,15 @@ class Adjacency:
         """Out-edges grouped by source: ``(indptr, dst, eids)``, ordered as in `csc`."""
         return self._compressed("csc" if self._transposed else "csr", ids)
 
+    def longest_row(self, name: str) -> int | None:
+        """The most edges of a destination (``csc``) or a source (``csr``), if the host knows.
+
+        It does of formats that were built on the CPU and moved. To ask a GPU is to wait for it.
+        """
+        if self._transposed:
+            name = "csr" if name == "csc" else "csc"
+        return self._formats.longest.get(name)
+
     def _compressed(self, name: str, ids: bool) -> Compressed:
         """A format as the store has it, built if need be."""
         formats = self._formats
@@ -180,7 +190,11 @@ class Adjacency:
             src, dst = self._stored_coo()
             keys, others = (dst, src) if name == "csc" else (src, dst)
             num_keys = self.num_dst if (name == "csc") != self._transposed else self.num_src
-            is_sorted = bool((keys[1:] >= keys[:-1]).all())
+            other = formats.csr if name == "csc" else formats.csc
+            # Edges that are sorted by one end are hardly ever by the other, too, and the host would
+            # wait for a GPU to say so.
+            can_be = self.device.type == "cpu" or other is None or other[2] is not None
+            is_sorted = can_be and bool((keys[1:] >= keys[:-1]).all())
             if ids or is_sorted:
                 formats.without_ids.discard(name)
             else:
@@ -278,6 +292,10 @@ class Adjacency:
                     changed[id(array)] = change(array)
             setattr(formats, name, tuple(changed.get(id(array)) for array in arrays))
         like = formats.arrays()[0]
+        if self.device.type == "cpu" != like.device.type:
+            for name, arrays in (("csc", old.csc), ("csr", old.csr)):
+                if arrays is not None and arrays[0].shape[0] > 1:
+                    formats.longest[name] = int(arrays[0].diff().max())
         adj = Adjacency.__new__(Adjacency)
         adj._init(formats, like, self.num_src, self.num_dst, self.num_edges, self._transposed)
         return adj
@@ -351,13 +369,13 @@ def _compress(
         grouped, eids = torch.empty_like(others), torch.empty_like(keys) if ids else None
         kernels.group_by_key(keys, others, indptr, grouped, eids, num_threads())
         return indptr, grouped, eids
-    indptr = torch.zeros(num_keys + 1, dtype=keys.dtype, device=keys.device)
-    if keys.numel():
-        counts = torch.bincount(keys, minlength=num_keys)
-        indptr[1:] = counts.cumsum(0)
-    if sorted_already:
+    order = None
+    if not sorted_already:
+        keys, order = torch.sort(keys, stable=True)
+    rows = torch.arange(num_keys + 1, dtype=keys.dtype, device=keys.device)
+    indptr = torch.searchsorted(keys, rows, out_int32=keys.dtype == torch.int32)
+    if order is None:
         return indptr, others, None
-    order = torch.sort(keys, stable=True).indices
     return indptr, others.index_select(0, order), order.to(keys.dtype) if ids else None
 
 

@@ -34,7 +34,16 @@ from ..fullbatch import GraphShardManager
 from ..graph import EID, NID, Block, Frame, Graph, MessagePassingGraph
 from ..graph.message_passing import frames_of
 from ._neighbor_sampler import DrawSeed, IdTables, NeighborSampler, by_type, per_kind
-from ._pipeline import Crew, Deliveries, DeviceStream, Pipeline, Run, Stage, moved
+from ._pipeline import (
+    Crew,
+    Deliveries,
+    DeviceStream,
+    Pipeline,
+    Run,
+    Stage,
+    group_by_source,
+    moved,
+)
 from .feature_store import (
     CachedFeatureStore,
     CollectiveFeatureStore,
@@ -554,6 +563,7 @@ class BatchStages:
     def move(self, fetched: MiniBatch | tuple[MiniBatch, FetchedRows]) -> MiniBatch:
         """Move a batch to its device, and attach what was fetched for it."""
         drawn, rows = fetched if isinstance(fetched, tuple) else (fetched, None)
+        group_by_source(drawn, self.device)
         batch: MiniBatch = moved(drawn, self.device, pin=True)
         if rows is not None:
             self.plan.attach(batch, rows)

@@ -163,6 +163,19 @@ class Arrivals:
         return event
 
 
+def group_by_source(blocks: Sequence[Any], device: torch.device) -> None:
+    """Group edges of blocks that go to a GPU by source too, as the backward there asks for.
+
+    This thread does so beside the step before; the training thread would launch some twenty kernels
+    for it and wait for their result. The first block, the largest, is left as it is: inputs of a
+    model seldom have gradients.
+    """
+    if device.type in _STREAMED:
+        for block in blocks[1:]:
+            for adj in block.relations:
+                adj.csr()
+
+
 def moved(value: Any, device: torch.device, pin: bool = False) -> Any:
     """A batch with every tensor and graph in it on a device; what cannot move stays as it is.
 

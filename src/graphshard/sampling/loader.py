@@ -21,7 +21,7 @@ from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
 from ._dist_loader import SPLIT_KEY, BatchOrder, FeaturePlan, LoaderStats
 from ._dist_loader import LoaderResources as LoaderResources
-from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
+from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, group_by_source, moved
 from .feature_store import FeatureRequest, FeatureStore
 from .graph_store import GraphStore, LocalGraphStore, graph_store_of
 from .lazy_features import FeatureNames, check_named, names_for
@@ -359,6 +359,7 @@ class LocalDataLoader:
         blocks = batch[-1] if isinstance(batch, tuple) and batch else None
         if isinstance(blocks, list) and blocks and isinstance(blocks[0], Block):
             stats.count_drawn(blocks)
+            group_by_source(blocks, self.device)
         if self._features is not None:
             plan, labels = self._plan, self._labels
             of_blocks = [] if plan is None else plan.requests(batch[-1])

@@ -9,7 +9,6 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
@@ -27,9 +26,22 @@ def sum_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+# Triton's own `next_power_of_2` and `cdiv` take 5 to 10 microseconds a call on the host.
+
+
+def next_power_of_2(size: int) -> int:
+    """Of at least ``size``, and 1."""
+    return 1 << (max(size, 1) - 1).bit_length()
+
+
+def num_blocks(size: int, of: int) -> int:
+    """That cover so many."""
+    return -(-size // of)
+
+
 def block(size: int, most: int) -> int:
     """A power of 2 of at least ``size``, or the most."""
-    return min(most, triton.next_power_of_2(max(size, 1)))
+    return min(most, next_power_of_2(size))
 
 
 def warps(block_size: int) -> int:
@@ -39,7 +51,7 @@ def warps(block_size: int) -> int:
 
 def width_class(width: int) -> tuple[int, bool]:
     """Rows of one class take about as long: a power of 2, and whether rows begin aligned."""
-    return triton.next_power_of_2(max(width, 1)), width % 16 == 0
+    return next_power_of_2(width), width % 16 == 0
 
 
 def on_its_device(operator: Operator) -> Operator:

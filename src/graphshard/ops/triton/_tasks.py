@@ -60,18 +60,23 @@ class RowTasks:
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def row_tasks(indptr: Tensor) -> RowTasks:
-    """The pieces of the rows of a compressed format; made once for each."""
+def row_tasks(indptr: Tensor, longest: int | None = None) -> RowTasks:
+    """The pieces of the rows of a compressed format; made once for each.
+
+    Args:
+        longest: The most edges of a row; None to ask the device, which the host then waits for.
+    """
     tasks: RowTasks | None = _made.get(indptr)
     if tasks is None:
-        tasks = _made[indptr] = _cut(indptr.long())
+        tasks = _made[indptr] = _cut(indptr, longest)
     return tasks
 
 
-def _cut(indptr: Tensor) -> RowTasks:
+def _cut(indptr: Tensor, longest: int | None) -> RowTasks:
     num_rows = indptr.shape[0] - 1
-    if num_rows == 0 or int(indptr.diff().max()) <= MOST_EDGES:
+    if num_rows == 0 or (int(indptr.diff().max()) if longest is None else longest) <= MOST_EDGES:
         return RowTasks(num_rows)
+    indptr = indptr.long()
     device = indptr.device
     pieces = ((indptr.diff() + MOST_EDGES - 1) // MOST_EDGES).clamp(min=1)
     rows = torch.repeat_interleave(torch.arange(num_rows, device=device), pieces)

@@ -27,7 +27,17 @@ from torch.torch_version import TorchVersion
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import dense
-from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
+from ._launch import (
+    EXACT,
+    INTERPRETED,
+    block,
+    next_power_of_2,
+    num_blocks,
+    on_its_device,
+    sum_type,
+    warps,
+    width_class,
+)
 from ._tasks import AT_ONCE, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 
@@ -213,7 +223,7 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
     state = [part if part.is_contiguous() else part.contiguous() for part in (peak, total)]
     rows = sums if sums.stride()[1:] == (a.dim, 1) else sums.contiguous()
     indptr, indices, eids = adj.csc()
-    tasks = row_tasks(indptr)
+    tasks = row_tasks(indptr, adj.longest_row("csc"))
     dtype = wide(a.dtype)
     part_peak = peak.new_empty((tasks.num_slots, a.heads), dtype=dtype)
     part_total = torch.empty_like(part_peak)
@@ -221,7 +231,7 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
     arguments, tile = operand_arguments(a), tile_of(a)
 
     def run(configuration: Configuration) -> None:
-        _attend[(tasks.count, triton.cdiv(a.heads, tile["HEADS"]))](
+        _attend[(tasks.count, num_blocks(a.heads, tile["HEADS"]))](
             *state, rows, rows.stride(0), part_peak, part_total, part_sums,
             *tasks.arguments(indptr), indices, indices if eids is None else eids, *arguments,
             HAS_EIDS=eids is not None, SPLIT=tasks.is_split,
@@ -254,7 +264,7 @@ def tile_of(a: Attention) -> dict[str, int]:
     dim = block(a.dim, 1 << 16)
     score_dim = block(a.score_dim, 1 << 16)
     columns = max(dim, score_dim)
-    heads = min(triton.next_power_of_2(a.heads), max(1, MOST_COLUMNS // columns))
+    heads = min(next_power_of_2(a.heads), max(1, MOST_COLUMNS // columns))
     edges = min(MOST_EDGES, max(1, MOST_NUMBERS // (heads * columns)))
     numbers = heads * columns * edges
     return {

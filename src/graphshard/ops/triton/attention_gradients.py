@@ -19,7 +19,7 @@ from torch import Tensor
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import dense
-from ._launch import EXACT, block, on_its_device, sum_type, warps
+from ._launch import EXACT, block, num_blocks, on_its_device, sum_type, warps
 from ._tasks import AT_ONCE, RowTasks, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 from .attention import kind_of, multipliers, operand_arguments, operand_options, stages, tile_of
@@ -210,7 +210,7 @@ def gradients(
     if want_values or want_src:
         # Of joint scores the values are what scores read of a source.
         key = torch.empty_like(grads[0]) if joint and grads[0] is not None else grads[1]
-        _run(adj.csr(), a, common, grads[0], key, None, None, None, True)
+        _run(adj, a, common, grads[0], key, None, None, None, True)
         if joint:
             assert grads[0] is not None
             assert key is not None
@@ -219,7 +219,7 @@ def gradients(
         factor = grads[5]
         if factor is not None and factor.shape[1] != a.heads:
             factor = factor.new_empty((adj.num_edges, a.heads))
-        vectors = _run(adj.csc(), a, common, None, grads[2], grads[4], grads[3], factor, False)
+        vectors = _run(adj, a, common, None, grads[2], grads[4], grads[3], factor, False)
         if vectors is not None:
             grads[4] = vectors.sum(0)
         if factor is not grads[5] and factor is not None:
@@ -228,7 +228,7 @@ def gradients(
 
 
 def _run(
-    edges: tuple[Tensor, Tensor, Tensor | None],
+    adj: Adjacency,
     a: Attention,
     common: tuple[Tensor, Tensor, Tensor, Tensor, int],
     values: Tensor | None,
@@ -239,8 +239,8 @@ def _run(
     by_source: bool,
 ) -> Tensor | None:
     """One pass; gradients that are given are written. Returns those of the vector, by piece."""
-    indptr, others, eids = edges
-    tasks = row_tasks(indptr)
+    indptr, others, eids = adj.csr() if by_source else adj.csc()
+    tasks = row_tasks(indptr, adj.longest_row("csr" if by_source else "csc"))
     grad = common[3]
     dtype = wide(a.dtype)
     score_dim = max(a.score_dim, 1)
@@ -254,7 +254,7 @@ def _run(
         arguments[-2] = 1  # columns of a term
 
     def run(configuration: Configuration) -> None:
-        _gradient[(tasks.count, triton.cdiv(a.heads, tile["HEADS"]))](
+        _gradient[(tasks.count, num_blocks(a.heads, tile["HEADS"]))](
             *(grad if t is None else t for t in (values, key, vectors, edge, factor)),
             values_parts, key_parts, *common,
             *tasks.arguments(indptr), others, others if eids is None else eids, *arguments,
@@ -299,7 +299,7 @@ def _add_parts(out: Tensor, parts: Tensor, tasks: RowTasks, a: Attention) -> Non
     width = parts.shape[1] * parts.shape[2]
     size = block(width, 256)
     assert tasks.long_rows is not None
-    _sum_parts[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
+    _sum_parts[(tasks.long_rows.shape[0], num_blocks(width, size))](
         out, parts, tasks.long_rows, tasks.first_slots, width,
         SUM=sum_type(a.dtype), BLOCK=size, AT_ONCE=AT_ONCE, num_warps=warps(size), **EXACT,
     )  # fmt: skip

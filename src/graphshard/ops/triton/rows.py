@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._check import dense
-from ._launch import EXACT, block, on_its_device, sum_type, warps
+from ._launch import EXACT, block, num_blocks, on_its_device, sum_type, warps
 
 ROWS = 16  # of a program, where they are narrow
 
@@ -50,7 +50,7 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     size = block(width, 256)
     some = max(1, min(ROWS, 1024 // size))
     added_as = sum_type(torch.promote_types(out.dtype, rows.dtype))
-    _add_rows[(triton.cdiv(rows.shape[0], some), triton.cdiv(width, size))](
+    _add_rows[(num_blocks(rows.shape[0], some), num_blocks(width, size))](
         out, dense(places), dense(rows), rows.shape[0], width, out.stride(0),
         SUM=added_as, ROWS=some, BLOCK=size, num_warps=warps(size * some), **EXACT,
     )  # fmt: skip

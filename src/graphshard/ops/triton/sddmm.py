@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
@@ -13,7 +14,16 @@ from torch import Tensor
 from .._adjacency import Adjacency
 from .._broadcast import dot_loop
 from .._check import dense
-from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
+from ._launch import (
+    EXACT,
+    INTERPRETED,
+    block,
+    num_blocks,
+    on_its_device,
+    sum_type,
+    warps,
+    width_class,
+)
 from ._places import row_places_of
 from ._tune import Configuration, run_tuned
 from .spmm import message, spmm
@@ -77,13 +87,14 @@ def _dot(
     tl.store(out + edge * outer + number, tl.sum(total, 1), mask=there)
 
 
-def configurations(width: int) -> list[Configuration]:
+@lru_cache(maxsize=512)
+def configurations(width: int) -> tuple[Configuration, ...]:
     """How many edges a program may take: nothing is added up, so any."""
     size = block(width, 128)
-    return [
+    return tuple(
         {"BLOCK": size, "EDGES": max(1, numbers // size), "num_warps": num_warps}
         for numbers, num_warps in ((1024, 4), (2048, 4), (4096, 8))
-    ]
+    )
 
 
 @on_its_device
@@ -105,7 +116,7 @@ def sddmm(
         edges = max(1, 1024 // size)
         offsets = (side.to(lhs.device) for side in (loop.lhs_offsets, loop.rhs_offsets))
         outer = math.prod(loop.shape)
-        _dot[(triton.cdiv(adj.num_edges, edges), outer)](
+        _dot[(num_blocks(adj.num_edges, edges), outer)](
             out, src, dst, lhs, rhs, *offsets, adj.num_edges, outer, loop.inner, *sizes,
             EDGES=edges, BLOCK=size, num_warps=warps(size * edges), **options, **EXACT,
         )  # fmt: skip
@@ -118,7 +129,7 @@ def sddmm(
 
     def run(configuration: Configuration) -> None:
         grid = tuple(
-            triton.cdiv(size, configuration[name])
+            num_blocks(size, configuration[name])
             for name, size in (("EDGES", adj.num_edges), ("BLOCK", width))
         )
         _per_edge[grid](

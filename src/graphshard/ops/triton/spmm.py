@@ -12,6 +12,7 @@ the edge. Each number of it is added by one program in the order of edges, with 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
@@ -21,7 +22,16 @@ from torch import Tensor
 from .._adjacency import Adjacency
 from .._attention_rule import wide
 from .._check import dense
-from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
+from ._launch import (
+    EXACT,
+    INTERPRETED,
+    block,
+    num_blocks,
+    on_its_device,
+    sum_type,
+    warps,
+    width_class,
+)
 from ._places import row_places_of
 from ._tasks import AT_ONCE, row_tasks, task_of
 from ._tune import Configuration, run_tuned
@@ -167,7 +177,8 @@ NUMBERS = 128
 """Of a warp: loads of 16 bytes a lane, of float32."""
 
 
-def configurations(width: int) -> list[Configuration]:
+@lru_cache(maxsize=512)
+def configurations(width: int) -> tuple[Configuration, ...]:
     """How programs take rows of so many columns: narrow ones several at a time."""
     tried = {}
     for most, unroll, numbers in (
@@ -177,10 +188,10 @@ def configurations(width: int) -> list[Configuration]:
         size = block(width, most)
         rows = max(1, numbers // size)
         tried[size, rows, unroll] = max(1, size * rows // NUMBERS)
-    return [
+    return tuple(
         {"BLOCK": size, "ROWS": rows, "UNROLL": unroll, "num_warps": num_warps}
         for (size, rows, unroll), num_warps in tried.items()
-    ]
+    )
 
 
 @on_its_device
@@ -212,14 +223,14 @@ def spmm(
     indptr, indices, eids = adj.csc(ids=rhs is not None or only is not None or not is_sum)
     width = math.prod(places.shape)
     left, right = (like if side is None else dense(side) for side in (lhs, rhs))
-    tasks = row_tasks(indptr)
+    tasks = row_tasks(indptr, adj.longest_row("csc"))
     parts = out.new_empty((tasks.num_slots, width), dtype=wide(like.dtype))
     one = _width(rhs) == 1
     part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
 
     def run(configuration: Configuration) -> None:
         sizes = (("ROWS", tasks.count), ("BLOCK", width))
-        grid = tuple(triton.cdiv(size, configuration[name]) for name, size in sizes)
+        grid = tuple(num_blocks(size, configuration[name]) for name, size in sizes)
         _reduce[grid](
             out, out if arg is None else arg, parts, part_args,
             tasks.count, *tasks.arguments(indptr), indices, indices if eids is None else eids,
@@ -237,12 +248,12 @@ def spmm(
         *(adj.idtype, width_class(width), like.dtype, like.device),
     )
     interpreted = {"BLOCK": block(width, 256), "ROWS": 16, "UNROLL": 1}
-    some = [interpreted] if INTERPRETED else configurations(width)
+    some = (interpreted,) if INTERPRETED else configurations(width)
     run_tuned(key, some, run, [out] if arg is None else [out, arg], adj.num_edges * width)
     if tasks.is_split:
         assert tasks.long_rows is not None
         size = block(width, 256)
-        _merge[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
+        _merge[(tasks.long_rows.shape[0], num_blocks(width, size))](
             out, out if arg is None else arg, parts, part_args, tasks.long_rows,
             tasks.first_slots, indptr, width,
             REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, AT_ONCE=AT_ONCE,
