@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton has no release here")
 
 @pytest.mark.parametrize(
     "dtype",
-    ["fp32", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("fp64", "bf16", "fp16"))],
+    ["fp32", "bf16", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("fp64", "fp16"))],
 )
 def test_kernels_compile_for_a_gpu(dtype: str, tmp_path: Path, run_all: bool) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

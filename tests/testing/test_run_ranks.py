@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -291,6 +292,41 @@ def test_where_forking_is_not_safe(monkeypatch):
         assert run_ranks(process_number, 1) != pids[:1]
     finally:
         stop_ranks()
+
+
+OPENED = """
+import ctypes
+really = ctypes.CDLL
+
+class Driver:
+    def cuDeviceGetCount(self, count):
+        return 0  # and not that it has not been initialized
+
+ctypes.CDLL = lambda name, *args, **kwargs: (
+    Driver() if name == "libcuda.so.1" else really(name, *args, **kwargs)
+)
+"""
+
+
+def test_ranks_are_not_forked_where_a_package_has_opened_a_gpu(tmp_path):
+    """As some do when they are imported; CUDA does not outlive a fork."""
+    (tmp_path / "dgl.py").write_text(OPENED)
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import ctypes, os, sys\n"
+        "import dgl\n"
+        "from graphshard.testing import run_ranks\n"
+        "def parents(rank, world_size):\n"
+        "    return [os.getppid(), os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK', 'none')]\n"
+        "if __name__ == '__main__':\n"
+        "    (first, one), (second, other) = run_ranks(parents, 2)\n"
+        "    print(first == second == os.getpid(), one, other)\n"
+    )
+    # An interpreter of its own: what is forked has another `dgl` already.
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.split() == ["True", "none", "none"], done.stderr
 
 
 def run_file(script):

@@ -36,6 +36,8 @@ _END_SECONDS = 5.0
 _SLOW_TO_IMPORT = ("dgl", "pytest", "torch_geometric")
 # Elsewhere a process that has loaded torch must not fork, so each rank has a template to itself.
 _CAN_FORK = sys.platform == "linux"
+# `torch.cuda.is_available` then asks the driver's library for management. Ranks do not inherit it.
+_ASKS_WITHOUT_OPENING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(eq=False)
@@ -51,9 +53,23 @@ class Template:
     ready: bool = False
     ended: bool = False
     rest: bytes = b""
+    forks: bool = True  # else it becomes its only rank itself
+    opened_gpu: bool = False
 
     @classmethod
-    def start(cls) -> Template:
+    def start(cls, forks: bool) -> Template:
+        """One from which ranks can be forked; or one for a rank, where that is not possible.
+
+        CUDA does not outlive a fork, and some packages open it when they are imported.
+        """
+        template = cls._started(forks)
+        if template.forks and template.opened_gpu:
+            template.stop()
+            template = cls._started(forks=False)
+        return template
+
+    @classmethod
+    def _started(cls, forks: bool) -> Template:
         ours, theirs = socket.socketpair()
         folder = TemporaryFolder()
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -61,18 +77,18 @@ class Template:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "graphshard.testing._template"),
-                    *(str(theirs.fileno()), str(folder.path), "fork" if _CAN_FORK else "once"),
-                    *(_imported_packages() if _CAN_FORK else ()),
+                    *(str(theirs.fileno()), str(folder.path), "fork" if forks else "once"),
+                    *(_imported_packages() if forks else ()),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno(), folder.descriptor],
-                env={**rank_environment(), "PYTHONPATH": path},
+                env={**rank_environment(), "PYTHONPATH": path, **_ASKS_WITHOUT_OPENING},
                 start_new_session=True,
             )
         theirs.close()
-        template = cls(process, ours, folder)
+        template = cls(process, ours, folder, forks=forks)
         deadline = time.monotonic() + _START_SECONDS
         while not template.ready and not template.ended and time.monotonic() < deadline:
             template.read(deadline - time.monotonic())
@@ -105,8 +121,8 @@ class Template:
                 self.codes.pop(message["started"], None)
                 self.started.append(message["started"])
             else:
-                self.ready = True
-        if self.ended and not _CAN_FORK:
+                self.ready, self.opened_gpu = True, message["opened_gpu"]
+        if self.ended and not self.forks:
             self.codes[self.process.pid] = self.process.wait(_END_SECONDS)
 
     def stop(self) -> None:
@@ -196,7 +212,7 @@ class RankProcess:
             if getattr(self, name) >= 0:
                 os.close(getattr(self, name))
                 setattr(self, name, -1)
-        if not _CAN_FORK:
+        if not self.template.forks:
             self.template.stop()
 
     def _wait(self) -> None:
@@ -226,8 +242,8 @@ class Pool:
             self.stop()
         self._drop_dead()
         while len(self._workers) < number:
-            if self._template is None or not _CAN_FORK:
-                self._template = Template.start()
+            if self._template is None or not self._template.forks:
+                self._template = Template.start(_CAN_FORK if self._template is None else False)
             self._workers.append(RankProcess.start(self._template))
         try:
             yield self._workers[:number]
@@ -240,8 +256,8 @@ class Pool:
     @property
     def folder(self) -> str | None:
         """Where the files of a call belong: what the template removes if this process cannot."""
-        template = self._template if _CAN_FORK else None
-        return None if template is None else str(template.folder.path)
+        template = self._template
+        return None if template is None or not template.forks else str(template.folder.path)
 
     def stop(self) -> None:
         """End all ranks and the template."""
@@ -251,7 +267,7 @@ class Pool:
             for worker in self._workers:
                 worker.stop()
             self._workers.clear()
-            if self._template is not None and _CAN_FORK:
+            if self._template is not None and self._template.forks:
                 self._template.stop()
             self._template = None
 

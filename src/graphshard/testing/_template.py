@@ -8,7 +8,7 @@ goes) and, as text, the file for stack dumps. It answers with lines of JSON:
 
 ::
 
-    {"ready": true}                     once
+    {"ready": true, "opened_gpu": false}    once; with an open GPU it must not fork
     {"started": pid}                    for each message
     {"ended": pid, "code": code}        for each rank that has ended; minus the signal if killed
 
@@ -23,6 +23,7 @@ ends, whatever it is doing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -59,6 +60,9 @@ from ._values import load_value, save_value
 
 MAX_MESSAGE = 4096
 
+_NOT_INITIALIZED = 3
+"""What CUDA's driver answers before ``cuInit``."""
+
 
 def main() -> None:
     """Serve until the socket ends."""
@@ -75,7 +79,7 @@ def main() -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    _tell(control, {"ready": True})
+    _tell(control, {"ready": True, "opened_gpu": _has_opened_gpu()})
     while True:
         readable, _, _ = select.select([control.fileno(), woken], [], [])
         if woken in readable:
@@ -125,6 +129,15 @@ def _load(packages: list[str]) -> None:
     parameter = torch.zeros(1, requires_grad=True)
     torch.optim.SGD([parameter], lr=0.0)
     torch.testing.assert_close(parameter, parameter)
+
+
+def _has_opened_gpu() -> bool:
+    """Whether something here has initialized CUDA, which a forked process cannot use then."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except (OSError, AttributeError):  # nobody has loaded it; there is no such mode here
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 def _reap(control: socket.socket, ranks: set[int]) -> None:

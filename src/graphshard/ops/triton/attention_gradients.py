@@ -255,7 +255,7 @@ def _run(
 
     def run(configuration: Configuration) -> None:
         _gradient[(tasks.count, num_blocks(a.heads, tile["HEADS"]))](
-            *(grad if t is None else t for t in (values, key, vectors, edge, factor)),
+            *(values_parts if t is None else t for t in (values, key, vectors, edge, factor)),
             values_parts, key_parts, *common,
             *tasks.arguments(indptr), others, others if eids is None else eids, *arguments,
             HAS_EIDS=eids is not None, SPLIT=tasks.is_split, BY_SOURCE=by_source,
