@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -209,6 +210,12 @@ def machine() -> str:
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{os.cpu_count()} cores shared with other jobs"
     )
+
+
+def card_of(name: str) -> str:
+    """What files of results call a GPU: "h100" for "NVIDIA H100 80GB HBM3"."""
+    found = re.search(r"\b[A-Z]{1,3} ?\d{2,4}", name)
+    return found[0].replace(" ", "").lower() if found else "gpu"
 
 
 def community_graph(folder: Path, nodes: int, edges: int) -> Path:

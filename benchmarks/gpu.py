@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _common import RESULTS, ROOT, community_graph, markdown_table
+from _common import RESULTS, ROOT, card_of, community_graph, markdown_table
 from torch import Tensor, nn
 
 import graphshard
@@ -406,8 +406,7 @@ def main() -> None:
     text = "\n".join(lines)
     sys.stdout.write(text)
     if args.write:
-        kind = "-".join(name.lower().split())
-        (RESULTS / f"gpu_{kind}_{datetime.date.today()}.md").write_text(text)
+        (RESULTS / f"gpu_{card_of(name)}_{datetime.date.today()}.md").write_text(text)
 
 
 if __name__ == "__main__":

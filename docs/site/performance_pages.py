@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-NAME = re.compile(r"(?P<kind>\w+?)_(?:cpu_|gpu_|h100_|h200_)?(?P<date>\d{4}-\d\d-\d\d)")
+NAME = re.compile(r"(?P<kind>\w+?)_(?:cpu_|gpu_|[a-z]{1,3}\d{2,4}_)?(?P<date>\d{4}-\d\d-\d\d)")
 
 # Shelves: their title, what the names of their files begin with, and what they hold.
 SHELVES = {

@@ -135,7 +135,7 @@ def _has_opened_gpu() -> bool:
     """Whether something here has initialized CUDA, which a forked process cannot use then."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except (OSError, AttributeError):  # nobody has loaded it; there is no such mode here
+    except (OSError, AttributeError):  # it has not been loaded; there is no such mode here
         return False
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
