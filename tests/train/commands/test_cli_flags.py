@@ -129,6 +129,12 @@ def test_no_help_text_needs_torch() -> None:
     assert said == [["imported:"], ["imported:"]]
 
 
+def test_paragraphs_of_help_texts_fill_their_lines() -> None:
+    for name, command in typer.main.get_command(app).commands.items():
+        assert command.help, name
+        assert all("\n" not in paragraph for paragraph in command.help.split("\n\n")), name
+
+
 def test_every_setting_of_a_run_has_a_flag() -> None:
     flags = set(FLAGS["train"].split())
     for field in (*dataclasses.fields(FullBatchConfig), *dataclasses.fields(SampledConfig)):

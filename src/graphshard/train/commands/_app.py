@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 import warnings
@@ -38,7 +39,11 @@ def _command(name: str) -> Any:
     module = importlib.import_module(f"{__package__}.{_MODULES[name]}")
     alone = typer.Typer(add_completion=False)
     kind = CommandOfDGL if name in ("copy", "launch") else CommandWithDefaults
-    alone.command(name, cls=kind)(getattr(module, name))
+    function = getattr(module, name)
+    # typer breaks lines of all paragraphs but the first where the docstring does.
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    alone.command(name, cls=kind, help=text)(function)
     return typer.main.get_command(alone)
 
 
