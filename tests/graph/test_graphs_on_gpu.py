@@ -17,6 +17,7 @@ from torch import Tensor
 import graphshard.dgl as dgl
 from emulated_gpu import emulated_gpu
 from graphshard import function as fn
+from graphshard.ops import Adjacency
 
 REAL = [
     pytest.mark.gpu,
@@ -101,3 +102,34 @@ def test_calls(name: str, where: str) -> None:
     assert len(found) == len(expected) > 0
     for mine, its in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, its)
+
+
+def test_what_the_host_knows_of_rows_that_went_to_a_gpu() -> None:
+    """Formats that were built on the CPU say how long their rows are; others have to be asked."""
+    src, dst = torch.tensor([0, 1, 2, 2, 2, 0]), torch.tensor([1, 1, 1, 0, 3, 1])
+    with emulated_gpu():
+        adj = Adjacency(src, dst, 3, 4)
+        adj.csc()
+        there = adj.to("cuda")
+        assert there.longest_row("csc") == there.reverse().longest_row("csr") == 4
+        assert there.longest_row("csr") is None
+        for found, expected in zip(there.csr(), adj.csr(), strict=True):
+            assert torch.equal(found.cpu(), expected)
+        adj.csr()
+        assert adj.to("cuda").longest_row("csr") == 3
+        assert adj.longest_row("csc") is None  # on the CPU it is a look at the array
+
+
+def test_edges_sorted_by_one_end_are_grouped_by_the_other_without_a_question() -> None:
+    """On a GPU; edges that are sorted by both ends, too."""
+    for ends in ([0, 1, 2, 3], [0, 0, 2, 3]):
+        src, dst = torch.tensor(ends), torch.tensor([0, 1, 1, 3])
+        expected = Adjacency(src, dst, 4, 4).csr()
+        indptr, indices, _ = Adjacency(src, dst, 4, 4).csc()
+        with emulated_gpu():
+            given = (array.to("cuda") for array in (indptr, indices))
+            indptr, others, eids = Adjacency.from_csc(*given, None, 4, 4).csr()
+            eids = torch.arange(4, device="cuda") if eids is None else eids
+            places = torch.arange(4) if expected[2] is None else expected[2]
+            for found, its in zip((indptr, others, eids), (*expected[:2], places), strict=True):
+                assert torch.equal(found.cpu(), its)

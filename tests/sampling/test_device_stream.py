@@ -307,6 +307,18 @@ def test_a_copy_that_nothing_waits_for_would_be_seen(monkeypatch: pytest.MonkeyP
     assert bool((input_nodes["user"] == -7).all())
 
 
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("make", LOADERS)
+def test_blocks_for_a_device_come_grouped_by_source(make: Any) -> None:
+    """As their backward reads them; the first, of whose inputs nothing needs a gradient, is not."""
+    for device, is_grouped in ((PRESENT, True), ("cpu", False)):
+        for batch in make(typed(), device):
+            first, *others = batch[-1] if isinstance(batch, tuple) else batch
+            assert not any(adj.formats()["csr"] for adj in first.relations)
+            found = {adj.formats()["csr"] for block in others for adj in block.relations}
+            assert found == {is_grouped}
+
+
 @pytest.mark.parametrize("make", LOADERS)
 def test_every_tensor_is_recorded_on_the_callers_stream(make: Any, cuda: Cuda) -> None:
     other = Stream("own", cuda.log)
