@@ -189,8 +189,6 @@ def stage_notebooks(as_committed: bool) -> None:
     import nbformat
 
     for file in NOTEBOOKS:
-        if not as_committed:
-            print(f"running {file.name}", flush=True)
         notebook = nbformat.read(file, 4) if as_committed else run_notebook(file)
         source = str(file.relative_to(ROOT))
         for cell in notebook.cells:
@@ -323,23 +321,33 @@ def remove_dead_back_links(site: Path) -> None:
 
 
 PIECE = re.compile(r'<span class="pre">([^<]{13,})</span>')
+COMMANDS = re.compile(r'<div class="highlight-(?:sh|bash) .*?</pre>', re.S)
+OPTION = re.compile(r"(?<![\w-])--[\w-]+")
 END_OF_PIECE = re.compile(r"(?<=[._/=,(\[])(?=[\w\[])")
 
 
 def let_names_break(site: Path) -> None:
-    """Let long names in a line of text break behind a dot, a slash or an underscore only."""
+    """Let long names in a line of text break behind a dot, a slash or an underscore only.
+
+    Options in commands do not break behind their dashes.
+    """
 
     def pieces(match: re.Match[str]) -> str:
-        words = END_OF_PIECE.split(match[1])
-        long = [" long" if len(word) > 26 else "" for word in words]
+        name = html.unescape(match[1])
+        words = END_OF_PIECE.split(name) if len(name) > 12 else [name]
         return "<wbr>".join(
-            f'<span class="pre{kind}">{word}</span>' for word, kind in zip(words, long, strict=True)
+            f'<span class="pre{" long" if len(word) > 26 else ""}">{html.escape(word)}</span>'
+            for word in words
         )
+
+    def options(match: re.Match[str]) -> str:
+        return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
 
     for file in site.rglob("*.html"):
         if "_modules" not in file.parts:
             text = file.read_text(encoding="utf-8")
-            file.write_text(PIECE.sub(pieces, text), encoding="utf-8")
+            text = COMMANDS.sub(options, PIECE.sub(pieces, text))
+            file.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
