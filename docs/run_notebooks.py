@@ -69,6 +69,7 @@ def run_notebook(path: Path) -> Any:
             timeout=SECONDS,
             resources={"metadata": {"path": folder}},
             extra_arguments=["--log-level=ERROR"],  # it warns of its own ports
+            coalesce_streams=True,  # whatever pieces a program's output came in
         )
         client.execute(env=environ)
     seconds = time.monotonic() - began
