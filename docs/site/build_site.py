@@ -148,18 +148,26 @@ def write(path: Path, text: str) -> None:
 STAGED: set[Path] = set()
 
 
-def hidden_toctree(text: str, page: str) -> str:
-    """A shelf's page, and the tree of the pages that it links to, in its order."""
+def hidden_toctrees(text: str, page: str) -> str:
+    """A shelf's page, and trees of the pages that it links to: in its order, under its headings."""
     folder = Path(page).parent
-    linked: dict[str, None] = {}
-    for _, target, _ in LINK.findall(FENCE.sub("", text)):
-        path = target.partition("#")[0]
-        if path.endswith((".md", ".ipynb")) and "://" not in path:
-            where = os.path.normpath(folder / path)
-            if Path(where).name != "index.md":
-                linked.setdefault(path)
-    entries = "\n".join(str(Path(path).with_suffix("")) for path in linked)
-    return f"{text}\n\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+    seen: set[str] = set()
+    trees = []
+    _, *sections = re.split(r"^## (.*)$", "## \n" + FENCE.sub("", text), flags=re.M)
+    for heading, section in zip(sections[::2], sections[1::2], strict=True):
+        entries = []
+        for _, target, _ in LINK.findall(section):
+            path = target.partition("#")[0]
+            if path in seen or not path.endswith((".md", ".ipynb")) or "://" in path:
+                continue
+            seen.add(path)
+            if Path(os.path.normpath(folder / path)).name != "index.md":
+                entries.append(str(Path(path).with_suffix("")))
+        caption = f":caption: {heading}\n" if heading else ""
+        tree = "\n".join(entries)
+        if entries:
+            trees.append(f"```{{toctree}}\n:hidden:\n{caption}\n{tree}\n```\n")
+    return "\n\n".join([text, *trees])
 
 
 def stage_docs() -> None:
@@ -180,7 +188,7 @@ def stage_docs() -> None:
                 + "\n* [Commands](commands.md): `graphshard ...`\n"
             )
         if page.endswith("/index.md"):
-            text = hidden_toctree(text, page)
+            text = hidden_toctrees(text, page)
         write(STAGE / page, text)
 
 

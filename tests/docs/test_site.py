@@ -134,12 +134,16 @@ def test_links_are_moved_with_their_pages(site: Any) -> None:
         site.with_links_of_site("[x](not/a/file.md)", "docs/index.md", "index.md")
 
 
-def test_a_shelf_becomes_a_tree_in_its_order(site: Any) -> None:
+def test_a_shelf_becomes_trees_in_its_order(site: Any) -> None:
     text = (
         "* [b](b.md#part)\n* [a](../x/a.ipynb)\n* [other shelf](../y/index.md)\n* [b again](b.md)"
     )
-    tree = site.hidden_toctree(text, "z/index.md").split(":hidden:")[1].split()
-    assert tree == ["b", "../x/a", "```"]
+    page = site.hidden_toctrees(f"{text}\n\n## No page\n\n## More\n\n[c](c.md)", "z/index.md")
+    trees = re.findall(r"```\{toctree\}\n:hidden:\n(?::caption: (.+)\n)?\n([^`]+)```", page)
+    assert [(caption, tree.split()) for caption, tree in trees] == [
+        ("", ["b", "../x/a"]),
+        ("More", ["c"]),
+    ]
 
 
 def test_dead_links_are_found(site: Any, tmp_path: Path) -> None:
