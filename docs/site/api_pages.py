@@ -182,7 +182,9 @@ def _members(cls: type, home: dict[int, tuple[str, str]]) -> list[str]:
                 continue
             seen.add(name)
             is_member = isinstance(member, property) or inspect.isfunction(member)
-            if is_member and inspect.getdoc(member):
+            of_torch = getattr(torch.nn.Module, name, None)  # says of itself what is true there
+            is_torch = of_torch is not None and inspect.getdoc(member) == inspect.getdoc(of_torch)
+            if is_member and inspect.getdoc(member) and not is_torch:
                 found.append(name)
     return found
 

@@ -148,18 +148,26 @@ def write(path: Path, text: str) -> None:
 STAGED: set[Path] = set()
 
 
-def hidden_toctree(text: str, page: str) -> str:
-    """A shelf's page, and the tree of the pages that it links to, in its order."""
+def hidden_toctrees(text: str, page: str) -> str:
+    """A shelf's page, and trees of the pages that it links to: in its order, under its headings."""
     folder = Path(page).parent
-    linked: dict[str, None] = {}
-    for _, target, _ in LINK.findall(FENCE.sub("", text)):
-        path = target.partition("#")[0]
-        if path.endswith((".md", ".ipynb")) and "://" not in path:
-            where = os.path.normpath(folder / path)
-            if Path(where).name != "index.md":
-                linked.setdefault(path)
-    entries = "\n".join(str(Path(path).with_suffix("")) for path in linked)
-    return f"{text}\n\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+    seen: set[str] = set()
+    trees = []
+    _, *sections = re.split(r"^## (.*)$", "## \n" + FENCE.sub("", text), flags=re.M)
+    for heading, section in zip(sections[::2], sections[1::2], strict=True):
+        entries = []
+        for _, target, _ in LINK.findall(section):
+            path = target.partition("#")[0]
+            if path in seen or not path.endswith((".md", ".ipynb")) or "://" in path:
+                continue
+            seen.add(path)
+            if Path(os.path.normpath(folder / path)).name != "index.md":
+                entries.append(str(Path(path).with_suffix("")))
+        caption = f":caption: {heading}\n" if heading else ""
+        tree = "\n".join(entries)
+        if entries:
+            trees.append(f"```{{toctree}}\n:hidden:\n{caption}\n{tree}\n```\n")
+    return "\n\n".join([text, *trees])
 
 
 def stage_docs() -> None:
@@ -180,7 +188,7 @@ def stage_docs() -> None:
                 + "\n* [Commands](commands.md): `graphshard ...`\n"
             )
         if page.endswith("/index.md"):
-            text = hidden_toctree(text, page)
+            text = hidden_toctrees(text, page)
         write(STAGE / page, text)
 
 
@@ -189,8 +197,6 @@ def stage_notebooks(as_committed: bool) -> None:
     import nbformat
 
     for file in NOTEBOOKS:
-        if not as_committed:
-            print(f"running {file.name}", flush=True)
         notebook = nbformat.read(file, 4) if as_committed else run_notebook(file)
         source = str(file.relative_to(ROOT))
         for cell in notebook.cells:
@@ -323,23 +329,33 @@ def remove_dead_back_links(site: Path) -> None:
 
 
 PIECE = re.compile(r'<span class="pre">([^<]{13,})</span>')
+COMMANDS = re.compile(r'<div class="highlight-(?:sh|bash) .*?</pre>', re.S)
+OPTION = re.compile(r"(?<![\w-])--[\w-]+")
 END_OF_PIECE = re.compile(r"(?<=[._/=,(\[])(?=[\w\[])")
 
 
 def let_names_break(site: Path) -> None:
-    """Let long names in a line of text break behind a dot, a slash or an underscore only."""
+    """Let long names in a line of text break behind a dot, a slash or an underscore only.
+
+    Options in commands do not break behind their dashes.
+    """
 
     def pieces(match: re.Match[str]) -> str:
-        words = END_OF_PIECE.split(match[1])
-        long = [" long" if len(word) > 26 else "" for word in words]
+        name = html.unescape(match[1])
+        words = END_OF_PIECE.split(name) if len(name) > 12 else [name]
         return "<wbr>".join(
-            f'<span class="pre{kind}">{word}</span>' for word, kind in zip(words, long, strict=True)
+            f'<span class="pre{" long" if len(word) > 26 else ""}">{html.escape(word)}</span>'
+            for word in words
         )
+
+    def options(match: re.Match[str]) -> str:
+        return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
 
     for file in site.rglob("*.html"):
         if "_modules" not in file.parts:
             text = file.read_text(encoding="utf-8")
-            file.write_text(PIECE.sub(pieces, text), encoding="utf-8")
+            text = COMMANDS.sub(options, PIECE.sub(pieces, text))
+            file.write_text(text, encoding="utf-8")
 
 
 def main() -> int:

@@ -82,11 +82,12 @@ intersphinx_disabled_reftypes = ["std:*"]
 
 html_theme = "pydata_sphinx_theme"
 html_title = "graphshard"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": [], "glossary": [], "changelog": []}
+html_sidebars = {"index": [], "start": [], "glossary": [], "changelog": []}
 html_theme_options = {
     "logo": {"text": "graphshard"},
     "header_links_before_dropdown": 9,
@@ -147,7 +148,8 @@ def find_where_described(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 def mark_tables_of_words(app: Any, doctree: nodes.document) -> None:
     """Give narrow tables of sentences a class: on a phone their cells stand below each other.
 
-    In wider ones, columns of sentences have one that keeps them readable while the table scrolls.
+    In wider ones, columns of sentences have one that keeps them readable while the table scrolls;
+    tables of many columns have one by which they are set smaller.
     """
     for table in doctree.findall(nodes.table):
         rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
@@ -155,6 +157,8 @@ def mark_tables_of_words(app: Any, doctree: nodes.document) -> None:
         if rows and 2 <= len(rows[0]) <= 3 and lengths and sum(lengths) / len(lengths) > 10:
             table["classes"].append("words")
         elif rows:
+            if len(rows[0]) > 6:
+                table["classes"].append("many")
             for column in zip(*rows, strict=False):
                 if max(len(cell.astext()) for cell in column[1:] or column) > 40:
                     for cell in column:

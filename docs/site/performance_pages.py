@@ -90,7 +90,7 @@ def bars(chart: Chart, file: Path) -> str:
     most = max(float(value.replace(",", "")) for _, value in values)
     lines = [
         f'<figure class="bars"><figcaption>{html.escape(chart.title)}'
-        f' (<a href="{file.stem}.html">the file</a>)</figcaption>'
+        f' (<a href="{file.stem}.html">{file.stem[-10:]}</a>)</figcaption>'
     ]
     for label, value in values:
         kind = "bar ours" if label.startswith("graphshard") else "bar"
@@ -127,6 +127,7 @@ def performance_pages() -> dict[str, str]:
     ]
     parts += [bars(chart, kinds[chart.kind][0]) for chart in CHARTS]
     heads = titles(pages, kinds)
+    trees: dict[str, list[str]] = {}
     taken: set[str] = set()
     named = [start for starts, _ in SHELVES.values() for start in starts.split()]
     for title, (starts, what) in SHELVES.items():
@@ -140,9 +141,14 @@ def performance_pages() -> dict[str, str]:
             taken.add(kind)
             head = heads[kind].replace("|", r"\|")
             links = [f"[{file.stem[-10:]}]({file.name})" for file in files]
+            for file in files:
+                date = f", {file.stem[-10:]}" if len(files) > 1 else ""
+                entry = f"{heads[kind].replace('`', '')}{date} <{file.stem}>"
+                trees.setdefault(title, []).append(entry)
             rows.append(f"| {head} | {links[0]} | {', '.join(links[1:])} |")
         parts.append("\n".join(rows))
-    tree = "\n".join(file.stem for files in kinds.values() for file in files)
-    parts.append(f"```{{toctree}}\n:hidden:\n\n{tree}\n```")
+    for title, entries in trees.items():
+        tree = "\n".join(entries)
+        parts.append(f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n{tree}\n```")
     pages["index.md"] = "\n\n".join(parts) + "\n"
     return pages

@@ -97,7 +97,7 @@ def test_the_script_runs_as_the_page_says(tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path)
     page = PAGE.read_text(encoding="utf-8")
     block = next(b for b in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "--local" in b)
-    for line in block.splitlines():
+    for line in block.replace("\\\n", "").splitlines():
         words = re.findall(r'"[^"]*"|\S+', line)
         done = run(["-m", "graphshard", *(w.strip('"') for w in words[1:])], tmp_path, 150)
         assert done.returncode == 0, done.stdout + done.stderr

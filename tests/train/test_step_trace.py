@@ -10,6 +10,8 @@ from typing import Any
 
 import networkx as nx
 import pytest
+import torch
+from torch import nn
 from train_cases import (
     NUM_CLASSES,
     assignment,
@@ -19,11 +21,18 @@ from train_cases import (
     write_parts,
 )
 
+from graphshard.comm import trace
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
 from graphshard.train._run_folder import read_run_config
 from graphshard.train._step_picture import _short, draw_steps
-from graphshard.train._step_trace import RankSteps, TraceRequest, chrome_trace, trace_steps
+from graphshard.train._step_trace import (
+    RankSteps,
+    TraceRequest,
+    _Recorder,
+    chrome_trace,
+    trace_steps,
+)
 from graphshard.train.commands import run
 
 
@@ -96,6 +105,7 @@ def test_spans_lie_in_the_steps(tmp_path: Path, mode: str, kind: str, steps: int
             assert len(spans) == count * steps
             assert all(each.begin <= span[2] <= span[3] <= each.end for span in spans)
         assert any(span[1] == "wait" for span in each.spans)
+        assert each.end == max(span[3] for span in each.spans if span[1] == "optimizer")
     events = chrome_trace(ranks)["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     forward = [e for e in events if e.get("cat") == "forward" and e["pid"] == 1]
@@ -108,6 +118,40 @@ def test_spans_lie_in_the_steps(tmp_path: Path, mode: str, kind: str, steps: int
         assert any("linear" in o["name"] or "mm" in o["name"] for o in inside)
     draw_steps(ranks, tmp_path / "x.png", "a $name$")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.weight
+
+
+class Outer(Inner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.inner(rows @ self.weight).relu()
+
+
+def test_what_follows_an_inner_module_in_backward_is_the_outer_ones() -> None:
+    model = nn.Sequential(Outer(), Outer())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows = nn.Parameter(torch.ones(3, 2))  # as learned embeddings are
+    with trace(timeline=True) as opened:
+        recorder = _Recorder(model, optimizer, opened, warm_up=1)
+        for _ in range(3):
+            model(rows).sum().backward()
+            optimizer.step()
+        recorder.close()
+    assert opened.spans is not None
+    names = [span.name for span in opened.spans if span.kind == "backward"]
+    assert names == ["1", "1.inner", "1", "0", "0.inner", "0"] * 2
+    assert not rows._backward_hooks
 
 
 def test_names_in_the_picture_are_short() -> None:

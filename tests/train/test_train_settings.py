@@ -135,7 +135,7 @@ def test_a_run_says_what_was_planned_and_one_that_is_resumed_at_its_end_so(tmp_p
     took = max(FullBatchRun(config, progress=reports.append).train().peak_memory)
     planned, *_, compared = [report.note for report in reports if "plan" in (report.note or "")]
     (mebibytes,) = re.findall(r"planned: ([\d,]+) MiB a worker", planned or "")
-    (in_all,) = re.findall(r"against the plan: memory ([\d,]+) MiB in all \(", compared or "")
+    (in_all,) = re.findall(r"against the plan: memory ([\d,]+) MiB a worker \(", compared or "")
     assert int(mebibytes.replace(",", "")) > 100  # torch alone
     assert int(in_all.replace(",", "")) * 2**20 > took
     reports = []

@@ -512,8 +512,8 @@ class _Reading:
         rule += f"{report.num_rows:,} rows"
         bad = self.report.first[-1] if self.report.first else None
         columns = ", ".join(reader.telling_names[:_MOST_NAMES])
-        cure = f"name other columns with --source and --target (of {columns}), "
-        cure += "or pass --dangling add"
+        cure = f"name other columns with --source and --target (of {columns}), the nodes' with "
+        cure += "--node-id, or pass --dangling add"
         if bad is None:
             return f"{rule}; {cure}"
         rule += f" (got {bad.value!r} in row {bad.row}, column {bad.column!r}"

@@ -237,7 +237,7 @@ class TableReport:
                     lines.append(f"not used of {name}: {column}, because {why}")
         if self.num_bad:
             first = f", the first {len(self.first)}" if len(self.first) < self.num_bad else ""
-            lines.append(f"{self.num_bad:,} bad rows{first}:")
+            lines.append(f"{self.num_bad:,} bad row{'s' * (self.num_bad > 1)}{first}:")
             lines += [f"  {row}" for row in self.first]
         return lines
 
@@ -295,19 +295,16 @@ class TableReport:
         for heading in ("type or relation", "column", "read as"):
             table.add_column(heading, overflow="fold")
         table.add_column("encoding", overflow="fold", min_width=len("standardized"))
-        for heading in ("width", "missing", "unknown"):
+        named = [(name, of) for name, report in self._named().items() for of in report.features]
+        is_any_unknown = any(feature.num_unknown for _, feature in named)
+        for heading in ("width", "missing", *["unknown"] * is_any_unknown):
             table.add_column(heading, justify="right")
-        for name, report in self._named().items():
-            for feature in report.features:
-                table.add_row(
-                    name,
-                    feature.column,
-                    feature.type,
-                    feature.encoding,
-                    str(feature.width or "-"),
-                    f"{100 * feature.missing_share:.1f} %",
-                    f"{feature.num_unknown:,}" if feature.num_unknown else "-",
-                )
+        for name, feature in named:
+            cells = [name, feature.column, feature.type, feature.encoding]
+            cells += [str(feature.width or "-"), f"{100 * feature.missing_share:.1f} %"]
+            if is_any_unknown:
+                cells.append(f"{feature.num_unknown:,}" if feature.num_unknown else "-")
+            table.add_row(*cells)
         return table
 
     def _label_table(self) -> Table:

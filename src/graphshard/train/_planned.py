@@ -93,7 +93,7 @@ class PlannedRun:
             shown = f"{_mebibytes(took)} MiB at the end"
         else:
             took = max(result.peak_memory) + self.resident
-            shown = f"{_mebibytes(took)} MiB in all"
+            shown = f"{_mebibytes(took)} MiB a worker"
         parts = [_compared("memory", self.memory, took, shown)]
         if self.sent:
             sent = sum(result.bytes_per_epoch)

@@ -62,7 +62,7 @@ def _short(name: str) -> str:
 
 
 def _draw_timeline(axes: Any, ranks: Sequence[RankSteps]) -> None:
-    """A row for each rank: what its training thread does, and below it, in red, when it waits."""
+    """A row for each rank: what its training thread does, and above it, in red, when it waits."""
     start = min(each.begin for each in ranks)
     for each in ranks:
         names: list[tuple[float, float, str]] = []
@@ -110,6 +110,8 @@ def _draw_seconds(axes: Any, ranks: Sequence[RankSteps]) -> None:
 
 def _draw_layers(axes: Any, ranks: Sequence[RankSteps]) -> None:
     """A bar for each layer and direction: bytes that all ranks send, by sender."""
+    from matplotlib import colormaps
+
     rows: dict[tuple[str, str], dict[int, int]] = {}
     for each in ranks:
         for layer, direction, _, number in each.bytes:
@@ -117,9 +119,11 @@ def _draw_layers(axes: Any, ranks: Sequence[RankSteps]) -> None:
             of_row[each.rank] = of_row.get(each.rank, 0) + number
     order = sorted(rows, key=lambda row: (not row[0], row[0], row[1] == "backward"))
     left = np.zeros(len(order))
-    for each in ranks:
+    # None of the colours that stand for a kind of time.
+    colors = colormaps["YlOrBr"](np.linspace(0.2, 0.9, len(ranks)))
+    for each, color in zip(ranks, colors, strict=True):
         values = np.array([rows[row].get(each.rank, 0) / 1e3 for row in order])
-        axes.barh(range(len(order)), values, left=left, label=f"rank {each.rank}")
+        axes.barh(range(len(order)), values, left=left, color=color, label=f"rank {each.rank}")
         left += values
     names = [
         f"{_short(layer)}, {direction}" if layer else "gradients, checks"
@@ -127,7 +131,7 @@ def _draw_layers(axes: Any, ranks: Sequence[RankSteps]) -> None:
     ]
     axes.set_yticks(range(len(order)), names, fontsize="small")
     axes.invert_yaxis()
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.set(title="sent, by layer", xlabel="kB")
     if order:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize="small")
@@ -140,7 +144,7 @@ def _draw_pairs(axes: Any, ranks: Sequence[RankSteps]) -> None:
         for _, _, to, number in each.bytes:
             kilobytes[row, to] += number / 1e3  # -1, to all, is the last column
     image = axes.imshow(np.ma.masked_equal(kilobytes, 0), cmap="Blues", vmin=0, aspect="auto")
-    axes.figure.colorbar(image, ax=axes, label="kB", format="{x:,.0f}")
+    axes.figure.colorbar(image, ax=axes, label="kB", format="{x:,.10g}")
     if len(ranks) <= _NUMBERED_RANKS:
         for row, column in np.argwhere(kilobytes):
             value = kilobytes[row, column]

@@ -8,8 +8,9 @@ the optimizer's and, before the model is called, that of inputs.
 
 [Note: whose backward]
     A module's backward pass begins with the gradient of its output, and ends where that of another
-    module begins. What lies between two modules (an activation, dropout) counts for the later one
-    of the two in the forward pass.
+    module begins; that of a module inside another one ends with the gradient of its input, and the
+    outer one's goes on. What lies between two modules (an activation, dropout) counts for the later
+    one of the two in the forward pass.
 
 [Note: clocks]
     Times are those of `time.perf_counter_ns`, which all processes of a host share. Those of other
@@ -130,9 +131,12 @@ class _Recorder:
         self._stack: list[tuple[str, int]] = []
         self._backward: tuple[str, int] | None = None
         self._seen: set[Any] = set()
-        self._ended = self._optimizer_began = time.perf_counter_ns()
+        self._of_inputs: list[Any] = []
+        self._optimizer_began = time.perf_counter_ns()
         self._is_root_called = False
         self.num_steps = 0
+        #: When the newest step ended.
+        self.ended = self._optimizer_began
         #: When the steps after the warm-up began, or None.
         self.begin: int | None = None
         self.on_step: Callable[[], None] = lambda: None
@@ -143,20 +147,29 @@ class _Recorder:
         ]
         for name, module in layers_of(model):
             self._hooks += [
-                module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)),
+                module.register_forward_pre_hook(
+                    lambda _, inputs, name=name: self._enter(name, inputs)
+                ),
                 module.register_forward_hook(lambda *args, name=name: self._leave(name, args[-1])),
             ]
 
     def close(self) -> None:
-        for hook in self._hooks:
+        for hook in self._hooks + self._of_inputs:
             hook.remove()
 
     def _enter_model(self, *_: object) -> None:
         if not self._is_root_called:  # the first call of the step
             self._is_root_called = True
-            self._trace.add_span("inputs", self._ended, time.perf_counter_ns(), "inputs")
+            self._trace.add_span("inputs", self.ended, time.perf_counter_ns(), "inputs")
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name: str, inputs: Any) -> None:
+        if self._stack and torch.is_grad_enabled():
+            outer = self._stack[-1][0]
+            self._of_inputs += [
+                tensor.register_hook(lambda _: self._leave_backward(name, outer))
+                for tensor in _tensors(inputs)
+                if tensor.requires_grad
+            ]
         self._stack.append((name, time.perf_counter_ns()))
         self._trace.scope = f"{name}|forward"
 
@@ -180,6 +193,10 @@ class _Recorder:
         self._backward = name, time.perf_counter_ns()
         self._trace.scope = f"{name}|backward"
 
+    def _leave_backward(self, name: str, outer: str) -> None:
+        if self._backward is not None and self._backward[0] == name:
+            self._begin_backward(outer)
+
     def _end_layer(self) -> None:
         if self._backward is not None:
             name, begin = self._backward
@@ -196,8 +213,10 @@ class _Recorder:
         now = time.perf_counter_ns()
         self._trace.add_span("optimizer", self._optimizer_began, now, "optimizer")
         self._seen.clear()
+        while self._of_inputs:  # a leaf, such as learned rows, would keep them
+            self._of_inputs.pop().remove()
         self._is_root_called = False
-        self._ended = now
+        self.ended = now
         self.num_steps += 1
         if self.num_steps != self._warm_up:
             self.on_step()
@@ -206,7 +225,7 @@ class _Recorder:
         self._trace.spans.clear()
         self._trace.bytes_to.clear()
         self.on_step()
-        self.begin = self._ended = time.perf_counter_ns()
+        self.begin = self.ended = time.perf_counter_ns()
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -256,7 +275,7 @@ def trace_steps(run: TrainingRun, steps: int, warm_up: int, operators: bool) -> 
             run.train()
             raise AssertionError(f"the run has fewer than {warm_up + steps} steps")
         except _StepsMade:
-            end = time.perf_counter_ns()
+            end = recorder.ended  # and not now, when loaders have been closed
         finally:
             recorder.close()
             events = [] if profiler is None else _stopped(profiler)
