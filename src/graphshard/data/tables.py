@@ -54,7 +54,7 @@ from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from .id_files import user_ids as user_ids  # where users look for it
-from .remote_files import folder_of, read_file, shown
+from .remote_files import folder_of, is_uri, read_file, shown, without_options
 from .settings import Dangling, Parallel
 from .settings import TableFormat as TableFormat  # where users look for it
 from .splits import checked_fractions
@@ -778,9 +778,15 @@ def _named(item: Any) -> tuple[str, Any]:
     name, equals, path = text.partition("=")
     if equals and re.fullmatch(r"[\w .:-]+", name) and not os.path.exists(text):
         return name, path
-    stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
-    stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
-    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
+    parts = (without_options(text) if is_uri(text) else Path(text)).parts
+    for part in reversed(parts):
+        # Spark writes follows/day=1/part-0.parquet, of which follows says what it is.
+        if "=" in part or part.startswith("part-"):
+            continue
+        stem = re.sub(r"[/:~]", "_", re.split(r"[.*?\[]", part)[0]).strip("-_ ")
+        if stem:
+            return stem, item
+    return "table", item
 
 
 def _separators_of(
