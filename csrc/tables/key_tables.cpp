@@ -17,7 +17,9 @@
 namespace graphshard {
 namespace {
 
-constexpr int64_t kAhead = 32;
+// Keys ahead of the current one whose line is asked for: as many as memory brings at once, and
+// more, as a request that finds no room waits where those behind it could not.
+constexpr int64_t kAhead = 64;
 constexpr int64_t kBlock = 64;
 constexpr int64_t kSlack = int64_t{1} << 20;
 constexpr int64_t kMostDirect = std::numeric_limits<int32_t>::max();
@@ -81,10 +83,17 @@ void refill(std::vector<T>& vector, size_t size, const T& value) {
 
 // ---- integers
 
-uint64_t IntegerTable::place_of(int64_t key) const {
+void IntegerTable::Line::fill(uint64_t slot, int64_t key, int64_t row) {
+  const uint64_t number = static_cast<uint64_t>(row) + 1;
+  keys[slot] = key;
+  low[slot] = static_cast<uint32_t>(number);
+  high |= static_cast<uint32_t>(number >> 32) << (slot * kHighBits);
+}
+
+uint64_t IntegerTable::line_of(int64_t key) const {
   // Keys that are multiples of something must not meet: hashes of others often are.
   const uint64_t bits = static_cast<uint64_t>(key);
-  return (bits ^ bits >> 32) * 0xD6E8FEB86659FD93u >> shift_;
+  return ((bits ^ bits >> 32) * 0xD6E8FEB86659FD93u >> 32) * lines_.size() >> 32;
 }
 
 void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const {
@@ -103,20 +112,44 @@ void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) GRAPHSHARD_PREFETCH(&lines_[place_of(keys[i + kAhead]) / kSlots]);
-    rows[i] = slot_of(place_of(keys[i]), keys[i]).row;
+    if (i + kAhead < count) GRAPHSHARD_PREFETCH(&lines_[line_of(keys[i + kAhead])]);
+    const int64_t key = keys[i];
+    const uint64_t number = line_of(key);
+    const Line& line = lines_[number];
+    // All keys of a line at once: to stop at the first would be to guess which one it is.
+    uint32_t same = 0;
+    for (uint64_t slot = 0; slot < kSlots; ++slot) {
+      same |= static_cast<uint32_t>(line.keys[slot] == key) << slot;
+    }
+    if (same != 0) {  // the first of them is the key, or it is empty, as those before are not
+      rows[i] = line.row(static_cast<uint64_t>(std::countr_zero(same)));
+    } else {
+      rows[i] = line.row(kSlots - 1) < 0 ? -1 : row_beyond(number, key);
+    }
   }
 }
 
-// The slot of a key, or the empty one where it belongs: the others of the line in which its place
-// is, which have come from memory with it, then those of the next line.
-const IntegerTable::Slot& IntegerTable::slot_of(uint64_t place, int64_t key) const {
-  const Line* const lines = lines_.data();
-  const uint64_t mask = lines_.size() - 1;
-  for (uint64_t line = place / kSlots;; line = (line + 1) & mask) {
-    for (uint64_t i = 0; i < kSlots; ++i) {
-      const Slot& slot = lines[line].slots[(place + i) % kSlots];
-      if (slot.row < 0 || slot.key == key) return slot;
+// The number of a key whose line is full and does not have it.
+int64_t IntegerTable::row_beyond(uint64_t line, int64_t key) const {
+  for (;;) {
+    line = line + 1 == lines_.size() ? 0 : line + 1;
+    for (uint64_t slot = 0; slot < kSlots; ++slot) {
+      const int64_t row = lines_[line].row(slot);
+      if (row < 0 || lines_[line].keys[slot] == key) return row;
+    }
+  }
+}
+
+// The number of a key; it is `row` if the key is not there yet.
+int64_t IntegerTable::row_to_fill(int64_t key, int64_t row) {
+  for (uint64_t number = line_of(key);; number = number + 1 == lines_.size() ? 0 : number + 1) {
+    Line& line = lines_[number];
+    for (uint64_t slot = 0; slot < kSlots; ++slot) {
+      const int64_t there = line.row(slot);
+      if (there >= 0 && line.keys[slot] != key) continue;
+      if (there >= 0) return there;
+      line.fill(slot, key, row);
+      return row;
     }
   }
 }
@@ -148,22 +181,26 @@ bool IntegerTable::reach(int64_t low, int64_t high, int64_t count) {
   return true;
 }
 
-void IntegerTable::use_hash(int64_t num_keys) {
+// Up to three fifths of the slots are taken.
+bool IntegerTable::is_full(int64_t num_keys) const {
+  return num_keys > 3 * static_cast<int64_t>(lines_.size());
+}
+
+void IntegerTable::use_hash(int64_t num_lines) {
   is_direct_ = false;
   direct_ = {};
-  const int64_t num_slots = slots_for(num_keys);
-  if (num_slots <= static_cast<int64_t>(lines_.size() * kSlots)) return;
-  Line empty;
-  for (Slot& slot : empty.slots) slot = {0, -1};
-  refill(lines_, static_cast<size_t>(num_slots) / kSlots, empty);
-  shift_ = shift_for(num_slots);
+  num_lines = std::max<int64_t>(num_lines, 256);
+  if (num_lines <= static_cast<int64_t>(lines_.size())) return;
+  if (num_lines > std::numeric_limits<uint32_t>::max()) {
+    throw std::invalid_argument("a table of integers has less than 2^32 lines");
+  }
+  refill(lines_, static_cast<size_t>(num_lines), Line{});
   for (int64_t row = 0; row < size(); ++row) {
     if (row + kAhead < size()) {
       const int64_t ahead = keys_[static_cast<size_t>(row + kAhead)];
-      GRAPHSHARD_PREFETCH_WRITE(&lines_[place_of(ahead) / kSlots]);
+      GRAPHSHARD_PREFETCH_WRITE(&lines_[line_of(ahead)]);
     }
-    const int64_t key = keys_[static_cast<size_t>(row)];
-    slot_to_fill(key) = {key, row};
+    row_to_fill(keys_[static_cast<size_t>(row)], row);
   }
 }
 
@@ -171,7 +208,7 @@ void IntegerTable::reserve(int64_t num_keys) {
   // An array of places grows at little cost; in a hash table, all keys move each time.
   if (is_direct_ || num_keys <= size()) return;
   keys_.reserve(static_cast<size_t>(num_keys));
-  use_hash(5 * (num_keys + kBlock) / 7 + 1);  // which are then just not full
+  use_hash(num_keys / 2);
 }
 
 void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
@@ -193,17 +230,13 @@ void IntegerTable::insert(const int64_t* keys, int64_t count, int64_t* rows) {
   }
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
-    if (is_full(size() + kBlock, lines_.size() * kSlots)) use_hash(size() + kBlock);
+    if (is_full(size() + kBlock)) use_hash(3 * (size() + kBlock) / 4);
     for (int64_t i = begin; i < end; ++i) {
-      GRAPHSHARD_PREFETCH_WRITE(&lines_[place_of(keys[i]) / kSlots]);
+      GRAPHSHARD_PREFETCH_WRITE(&lines_[line_of(keys[i])]);
     }
     for (int64_t i = begin; i < end; ++i) {
-      Slot& slot = slot_to_fill(keys[i]);
-      if (slot.row < 0) {
-        slot = {keys[i], size()};
-        keys_.push_back(keys[i]);
-      }
-      rows[i] = slot.row;
+      rows[i] = row_to_fill(keys[i], size());
+      if (rows[i] == size()) keys_.push_back(keys[i]);
     }
   }
 }

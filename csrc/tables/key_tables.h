@@ -10,8 +10,8 @@
 
 namespace graphshard {
 
-// Numbers integers. Where they are dense, the table is an array with a place for each, else a hash
-// table of lines, as memory comes in them.
+// Numbers integers, below 2^38 - 1 of them. Where they are dense, the table is an array with a
+// place for each, else a hash table of lines, as memory comes in them.
 class IntegerTable {
  public:
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
@@ -25,27 +25,35 @@ class IntegerTable {
   void reserve(int64_t num_keys);
 
  private:
-  struct Slot {
-    int64_t key;
-    int64_t row;  // -1: empty
-  };
-  static constexpr uint64_t kSlots = 4;
+  static constexpr uint64_t kSlots = 5;
+  static constexpr int kHighBits = 6;
+  // Keys are filled in from the front. Of each, one more than its number, 0 where there is none: 32
+  // bits of it in `low`, 6 in `high`.
   struct alignas(64) Line {
-    Slot slots[kSlots];
+    int64_t keys[kSlots];
+    uint32_t low[kSlots];
+    uint32_t high;
+
+    int64_t row(uint64_t slot) const {
+      const uint64_t above = high >> (slot * kHighBits) & ((uint32_t{1} << kHighBits) - 1);
+      return static_cast<int64_t>(above << 32 | low[slot]) - 1;
+    }
+    void fill(uint64_t slot, int64_t key, int64_t row);
   };
+  static_assert(sizeof(Line) == 64);
 
   bool reach(int64_t low, int64_t high, int64_t count);
-  void use_hash(int64_t num_keys);
-  uint64_t place_of(int64_t key) const;
-  const Slot& slot_of(uint64_t place, int64_t key) const;
-  Slot& slot_to_fill(int64_t key) { return const_cast<Slot&>(slot_of(place_of(key), key)); }
+  void use_hash(int64_t num_lines);
+  bool is_full(int64_t num_keys) const;
+  uint64_t line_of(int64_t key) const;
+  int64_t row_beyond(uint64_t line, int64_t key) const;
+  int64_t row_to_fill(int64_t key, int64_t row);
 
   std::vector<int64_t> keys_;
   std::vector<int32_t> direct_;  // the number of key first_ + i, -1 where there is none
   int64_t first_ = 0;
   bool is_direct_ = true;
   std::vector<Line> lines_;
-  int shift_ = 0;
 };
 
 // Numbers texts, or other strings of bytes, which are data[offsets[i], offsets[i + 1]); below 2^32

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -357,6 +358,35 @@ def test_files_whose_names_say_nothing_are_looked_into(tmp_path: Path) -> None:
         (etype,) = (tables := Tables.from_files((), [path])).edges
         read = read_tables(Tables(edges={FOLLOWS: tables.edges[etype]}))
         assert ends(read)[0] == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("follows.csv.gz", "follows"),
+        ("follows/day=*/*.parquet", "follows"),
+        ("follows/day=1/hour=2/part-00000-a1b2.snappy.parquet", "follows"),
+        ("follows/part-*", "follows"),
+        ("follows/**/*.csv", "follows"),
+        ("part.csv", "part"),
+        ("./*.csv", "table"),
+    ],
+)
+def test_a_relation_is_called_as_its_files_or_their_folder(
+    path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(re.sub(r"\*+", "1", path if Path(path).suffix else f"{path}.csv"))
+    if file.suffix == ".gz":
+        content = gzip.compress(b"src,dst\na,b\n")
+    elif file.suffix == ".parquet":
+        content = pd.DataFrame({"src": ["a"], "dst": ["b"]}).to_parquet()
+    else:
+        content = b"src,dst\na,b\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    ((_, found, _),) = Tables.from_files((), [path]).edges
+    assert found == name
 
 
 def test_dangling_ends() -> None:

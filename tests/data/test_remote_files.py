@@ -42,14 +42,13 @@ def _objects() -> dict[str, bytes]:
     made["days/_SUCCESS"] = b""
     made["said/graph.toml"] = b"""
 [nodes.user]
-files = "users.csv"
+files = "../users.csv"
 id = "user"
 [edges.follows]
 files = "gz/*"
 source = "from"
 target = "to"
 """
-    made["said/users.csv"] = made["users.csv"]
     made["said/gz/follows.csv.gz"] = made["gz/follows.csv.gz"]
     made["said/run.toml"] = b"epochs = 3"
     made["said/ids.txt"] = b"a\nb\na\n"
@@ -235,6 +234,19 @@ def test_other_files_that_commands_read_may_be_elsewhere(
     assert run(["train", "--config", place.format("ids.txt"), "--data", "cora"]) == 2
     assert "ids.txt" in (error := capsys.readouterr().err)
     assert "is not TOML" in error
+
+
+def test_the_server_may_be_named_by_the_environment(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = parse_qs(options.removeprefix("?"))["endpoint_override"][0]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+    assert len(TableSource("s3://shop/days?region=us-east-1").files) == len(DAYS)
+
+
+def test_a_relation_in_a_bucket_is_called_as_its_folder(options: str) -> None:
+    tables = Tables.from_files((), [f"s3://shop/days/day=*/*.parquet{options}"])
+    assert [name for _, name, _ in tables.edges] == ["days"]
 
 
 def test_keys_are_not_shown() -> None:

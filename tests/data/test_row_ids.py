@@ -79,6 +79,28 @@ def test_many_integers(is_native: bool, spread: int) -> None:
 
 
 @pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("has_zero", [True, False])
+def test_integers_that_meet_in_one_line_of_the_table(is_native: bool, has_zero: bool) -> None:
+    undone = pow(0xD6E8FEB86659FD93, -1, 2**64)  # of the factor that makes places of keys
+    mixed = [number * undone % 2**64 for number in range(1, 3000)]
+    keys = np.array([bits ^ bits >> 32 for bits in mixed], np.uint64)
+    others = np.array([0, 1, 2**63, *(keys + np.uint64(1)).tolist()], np.uint64)
+    if has_zero:
+        keys = np.append(keys, np.uint64(0))
+    numbers = {int(key): number for number, key in enumerate(keys)}
+    column = IdColumn("a.parquet", False)
+    with force_extension(is_native and extension_available()):
+        ids = RowIds("user")
+        for batch in np.array_split(keys, 5):
+            rows = ids.add(pa.array(batch), column)
+            assert rows.tolist() == [numbers[int(key)] for key in batch]
+        assert ids.find(pa.array(keys), column).tolist() == list(range(len(keys)))
+        wanted = [numbers.get(int(key), -1) for key in others]
+        assert ids.find(pa.array(others), column).tolist() == wanted
+        assert ids.arrow().to_pylist() == keys.tolist()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
 def test_repeated_edges(is_native: bool) -> None:
     draw = np.random.default_rng(1)
     with force_extension(is_native and extension_available()):

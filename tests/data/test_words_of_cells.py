@@ -341,7 +341,49 @@ def test_the_first_description_cuts_what_is_evident(
     assert run(["partition", *words, "--parts", "1", "--out", "p", "--name", "g"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "column 'moods' of user:rated:movie became one category for each cell, though" in shown
-    assert "Or 51 different cells are made of 6 words between '|': genres = {sep" in shown
+    assert "made of 6 words between '|': --separator 'genres=|' takes each word for" in shown
     assert run(["partition", *words, "--parts", "1", "--out", "q", "--label", "genres"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "each cell of 'genres' became a class, though 51 different cells are made of" in shown
+
+
+def test_separators_by_command_are_those_of_a_description(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(written(tmp_path, 5))
+    (tmp_path / "g.toml").write_text(
+        TOML.replace('tags = {encoding = "multi-hot", ', "tags = {")
+        .replace('moods = {encoding = "multi-hot", ', "moods = {")
+        .replace('label = {column = "year", task = "regression"}', 'label = "year"')
+    )
+    words = ["--nodes", "movie=movies.csv", "--edges", "user:rated:movie=ratings.csv"]
+    words += ["--label", "year", "--split", "0.5,0.2,0.3"]
+    for separator in ("genres=|", "tags=;", "moods=/"):
+        words += ["--separator", separator]
+    common = ["--parts", "1", "--name", "g", "--method", "random", "--quiet"]
+    assert run(["partition", *words, "--out", "flags", *common]) == 0
+    assert run(["partition", "--tables", "g.toml", "--out", "said", *common]) == 0
+    for one, two in zip(
+        load_partition_feats("flags/g.json", 0), load_partition_feats("said/g.json", 0), strict=True
+    ):
+        assert one.keys() == two.keys()
+        for key, rows in one.items():
+            np.testing.assert_array_equal(rows, two[key], err_msg=key)
+    # The label may be of several words; what is not said is still looked for.
+    assert run(["tables", *words[:4], "--separator", "genres=|", "--label", "genres"]) == 0
+    assert 'label = {column = "genres", separator = "|"}' in capsys.readouterr().out
+    assert run(["tables", *words[:4], "--separator", "tags=;"]) == 0
+    said = capsys.readouterr().out
+    assert "# genres of movie is cut: " in said
+    assert 'tags = {separator = ";"}' in said
+    assert said.index("tags = {") < said.index('"*" = "by type"')
+    for separators, message in (
+        (["genres"], "separator must be COLUMN=TEXT"),
+        (["tags=;", "tags=|"], "separator must be COLUMN=TEXT, once for each column"),
+        (["moodz=/"], "separators must name columns of the tables (got 'moodz')"),
+        (["movieId=|"], "(got 'movieId', which has another role); leave it out"),
+        (["genres="], "must be the text between the words of a cell (got '')"),
+    ):
+        flags = [word for separator in separators for word in ("--separator", separator)]
+        assert run(["partition", *words[:4], *flags, "--out", "wrong", "--parts", "1"]) == 2
+        assert message in capsys.readouterr().err

@@ -33,6 +33,7 @@ from graphshard.partition import (
 )
 from graphshard.partition._writer import PartitionWriter
 from graphshard.partition.checked_files import TensorFile, digest_of, write_tensors
+from graphshard.partition.format import read_config
 
 
 @pytest.fixture(autouse=True)
@@ -363,13 +364,40 @@ def test_a_config_that_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text((folder / "g.json").read_text()[:-40])
     for path, message in (
         (tmp_path / "broken.json", "is not JSON"),
-        (tmp_path / "nowhere.json", "does not exist; pass the path"),
-        (tmp_path, "is a folder; pass the path of the JSON"),
+        (tmp_path / "nowhere.json", "does not exist; pass .*g.json, which is there"),
+        (tmp_path, "is a folder; pass .*g.json, which is there"),
     ):
         with pytest.raises(PartitionFormatError, match=message):
             load_partition_book(path, 0)
         (problem,) = verify_partition(path)
         assert message.split(";")[0] in problem
+
+
+def test_partitions_that_are_in_the_folder_are_named(folder: Path, tmp_path: Path) -> None:
+    there = tmp_path / "others"
+    there.mkdir()
+    (there / "g.dataset.json").write_text("{}")
+    (there / "torn.json").write_text('{"num_parts"')
+    (there / "list.json").write_text('["num_parts"]')
+    with pytest.raises(PartitionFormatError, match="exist; pass the path of the JSON file that"):
+        read_config(there / "edges.json")
+    with pytest.raises(PartitionFormatError, match="is a folder; pass the path of the JSON file"):
+        read_config(there)
+    for number in range(7):
+        (there / f"g{number}.json").write_text((folder / "g.json").read_text())
+        cures = []
+        for path in (there / "edges.json", there):
+            with pytest.raises(PartitionFormatError) as error:
+                read_config(path)
+            cures.append(str(error.value).partition("; ")[2])
+        assert cures[0] == cures[1]
+        names = [f"{there}/g{n}.json" for n in range(number + 1)]
+        if number > 4:
+            names[4:] = [f"{number - 3} others"]
+        if number == 0:
+            assert cures[0] == f"pass {names[0]}, which is there"
+        else:
+            assert cures[0] == f"pass one of those that are there: {', '.join(names)}"
 
 
 @pytest.mark.parametrize("part", [3, -1])

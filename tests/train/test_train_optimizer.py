@@ -7,6 +7,7 @@ schedulers and `clip_grad_norm_`, which starts from the run's first weights.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from train_cases import (
 from graphshard.data import load_dataset
 from graphshard.data.task import partition_dataset
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchConfig, FullBatchRun
+from graphshard.train import FullBatchConfig, FullBatchRun, SampledRun
 
 EPOCHS = 8
 WEIGHTS = {"0": 0.5, "1": 2.0, "2": 1.0}
@@ -126,6 +127,60 @@ def test_a_run_makes_the_steps_of_torch(name: str, tmp_path: Path) -> None:
     expected = expected_losses(tmp_path, kind, **SETTINGS[name])
     three = run(tmp_path, kind, 3, **SETTINGS[name])
     torch.testing.assert_close(three[2]["result"]["losses"], expected, rtol=0, atol=1e-10)
+
+
+RATES = [("cosine", 2), ("constant", 2), ("cosine", 0), ("constant", 0)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("schedule", "warmup"),
+    [
+        pytest.param(*rates, marks=pytest.mark.exhaustive if rates[1] == 0 else [])
+        for rates in RATES
+    ],
+)
+@pytest.mark.parametrize(("model", "kind"), [("gcn", "plain"), ("hgt", "typed")])
+def test_rates_that_a_run_shows_are_those_of_torch(
+    model: str, kind: str, schedule: str, warmup: int, tmp_path: Path
+) -> None:
+    """GCN in full batch, a step an epoch; HGT in samples, several."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    data, folder, board = write_parts(tmp_path, kind, 1), tmp_path / "run", tmp_path / "board"
+    values = {"model": model, "epochs": 6, "lr": 0.02, "schedule": schedule, "warmup": warmup}
+    values |= {"run": str(folder), "tensorboard": str(board)}
+    num_steps = 1
+    if model == "gcn":
+        FullBatchRun(config_of(data, **values)).train()
+    else:
+        SampledRun(sampled_config_of(data, **values, heads=2, batch_size=3)).train()
+        fields = GRAPHS[kind]().nodes["paper"].data
+        num_steps = -(-int((fields["train_mask"] & (fields["label"] >= 0)).sum()) // 3)
+        assert num_steps > 1
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.02)
+    steps: list[Any] = []
+    if warmup:
+        rising = warmup * num_steps
+        steps.append(LinearLR(optimizer, 1 / (rising + 1), 1.0, rising))
+    if schedule == "cosine":
+        steps.append(CosineAnnealingLR(optimizer, (6 - warmup) * num_steps))
+    milestones = [warmup * num_steps] if len(steps) == 2 else []
+    scheduler = SequentialLR(optimizer, steps, milestones) if steps else None
+    expected = []
+    for _ in range(6):
+        for _ in range(num_steps):
+            rate = optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        expected.append(rate)
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in history] == pytest.approx(expected, rel=1e-9)
+    events = EventAccumulator(str(board))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("learning rate")]
+    assert shown == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("is_sampled", [False, True])

@@ -890,8 +890,8 @@ class _Reading:
             return ""
         separator, why = found
         return (
-            f'{why}: {name} = {{separator = "{separator}"}} among the features in a TOML file, as '
-            "graphshard tables writes it, takes each word for itself"
+            f"{why}: --separator '{name}={separator}' takes each word for itself, as does {name} = "
+            f'{{separator = "{separator}"}} among the features in a TOML file'
         )
 
     def _has_value(self, values: Any, chosen: Any) -> bool:

@@ -629,7 +629,8 @@ def _joined(batches: list[TableBatch], pyarrow: Any) -> TableBatch:
 
 def is_in_memory(source: Any) -> bool:
     """Whether a source is a table, and no path."""
-    return hasattr(source, "__arrow_c_stream__") or hasattr(source, "columns")
+    kind = type(source)  # to ask a LazyFrame of Polars itself would be to plan what it does
+    return hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "columns")
 
 
 def _table_of(source: Any) -> Any:
@@ -648,6 +649,8 @@ def _table_of(source: Any) -> Any:
         reason = " ".join(str(error).split())
         is_plan = hasattr(source, "collect")  # of Polars
         cure = "pass what its collect() gives" if is_plan else "give each column values of one kind"
+        if "_pli128" in reason or "_plu128" in reason:
+            reason, cure = "Arrow has no integers of 128 bits", "cast them to Int64 or String"
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; {cure}"
         ) from error

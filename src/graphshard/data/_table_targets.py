@@ -234,8 +234,8 @@ class TableTargets:
         hint = (
             ""
             if found is None
-            else f'{found[1]}: {{column = "{column}", separator = "{found[0]}"}} as the label in a '
-            "TOML file, as graphshard tables writes it, makes each word a class"
+            else f"{found[1]}: --separator '{column}={found[0]}' makes each word a class, as does "
+            f'label = {{column = "{column}", separator = "{found[0]}"}} in a TOML file'
         )
         try:
             labels = fit.finish()

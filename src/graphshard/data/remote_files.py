@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -132,12 +133,18 @@ def folder_of(file: str | os.PathLike[str]) -> str:
 
 
 def in_folder(folder: str | os.PathLike[str], path: str) -> str:
-    """A path as it is seen from a folder; either may be a URI."""
+    """A path as it is seen from a folder; either may be a URI.
+
+    Of ``..`` and ``.`` nothing is left in a URI: in a bucket no name goes back.
+    """
     text = os.fspath(folder)
     if is_uri(path) or not is_uri(text):
         return path if is_uri(path) else os.path.join(text, path)
     place, *options = _OPTIONS.split(text, maxsplit=1)
-    return "?".join([f"{place.rstrip('/')}/{path}", *options])
+    scheme, _, whole = f"{place.rstrip('/')}/{path}".partition("://")
+    if {".", ".."} & set(path.split("/")):
+        whole = posixpath.normpath(whole)
+    return "?".join([f"{scheme}://{whole}", *options])
 
 
 def shown(text: str) -> str:

@@ -54,7 +54,7 @@ from ._kept_columns import KeptColumns
 from ._row_ids import IdColumn, RowIds
 from ._table_files import AS_IT_LOOKS, FileOptions, TableSource, is_in_memory, options_of
 from .id_files import user_ids as user_ids  # where users look for it
-from .remote_files import folder_of, read_file, shown
+from .remote_files import folder_of, is_uri, read_file, shown, without_options
 from .settings import Dangling, Parallel
 from .settings import TableFormat as TableFormat  # where users look for it
 from .splits import checked_fractions
@@ -357,21 +357,21 @@ class Tables:
         for owner, table in made.items():
             found = _separators_of(table, self.base)
             label, features = table.label, table.features
-            ends = {getattr(table, role, None) for role in ("id", "source", "target")}
-            left_out = {*ends, *split_columns(table.split), *table.ignore}
-            left_out |= {getattr(table, r, None) for r in ("weight", "time", "relation_column")}
+            left_out = {*_columns_of_roles(table), *table.ignore}
+            said = features if isinstance(features, Mapping) else {}
+            is_open = features is None or said.get("*") == BY_TYPE
             cut: dict[str, Any] = {}
             for column, (separator, why) in found.items():
                 if label == column:
                     label = {"column": column, "separator": separator}
-                elif features is None and column not in {*left_out, *label_columns(label)}:
+                elif is_open and column not in {*left_out, *label_columns(label), *said}:
                     cut[column] = {"encoding": "multi-hot", "separator": separator}
                 else:
                     continue
                 name = owner if isinstance(owner, str) else ":".join(owner)
                 sentences.append(f"{column} of {name} is cut: {why}")
             if cut:
-                features = {**cut, "*": BY_TYPE}
+                features = {**cut, **said, "*": BY_TYPE}
             made[owner] = replace(table, label=label, features=features)
         nodes: Any = {ntype: made[ntype] for ntype in self.nodes}
         edges: Any = {etype: made[etype] for etype in self.edges}
@@ -396,6 +396,7 @@ class Tables:
         time: str | None = None,
         relation_column: str | None = None,
         ignore: Sequence[str] = (),
+        separators: Mapping[str, str] | None = None,
         options: FileOptions = AS_IT_LOOKS,
         base: str | Path | None = None,
         **settings: Any,
@@ -418,6 +419,7 @@ class Tables:
                 "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
                 without a label is that of the only relation.
+            separators: Columns of text, features or the label, to what their words are between.
             **settings: More for `Tables`.
 
         Raises:
@@ -486,7 +488,39 @@ class Tables:
         if label_task is not None and label is None:
             raise ValueError(f"label_task is of a label (got {label_task!r}); say label, too")
         said_of_label = {} if label_task is None else {"task": label_task}
-        return made._with_columns(columns, of_edges, label, said_of_label, split, links, ignore)
+        made = made._with_columns(columns, of_edges, label, said_of_label, split, links, ignore)
+        return made._cut_at({**columns, **of_edges}, separators or {})
+
+    def _cut_at(self, columns: Mapping[Any, Mapping[str, str]], separators: Any) -> Tables:
+        """The same where columns of several words are cut.
+
+        Args:
+            columns: Of each node type and relation, by all that they are called.
+            separators: Columns to what their words are between.
+        """
+        made: dict[Any, NodeTable | EdgeTable] = {**self.nodes, **self.edges}
+        for said, separator in separators.items():
+            owners = [owner for owner, called in columns.items() if said in called]
+            if not owners:
+                raise ValueError(f"separators must name columns of the tables (got {said!r})")
+            for owner in owners:
+                table, column = made[owner], columns[owner][said]
+                if column in _columns_of_roles(table):
+                    raise ValueError(
+                        f"separators are of features and labels (got {said!r}, which has another "
+                        "role); leave it out"
+                    )
+                if column in label_columns(table.label):
+                    label = table.label if isinstance(table.label, Mapping) else {"column": column}
+                    made[owner] = replace(table, label={**label, "separator": separator})
+                else:
+                    before = table.features if isinstance(table.features, Mapping) else {}
+                    cut = {**before, column: {"separator": separator}}
+                    cut["*"] = cut.pop("*", BY_TYPE)  # behind what is named
+                    made[owner] = replace(table, features=cut)
+        nodes: Any = {ntype: made[ntype] for ntype in self.nodes}
+        edges: Any = {etype: made[etype] for etype in self.edges}
+        return replace(self, nodes=nodes, edges=edges)
 
     def _with_columns(
         self,
@@ -616,6 +650,12 @@ def with_names_of(table: Any, name_of: Callable[[str], str]) -> Any:
             said_of["masks"] = {name: name_of(said) for name, said in split["masks"].items()}
         changes["split"] = {**split, **said_of}
     return replace(table, **changes)
+
+
+def _columns_of_roles(table: NodeTable | EdgeTable) -> set[str | None]:
+    """Columns of a table that are neither features nor labels; None, too, where it lacks a role."""
+    roles = ("id", "source", "target", "weight", "time", "relation_column")
+    return {*(getattr(table, role, None) for role in roles), *split_columns(table.split)}
 
 
 def label_columns(label: str | Mapping[str, Any] | None) -> list[str]:
@@ -778,9 +818,15 @@ def _named(item: Any) -> tuple[str, Any]:
     name, equals, path = text.partition("=")
     if equals and re.fullmatch(r"[\w .:-]+", name) and not os.path.exists(text):
         return name, path
-    stem = re.split(r"[.*?\[]", os.path.basename(text.rstrip("/")))[0]
-    stem = stem or re.split(r"[.*?\[]", os.path.basename(os.path.dirname(text)))[0]
-    return re.sub(r"[/:~]", "_", stem).strip("-_ ") or "table", item
+    parts = (without_options(text) if is_uri(text) else Path(text)).parts
+    for part in reversed(parts):
+        # Spark writes follows/day=1/part-0.parquet, of which follows says what it is.
+        if "=" in part or part.startswith("part-"):
+            continue
+        stem = re.sub(r"[/:~]", "_", re.split(r"[.*?\[]", part)[0]).strip("-_ ")
+        if stem:
+            return stem, item
+    return "table", item
 
 
 def _separators_of(

@@ -32,6 +32,7 @@ loops over them, and paths cannot leave the folder. What is wrong is a ValueErro
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -78,6 +79,9 @@ __all__ = [
 FORMAT = "graphshard-partition"
 FORMAT_VERSION = 2
 _READ_VERSIONS = (1, FORMAT_VERSION)
+
+_MOST_JSON = 100  # of a folder, that are looked into for a message
+_MOST_NAMED = 5
 
 _IDTYPES = {"int32": torch.int32, "int64": torch.int64}
 
@@ -291,14 +295,13 @@ def read_content(path: Path) -> Any:
     try:
         return read_json_regular(path)
     except FileNotFoundError:
-        raise PartitionFormatError(
-            f"partition config {path} does not exist; pass the path of the JSON file that "
-            "partition_graph or graphshard partition wrote"
-        ) from None
+        cure = _those_in(path.parent) or (
+            "pass the path of the JSON file that partition_graph or graphshard partition wrote"
+        )
+        raise PartitionFormatError(f"partition config {path} does not exist; {cure}") from None
     except IsADirectoryError:
-        raise PartitionFormatError(
-            f"partition config {path} is a folder; pass the path of the JSON file in it"
-        ) from None
+        cure = _those_in(path) or "pass the path of the JSON file in it"
+        raise PartitionFormatError(f"partition config {path} is a folder; {cure}") from None
     except NotRegularFileError as error:
         raise PartitionFormatError(
             f"partition config {path} is {error.strerror}; pass the path of the JSON file that "
@@ -313,6 +316,20 @@ def read_content(path: Path) -> Any:
         raise PartitionFormatError(
             f"partition config {path} is not JSON ({error}); copy it again, or partition again"
         ) from None
+
+
+def _those_in(folder: Path) -> str:
+    """To pass the JSON of a partition that is in a folder; "" where there is none."""
+    found: list[str] = []
+    for path in sorted(folder.glob("*.json"))[:_MOST_JSON]:
+        with contextlib.suppress(OSError, ValueError):
+            content = read_json_regular(path)
+            if isinstance(content, dict) and "num_parts" in content:
+                found.append(str(path))
+    if len(found) > _MOST_NAMED:
+        found[_MOST_NAMED - 1 :] = [f"{len(found) - _MOST_NAMED + 1} others"]
+    which = "one of those that are there: " if len(found) > 1 else ""
+    return f"pass {which}{', '.join(found)}{'' if which else ', which is there'}" if found else ""
 
 
 def _is_read(content: Mapping[str, Any]) -> bool:

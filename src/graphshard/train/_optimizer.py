@@ -60,6 +60,11 @@ class Descent:
         self.steps_per_epoch = steps_per_epoch
         self.num_steps = epoch * steps_per_epoch
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def rate_factor(self, step: int) -> float:
         """What the learning rate is multiplied with in a step, counted from 0."""
         config = self._config

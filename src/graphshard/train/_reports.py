@@ -44,6 +44,8 @@ def scalars_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"loss/{split}", value
     if line.get("loss") is not None:
         yield "loss/epoch", line["loss"]
+    if "learning_rate" in line:  # older histories are without
+        yield "learning rate", line["learning_rate"]
     for metric, by_split in line.get("metrics", {}).items():
         for split, value in by_split.items():
             yield f"{metric}/{split}", value

@@ -246,10 +246,11 @@ class History:
 class HistoryFile:
     """``history.jsonl`` in the folder of a run: a line for each evaluation, written by rank 0.
 
-    A line is a JSON object: ``epoch``; ``loss``, of the training of that epoch; ``losses`` and
-    ``metrics`` of the evaluation, by split; ``seconds`` per epoch since the last line, and of the
-    evaluation; ``bytes`` that each rank sent for the training in the epoch; ``memory``, bytes at
-    the most so far of each rank, and ``device_memory`` on its GPU. What is not a number is null.
+    A line is a JSON object: ``epoch``; ``loss``, of the training of that epoch, and
+    ``learning_rate``, of its last step; ``losses`` and ``metrics`` of the evaluation, by split;
+    ``seconds`` per epoch since the last line, and of the evaluation; ``bytes`` that each rank sent
+    for the training in the epoch; ``memory``, bytes at the most so far of each rank, and
+    ``device_memory`` on its GPU. What is not a number is null.
 
     A run that is resumed goes on with the file: lines of epochs after the one that it resumes from
     are those of what was lost, and are left out. Not collective.

@@ -402,6 +402,7 @@ class TrainingRun:
         line = {
             "epoch": evaluation.epoch,
             "loss": loss,
+            "learning_rate": self._learner.descent.rate,
             "losses": self._split_losses,
             "metrics": evaluation.values(),
             **({"by_relation": evaluation.by_relation} if evaluation.by_relation else {}),

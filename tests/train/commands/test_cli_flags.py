@@ -24,12 +24,12 @@ FLAGS = {
         --inverse --label --label-task --links --memory --method --name --no-header --no-inverse
         --no-reorder --no-row-normalize --no-self-loops --node-id --nodes --null --objective --out
         --parallel --parts --quiet --relation-column --reorder --row-normalize --seed --self-loops
-        --source --split --split-files --tables --target --time --tolerance --weight
+        --separator --source --split --split-files --tables --target --time --tolerance --weight
     """,
     "tables": """
         --config --dangling --delimiter --edges --encoding --format --header --help --ignore --label
         --label-task --links --no-header --node-id --nodes --null --parallel --relation-column
-        --source --split --split-files --target --time --weight
+        --separator --source --split --split-files --target --time --weight
     """,
     "inspect": "--config --help --plot --sums partition",
     "convert": "--config --help --out --to source",

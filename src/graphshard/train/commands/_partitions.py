@@ -95,6 +95,12 @@ class TableFlags:
     ignore: Annotated[
         list[str] | None, "Column that is no feature. Several times.", Unset("none")
     ] = None
+    separator: Annotated[
+        list[str] | None,
+        "COLUMN=TEXT: what the words in cells of a column are between, such as 'genres=|', of "
+        "features or the label. Several times.",
+        Unset("none: a cell is one category"),
+    ] = None
     dangling: Annotated[
         Dangling | None,
         "An edge whose end is no row of --nodes: drop it, add a node without features, or stop.",
@@ -149,6 +155,7 @@ class TableFlags:
             time=self.time,
             relation_column=self.relation_column,
             ignore=self.ignore or (),
+            separators=self._separators(),
             options=FileOptions(
                 format=self.format,
                 delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
@@ -158,6 +165,19 @@ class TableFlags:
             ),
             **settings,
         )
+
+    def _separators(self) -> dict[str, str]:
+        """Columns to what their words are between."""
+        made: dict[str, str] = {}
+        for said in self.separator or ():
+            column, equals, text = said.partition("=")
+            if not column or not equals or column in made:
+                raise ValueError(
+                    f"separator must be COLUMN=TEXT, once for each column (got {said!r}); write it "
+                    "as 'genres=|'"
+                )
+            made[column] = text
+        return made
 
     def _split(self) -> Any:
         """How rows are split: fractions, the name of a column, or files of ids."""
