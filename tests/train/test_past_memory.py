@@ -14,8 +14,10 @@ import pytest
 import torch
 from train_cases import (
     as_values,
+    config_of,
     plain_graph,
     sampled_config_of,
+    train_on_rank,
     train_sampled_on_rank,
     write_parts,
 )
@@ -30,7 +32,33 @@ from graphshard.fullbatch import StoredEdges
 from graphshard.partition import convert_partition, partition_graph
 from graphshard.sampling.file_store import tables_in_files
 from graphshard.testing import run_ranks
-from graphshard.train import SampledConfig, SampledRun, _layerwise, _run
+from graphshard.train import FullBatchRun, SampledConfig, SampledRun, _row_files, _sampled_inputs
+
+# As `CASES`, of full batch.
+WHOLE: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "gcn": ("plain", 2, "random", {"model": "gcn"}),
+    "gcn_wide": ("plain", 1, "random", {"model": "gcn", "hidden": 30, "residual": True}),
+    "sage": ("plain", 2, "empty_part", {"model": "sage", "layers": 3}),
+    "sage_wide": ("plain", 1, "random", {"model": "sage", "hidden": 30, "norm": True}),
+    "sage_gcn": ("plain", 1, "random", {"model": "sage", "aggregator": "gcn", "hidden": 30}),
+    "sage_pool": ("plain", 2, "random", {"model": "sage", "aggregator": "pool"}),
+    "encoder": ("plain", 2, "random", {"model": "gcn", "encoder": True}),
+    "gat": ("plain", 2, "random", {"model": "gat", "heads": 2, "aggregation": "sequential"}),
+    "gatv2": ("plain", 5, "empty_part", {"model": "gatv2", "heads": 2, "hidden": 3}),
+    "rgcn": ("plain", 2, "random", {"model": "rgcn", "num_bases": 2}),
+    "rgcn_float32": ("plain", 1, "random", {"model": "rgcn", "dtype": "float32"}),
+    "hgt_plain": ("plain", 1, "random", {"model": "hgt", "heads": 2}),
+    "typed": ("typed", 2, "random", {"model": "sage", "norm": True, "encoder": True}),
+    "typed_gatv2": ("typed", 5, "empty_part", {"model": "gatv2", "heads": 2, "hidden": 3}),
+    "typed_rgcn": ("typed", 2, "no_train", {"model": "rgcn"}),
+    "typed_hgt": ("typed", 1, "random", {"model": "hgt", "heads": 2}),
+    "bfloat16": ("plain", 2, "random", {"model": "sage", "dtype": "bfloat16"}),
+    "autocast": ("plain", 1, "random", {"model": "gat", "dtype": "float32", "autocast": True}),
+    "categories": ("edge_categories", 1, "random", {"model": "gat", "dtype": "float32"}),
+    "edges": ("edge_values", 2, "random", {"model": "gat", "task": "edge regression"}),
+    "links": ("typed_links", 2, "random", {"model": "sage", "task": "link prediction"}),
+    "own": ("plain", 2, "random", {"model": "own_models:Net", "dtype": "float32"}),
+}
 
 EDGES, LINKS = {"task": "edge classification"}, {"task": "link prediction"}
 EDGE_VALUES = {"task": "edge regression"}
@@ -51,6 +79,10 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "edge_classes": ("edge_classes", 2, "random", {"model": "gat", "hidden": 3, **EDGES}),
     "links": ("plain_links", 2, "random", {"model": "sage", **LINKS}),
     "typed_links": ("typed_links", 2, "random", {"model": "sage", **LINKS}),
+    "own": ("plain", 2, "random", {"model": "own_models:Net", "dtype": "float32"}),
+    "own_typed": ("typed", 2, "random", {"model": "own_models:Net"}),
+    "layered": ("plain", 2, "random", {"model": "own_models:Layered"}),
+    "layered_typed": ("typed", 5, "empty_part", {"model": "own_models:Layered"}),
     "machines": ("plain", 2, "random", {"model": "gcn", "dtype": "bfloat16"}),
     "machines_typed": ("edge_values", 3, "random", {"model": "gat", "hidden": 3, **EDGE_VALUES}),
     "apart": ("typed", 2, "random", {"model": "sage", "map_features": False}),
@@ -67,8 +99,8 @@ def train_apart(rank: int, world_size: int, values: dict[str, Any]) -> Any:
             for key, of_ranks in tables.items()
         }
 
-    here = mock.patch.object(_layerwise, "machine_name", return_value=f"machine-{rank}")
-    with here, mock.patch.object(_run, "tables_in_files", own):
+    here = mock.patch.object(_row_files, "machine_name", return_value=f"machine-{rank}")
+    with here, mock.patch.object(_sampled_inputs, "tables_in_files", own):
         return train_sampled_on_rank(rank, world_size, values)
 
 
@@ -98,6 +130,41 @@ def test_features_in_files_train_the_same(case: str, tmp_path: Path) -> None:
             assert mine["metrics"][metric] == pytest.approx(by_split, abs=1e-2)
         if values.get("dtype") is None:
             assert mine["val_loss"] == pytest.approx(theirs["val_loss"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c == "gat" else pytest.mark.exhaustive) for c in WHOLE],
+)
+def test_full_batch_of_features_in_files_is_that_of_features_in_memory(
+    case: str, tmp_path: Path
+) -> None:
+    kind, world_size, how, values = WHOLE[case]
+    data = write_parts(tmp_path, kind, world_size, how)
+    found = []
+    for more in ({}, {"memory": "3GiB"}):
+        config = config_of(data, **{"dropout": 0.0, "epochs": 3, **values, **more})
+        found.append(run_ranks(train_on_rank, world_size, as_values(config)))
+    within = {"float32": 1e-5, "bfloat16": 0.05}.get(config.dtype, 1e-10)
+    within = 0.02 if config.autocast else within
+    for in_memory, in_files in zip(*found, strict=True):
+        losses = in_memory["result"]["losses"]
+        assert in_files["result"]["losses"] == pytest.approx(losses, abs=within)
+        for part in ("shared", "local"):
+            for name, value in in_memory[part].items():
+                if value.is_floating_point():
+                    other = in_files[part][name]
+                    torch.testing.assert_close(other, value, rtol=0, atol=100 * within)
+
+
+def test_dropout_of_features_in_files_is_random_and_repeats(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 1)
+    config = config_of(data, model="sage", dropout=0.5, epochs=3, memory="3GiB")
+    first, again = (FullBatchRun(config).train().losses for _ in range(2))
+    assert first == again
+    assert (
+        first != FullBatchRun(config_of(data, model="sage", epochs=3, dropout=0.0)).train().losses
+    )
 
 
 def made_for_edges(rank: int, world_size: int, values: dict[str, Any]) -> list[Any]:
@@ -172,7 +239,7 @@ def test_folders_of_dgl_are_named(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from graphshard.train import SampledConfig, train_sampled
+from graphshard.train import FullBatchRun, SampledConfig, train_sampled
 resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, 900 << 20))
 memory = {"memory": 900 << 20} if sys.argv[2] == "files" else {"dtype": "float64"}
 config = SampledConfig(

@@ -15,7 +15,14 @@ from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, NodeBatch, Steps, run_steps
 from ..ops import AffineInSteps, affine, is_plain, is_relu, linear
-from .inputs import Features, Widths, neighbour_message, split_features, split_widths
+from .inputs import (
+    Features,
+    Widths,
+    multiplies_first,
+    neighbour_message,
+    split_features,
+    split_widths,
+)
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
@@ -144,7 +151,9 @@ class SAGEConv(nn.Module):
             message = neighbour_message(graph, edge_weight, source.dim())
 
             # Multiplied by W_neigh already, or still to be.
-            is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats
+            is_done = self._aggre_type in ("mean", "gcn") and multiplies_first(
+                source, self._in_src_feats, self._out_feats
+            )
             dense = self._dense(destination, is_done)
             start = None if dense is None else dense.start
             if self._aggre_type in ("mean", "gcn"):

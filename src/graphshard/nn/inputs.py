@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import ProductRows
 
 Widths: TypeAlias = int | tuple[int, int]
 """Width of the node features: one number, or (source, destination)."""
@@ -43,6 +44,11 @@ def split_features(graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, 
             )
         return source, destination
     return feat, feat[: graph.num_dst_nodes()] if graph.is_block else feat
+
+
+def multiplies_first(source: Any, in_width: int, out_width: int) -> bool:
+    """Whether rows are multiplied before they are summed, as those that are not in memory must."""
+    return in_width > out_width or isinstance(source, ProductRows)
 
 
 def prepare_edge_weight(graph: MessagePassingGraph, edge_weight: Any, num_dims: int) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from .._base.file_rows import BLOCK_BYTES
 from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
 from ._networks import Exchanges, Network, PartSize, scores
@@ -48,6 +49,9 @@ _FILE_BYTES_PER_EDGE = 8.0
 _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
+
+_BLOCKS_READ = 4.0
+"""Blocks of features in files that are there at once: as stored, as given, and random factors."""
 
 _VALIDATED_RANKS, _VALIDATED_IN_TIME, _VALIDATED_BYTES = 16, 2, 2 << 30
 _OFF_SAMPLED = 0.5
@@ -327,9 +331,13 @@ def fixed_items(
     copies = graph.itemsize + (network.itemsize if graph.itemsize != network.itemsize else 0)
     learnt = sum(n for t, n in part.nodes.items() if t not in network.features)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
+    reading = 0.0
+    if network.in_files:
+        reading, features = _BLOCKS_READ * min(float(BLOCK_BYTES), features * graph.itemsize), 0.0
     return {
-        "interpreter": rates.interpreter,
+        "interpreter": rates.own if network.in_files else rates.interpreter,
         "features": features * copies,
+        "blocks of features": reading,
         "structure": sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
         + sum(part.nodes.values()) * NODE_BYTES
         + sum(part.halo.values()) * 16,
@@ -572,7 +580,7 @@ def plan_sampled(
     cached = min(sampling.cache_bytes, sum(cacheable.get(t, 0.0) * b for t, b in row_bytes.items()))
     items["cache"] = cached
     if sampling.in_files:
-        evaluation = _evaluation_in_files(graph, network, sampling, batch, items)
+        evaluation = _evaluation_in_files(graph, network, sampling, part, items)
     else:
         evaluation = _evaluation(graph, network, part, num_ranks, items)
     if not sampling.in_files and not _fits(evaluation.peak, machines, num_ranks):
@@ -648,17 +656,19 @@ def _evaluation_in_files(
     graph: GraphSize,
     network: Network,
     sampling: Sampling,
-    batch: float,
+    part: PartSize,
     items: Mapping[str, float],
 ) -> Memory:
     """What an evaluation takes that goes layer by layer, batch by batch."""
     memory = Memory(dict(items))
-    (block,), drawn = sampled_parts(graph, (-1,), sampling.batches_evaluated * batch)
+    owned = max(1.0, sum(part.nodes.values()))
+    batch = min(float(sampling.batches_evaluated * sampling.batch_size or owned), owned)
+    (block,), drawn = sampled_parts(graph, (-1,), batch)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     ahead = sampling.prefetch + 2
-    rows = sum(
-        n * max(network.features.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items()
-    )
+    is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
+    first = network.widths_read(graph.nodes, is_typed=is_typed)
+    rows = sum(n * max(first.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items())
     rows += 3 * sum(block.nodes.values()) * max(wide, network.out)
     memory.take(rows * network.itemsize + drawn * 12 * ahead, "mapped", "evaluation")
     return memory

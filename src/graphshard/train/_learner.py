@@ -17,6 +17,7 @@ from ..comm.collectives import raise_everywhere, reduce_ints
 from ..errors import ModelError
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
+from ..ops import BlockwiseRows
 from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
@@ -40,6 +41,7 @@ from ._models import (
 )
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model, check_rows
+from ._row_files import row_folders, rows_with_dtype
 from ._tasks import Classes, Links, gather_rows, widened
 from ._training_shard import TrainingShard, all_finite, edge_columns
 
@@ -119,6 +121,13 @@ class Learner:
             self.links = link_scorer(self._shard, self.model, config)
         #: Factor of the loss of each class, or None.
         self.class_weights = class_weights(shard, config)
+        in_files = shard.data.in_files
+        self._stored = {
+            ntype: in_files[f"{ntype}/feat"].as_dtype(config.torch_dtype)
+            for ntype in shard.features
+            if f"{ntype}/feat" in in_files
+        }
+        self._mapped: dict[str, Tensor] = {}
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         #: What gives rows in evaluations, in the place of `node_rows`; or None.
@@ -149,7 +158,7 @@ class Learner:
 
     def scores(self) -> Tensor:
         """Scores of this rank's rows, nodes of the target type or edges; collective."""
-        return self._scores_of(self.node_rows())
+        return self._scores_of(self.exact_rows())
 
     def _scores_of(self, rows: Any) -> Tensor:
         return rows if self._shard.edges is None else self._edge_scores(rows, None)
@@ -157,14 +166,26 @@ class Learner:
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
         shard = self._shard
-        features = dict(shard.features)
-        for ntype in features:
-            if f"{ntype}/feat" in shard.data.in_files:  # as they are stored
-                features[ntype] = features[ntype].to(self.device, self._config.torch_dtype)
+        features: dict[str, Any] = dict(shard.features)
+        features |= {t: self._rows_in_file(t) for t in features if t in self._stored}
         rows = self.input_rows(features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def _rows_in_file(self, ntype: str) -> Any:
+        """Features of a type that stay in a file, as the network reads them."""
+        if isinstance(self.network, NodeClassifier) and not (
+            isinstance(self.network, RGCN)  # messages read rows as they are
+        ):
+            return BlockwiseRows(self._stored[ntype], self.device)
+        if ntype not in self._mapped:
+            rows = rows_with_dtype(self._stored[ntype], row_folders(self._config))
+            # A model of the user's own may write to its input.
+            mapped = rows.mapped(is_private=":" in self._config.model).to(self.device)
+            self.graph.mark_constant(mapped)
+            self._mapped[ntype] = mapped
+        return self._mapped[ntype]
 
     def input_rows(
         self,
@@ -329,11 +350,15 @@ class Learner:
             )
         raise_everywhere(error)
 
+    def exact_rows(self) -> Any:
+        """What `node_rows` gives, by what evaluations are computed by; collective."""
+        return self.node_rows() if self.evaluates is None else self.evaluates()
+
     @torch.no_grad()
     def evaluation_scores(self) -> Any:
         """The scores of all rows without dropout, or for links rows of nodes; collective."""
         self.model.eval()
-        rows = self.node_rows() if self.evaluates is None else self.evaluates()
+        rows = self.exact_rows()
         return rows if self.links is not None else self._scores_of(rows)
 
     @torch.no_grad()
