@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from train_cases import (
@@ -32,7 +34,14 @@ from graphshard.fullbatch import StoredEdges
 from graphshard.partition import convert_partition, partition_graph
 from graphshard.sampling.file_store import tables_in_files
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchRun, SampledConfig, SampledRun, _row_files, _sampled_inputs
+from graphshard.train import (
+    FullBatchRun,
+    SampledConfig,
+    SampledRun,
+    _row_files,
+    _sampled_inputs,
+    predict,
+)
 
 # As `CASES`, of full batch.
 WHOLE: dict[str, tuple[str, int, str, dict[str, Any]]] = {
@@ -77,6 +86,12 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "bfloat16": ("plain", 2, "random", {"model": "sage", "dtype": "bfloat16"}),
     "edges": ("edge_values", 2, "random", {"model": "gat", "hidden": 3, **EDGE_VALUES}),
     "edge_classes": ("edge_classes", 2, "random", {"model": "gat", "hidden": 3, **EDGES}),
+    "edges_float32": (
+        "edge_values",
+        1,
+        "random",
+        {"model": "gat", **EDGE_VALUES, "dtype": "float32"},
+    ),
     "links": ("plain_links", 2, "random", {"model": "sage", **LINKS}),
     "typed_links": ("typed_links", 2, "random", {"model": "sage", **LINKS}),
     "own": ("plain", 2, "random", {"model": "own_models:Net", "dtype": "float32"}),
@@ -239,14 +254,19 @@ def test_folders_of_dgl_are_named(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from graphshard.train import FullBatchRun, SampledConfig, train_sampled
+from graphshard.train import FullBatchConfig, SampledConfig, predict, train
 resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, 900 << 20))
-memory = {"memory": 900 << 20} if sys.argv[2] == "files" else {"dtype": "float64"}
-config = SampledConfig(
-    data=sys.argv[1], model="sage", hidden=16, fanouts=(5, 5), epochs=1, batch_size=200,
-    encoder=False, norm=False, both_directions=False, **memory,
-)
-print(train_sampled(config).losses)
+_, data, kind, run = sys.argv
+shape = dict(data=data, model="sage", hidden=16, epochs=1, dropout=0.0, encoder=False, norm=False)
+shape |= dict(both_directions=False, memory=900 << 20 if kind != "memory" else None)
+if kind == "predict":
+    predict(data, run, run + ".parquet", device="cpu", embeddings=True, memory=900 << 20)
+elif kind == "full":
+    print(train(FullBatchConfig(**shape)).losses)
+else:
+    shape |= dict(fanouts=(5, 5), batch_size=200, run=run)
+    shape |= dict(dtype="float64" if kind == "memory" else "float32")
+    print(train(SampledConfig(**shape)).losses)
 print(*(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 """
 
@@ -261,9 +281,19 @@ def test_memory_stays_under_a_limit_that_features_pass(tmp_path: Path) -> None:
     graph.ndata["label"] = torch.randint(0, 3, (count,), generator=random)
     graph.ndata["train_mask"] = torch.arange(count) < 2000
     graphshard.partition_graph(graph, "g", 1, tmp_path, part_method="random", quiet=True)
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "g.json")]
-    done = subprocess.run([*command, "files"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-2]) < 900 << 10
-    refused = subprocess.run([*command, "memory"], capture_output=True, text=True, check=False)
+    del graph
+    data, run = str(tmp_path / "g.json"), str(tmp_path / "run")
+    command = [sys.executable, "-c", LIMITED, data]
+    for kind in ("sample", "predict", "full"):
+        done = subprocess.run([*command, kind, run], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert int(done.stdout.split()[-2]) < 900 << 10, kind
+    refused = subprocess.run(
+        [*command, "memory", run + "2"], capture_output=True, text=True, check=False
+    )
     assert refused.returncode != 0
+    found = pyarrow.parquet.read_table(run + ".parquet", memory_map=False)
+    expected = predict(data, run, device="cpu", embeddings=True)
+    assert found["id"].equals(expected["id"])
+    for name in ("p_0", "p_1", "p_2"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-5)

@@ -20,6 +20,7 @@ from .inputs import (
     Widths,
     multiplies_first,
     neighbour_message,
+    read_once,
     split_features,
     split_widths,
 )
@@ -141,7 +142,10 @@ class SAGEConv(nn.Module):
                 source, destination = split_features(graph, feat)
                 source, destination = self.feat_drop(source), self.feat_drop(destination)
             else:
-                source, destination = split_features(graph, self.feat_drop(feat))
+                feat = self.feat_drop(feat)
+                if self._aggre_type == "mean":
+                    feat = read_once(feat, [self.fc_neigh, self.fc_self])
+                source, destination = split_features(graph, feat)
             if self._aggre_type == "gcn" and source.shape[1:] != destination.shape[1:]:
                 raise ValueError(
                     "aggregator_type 'gcn' averages a node with its neighbours, so source and "

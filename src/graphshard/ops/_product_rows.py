@@ -38,6 +38,10 @@ class ProductRows:
         """``[num_rows, out]``, differentiable, of a matrix ``[width, out]``."""
         raise NotImplementedError
 
+    def with_products(self, matrices: Sequence[Tensor]) -> ProductRows:
+        """The same rows, which will be asked for these products, each once."""
+        return self
+
     def scaled(self, factors: Tensor) -> ProductRows:
         """The rows times a number each, ``[num_rows, 1]``, which gets no gradient."""
         raise _refused("a product with a number for each row")
@@ -218,8 +222,9 @@ class _Source:
 class BlockwiseRows(ProductRows):
     """Rows of features in files, which are read a block at a time, in their order.
 
-    A product reads them once, and so does the gradient of its matrix. Dropout draws numbers block
-    by block, which are others than those of the same rows in memory.
+    A product reads them once, and so does the gradient of its matrix; products that are announced
+    by `with_products` are read together. Dropout draws numbers block by block, which are others
+    than those of the same rows in memory.
 
     Args:
         rows: In files; given in the dtype of the network.
@@ -248,6 +253,7 @@ class BlockwiseRows(ProductRows):
         width += 0 if beside is None else beside.shape[1]
         super().__init__(count, width, rows.dtype, torch.device(device))
         self._source, self._beside = _Source(rows), beside
+        self._ready: dict[tuple[Any, ...], Tensor] = {}
 
     def _with(self, source: _Source) -> BlockwiseRows:
         new = BlockwiseRows(source.rows, self.device, self._beside)
@@ -255,11 +261,23 @@ class BlockwiseRows(ProductRows):
         return new
 
     def product(self, matrix: Tensor) -> Tensor:
+        ready = self._ready.pop(place_of(matrix), None)
+        return self._products([matrix])[0] if ready is None else ready
+
+    def with_products(self, matrices: Sequence[Tensor]) -> BlockwiseRows:
+        new = self._with(self._source)
+        places = map(place_of, matrices)
+        new._ready = dict(zip(places, self._products(matrices), strict=True))
+        return new
+
+    def _products(self, matrices: Sequence[Tensor]) -> Sequence[Tensor]:
         dtype = self.dtype
         if torch.is_autocast_enabled(self.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(self.device.type)
-        result: Tensor = _BlockwiseProduct.apply(self._source, self._beside, matrix.to(dtype))
-        return result
+        results: Sequence[Tensor] = _BlockwiseProducts.apply(
+            self._source, self._beside, *(matrix.to(dtype) for matrix in matrices)
+        )
+        return results
 
     def scaled(self, factors: Tensor) -> BlockwiseRows:
         before = self._source.factors
@@ -279,32 +297,45 @@ class BlockwiseRows(ProductRows):
         return BlockwiseRows(self._source.rows, self.device, beside)
 
 
-class _BlockwiseProduct(Function):
-    """Rows of a `_Source` times a matrix, block by block."""
+def place_of(matrix: Tensor) -> tuple[Any, ...]:
+    """What two views of one matrix have in common."""
+    return matrix.data_ptr(), matrix.shape, matrix.stride()
+
+
+class _BlockwiseProducts(Function):
+    """Rows of a `_Source` times each of some matrices, block by block."""
 
     @staticmethod
-    def forward(ctx: Any, source: _Source, beside: Tensor | None, matrix: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, source: _Source, beside: Tensor | None, *matrices: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.source = source
-        ctx.save_for_backward(beside, matrix)
-        result = matrix.new_empty(source.rows.shape[0], matrix.shape[1])
-        for places, block, _ in source.blocks(beside, matrix.device, matrix.dtype):
-            torch.mm(block, matrix, out=result[places])
-        return result
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(beside, *matrices)
+        first, count = matrices[0], source.rows.shape[0]
+        results = tuple(matrix.new_empty(count, matrix.shape[1]) for matrix in matrices)
+        for places, block, _ in source.blocks(beside, first.device, first.dtype):
+            for matrix, result in zip(matrices, results, strict=True):
+                torch.mm(block, matrix, out=result[places])
+        return results
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        beside, matrix = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        beside, *matrices = ctx.saved_tensors
         source: _Source = ctx.source
-        wide = torch.promote_types(matrix.dtype, torch.float32)
-        of_matrix = torch.zeros(matrix.shape, dtype=wide, device=matrix.device)
-        of_beside = None if beside is None else torch.empty_like(beside)
-        for places, block, mask in source.blocks(beside, matrix.device, matrix.dtype):
-            some = grad[places]
-            of_matrix += block.t() @ some
-            if of_beside is not None:
-                width = of_beside.shape[1]
-                columns = some @ matrix[-width:].t() if width else of_beside[places]
-                if mask is not None:
-                    columns = columns * (mask if mask.shape[1] == 1 else mask[:, -width:])
-                of_beside[places] = columns.to(of_beside)
-        return None, of_beside, of_matrix.to(matrix.dtype)
+        first = matrices[0]
+        wide = torch.promote_types(first.dtype, torch.float32)
+        of_matrices = [torch.zeros(m.shape, dtype=wide, device=m.device) for m in matrices]
+        of_beside = None if beside is None else torch.zeros_like(beside)
+        for places, block, mask in source.blocks(beside, first.device, first.dtype):
+            for matrix, grad, total in zip(matrices, grads, of_matrices, strict=True):
+                if grad is None:
+                    continue
+                total += block.t() @ grad[places]
+                if of_beside is not None:
+                    width = of_beside.shape[1]
+                    columns = grad[places] @ matrix[matrix.shape[0] - width :].t()
+                    if mask is not None:
+                        columns *= mask if mask.shape[1] == 1 else mask[:, -width:]
+                    of_beside[places] += columns.to(of_beside)
+        return None, of_beside, *(total.to(first.dtype) for total in of_matrices)

@@ -20,7 +20,13 @@ from ._networks import Exchanges, Network, PartSize, scores
 from ._rates import Rates
 from ._tape import Memory, Tape, Work
 
-Mode = Literal["full batch", "full batch, rematerialized", "sampled", "sampled, features in files"]
+Mode = Literal[
+    "full batch",
+    "full batch, rematerialized",
+    "full batch, features in files",
+    "sampled",
+    "sampled, features in files",
+]
 
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
@@ -269,7 +275,8 @@ def best_epoch(
 ) -> EpochPlan:
     """The epoch on a number of ranks in the first mode that fits, else in the one that takes least.
 
-    The order: all remote rows at once, one part's at a time, sampled, sampled from files.
+    The order: all remote rows at once, one part's at a time, the same with features in files,
+    sampled, sampled from files.
     """
     if sampling is not None:
         planned = plan_sampled(graph, network, num_ranks, machines, sampling, method)
@@ -295,6 +302,13 @@ def best_epoch(
     fitting = [planned for planned in tried if planned.fits]
     if fitting:
         return fitting[-1]
+    network_in_files = replace(network, in_files=True)
+    for mode in modes:
+        how = replace(exchanges, mode=mode, num_ranks=num_ranks)  # type: ignore[arg-type]
+        planned = plan_full_batch(graph, network_in_files, machines, how, method)
+        if planned.fits:
+            return planned
+        tried.append(planned)
     usual = Sampling(fanouts=(10,) * network.layers)
     sampled = best_epoch(graph, network, num_ranks, machines, exchanges, aggregation, usual, method)
     return sampled if sampled.fits else min([*tried, sampled], key=lambda p: p.memory.expected)
@@ -408,6 +422,8 @@ def plan_full_batch(
     mode: Mode = "full batch"
     if how.mode == "sequential":
         mode = "full batch, rematerialized"
+    if network.in_files:
+        mode = "full batch, features in files"
     return EpochPlan(
         ranks=num_ranks,
         mode=mode,

@@ -302,12 +302,15 @@ class Tape:
         result = self.new(count, width, kind)
         numbers = [2.0 * x.count * x.width * width for x in rows]
         self.do("product", sum(numbers))
+        stored = sum(self._size(x) for x in rows if x.is_stored)
+        self.do("elements", 2 * stored)
         self.do("elements", (1 + (plus is not None)) * self._size(result))
         wanted = [x.node is not None for x in rows]
         shapes = [(x.count, x.width) for x in rows]
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             grads: list[TapeRows | None] = []
+            self.do("elements", 2 * stored)
             for (n, w), number, want in zip(shapes, numbers, wanted, strict=True):
                 self.do("weights", number)
                 if want:

@@ -26,7 +26,7 @@ from torch import Tensor
 from .._base.file_rows import BLOCK_BYTES
 from ..comm import rank
 from ..graph import NID, Block
-from ..ops import Adjacency, ProductRows
+from ..ops import Adjacency, ProductRows, place_of
 from ..sampling import DataLoader, FileFeatureStore, NeighborSampler
 from ..sampling.feature_store import LocalFeatureStore
 from ._config import ResolvedSampledConfig
@@ -291,12 +291,12 @@ class _Products(ProductRows):
 
     def product(self, matrix: Tensor) -> Tensor:
         if self._known is None:
-            if all(_place(other) != _place(matrix) for other in self._noted):
+            if all(place_of(other) != place_of(matrix) for other in self._noted):
                 self._noted.append(matrix)
             return self._like.new_zeros(0, matrix.shape[1])
         start = 0
         for other in self._noted:
-            if _place(other) == _place(matrix):
+            if place_of(other) == place_of(matrix):
                 break
             start += other.shape[1]
         else:
@@ -312,8 +312,3 @@ class _Products(ProductRows):
         known = None if self._known is None else self._known[:count]
         factors = None if self._factors is None else self._factors[:count]
         return _Products(self._like, known, factors, self._noted)
-
-
-def _place(matrix: Tensor) -> tuple[Any, ...]:
-    """What two views of one matrix have in common."""
-    return matrix.data_ptr(), matrix.shape, matrix.stride()

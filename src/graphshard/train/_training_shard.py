@@ -349,6 +349,8 @@ def assemble(
     if task_info.is_on_edges:
         numbers = None if relation is None else relation[0]
         edges, label, rows = _target_edges(data, edge_features, edge_categories, numbers, owned)
+        if edges.feat is not None:  # those in files are as they are stored
+            edges = replace(edges, feat=edges.feat.to(config.torch_dtype))
     return TrainingShard(
         **{
             "data": data,
