@@ -208,6 +208,8 @@ def test_a_budget_too_small_is_refused_before_anything_is_read(tmp_path: Path) -
     data = write_parts(tmp_path, "plain", 1)
     with pytest.raises(ValueError, match=r"memory must be at least .* MiB .*got 50 MiB; most of"):
         SampledRun(sampled_config_of(data, model="sage", memory="50MiB"))
+    with pytest.raises(ValueError, match=r"memory must be at least .*give more, mode sample, or"):
+        FullBatchRun(config_of(data, model="sage", memory="50MiB"))
     with pytest.raises(ValueError, match=r"memory must be a number of bytes above 0.*got 'much'"):
         sampled_config_of(data, memory="much")
     with pytest.raises(ValueError, match="cache_bytes is part of memory"):

@@ -331,7 +331,10 @@ class Learner:
         """
         text, order = describe_not_finite(
             {
-                "features": self._shard.features,
+                # Those in files were looked at when they were read.
+                "features": {
+                    t: x for t, x in self._shard.features.items() if t not in self._stored
+                },
                 "embeddings": tensors_under(self._named, "embeddings/"),
                 "parameters": tensors_under(self._named, "model/"),
                 "gradients": gradients or {},

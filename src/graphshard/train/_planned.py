@@ -85,8 +85,9 @@ class PlannedRun:
         if self.memory <= left or not self.items.get("features"):
             return text
         return (
-            f"{text}; {_mebibytes(left)} MiB are left for each: with mode sample and memory "
-            "(--mode sample --memory) features stay in files"
+            f"{text}; {_mebibytes(left)} MiB are left for each: with memory "
+            f"({'--memory, or --mode sample --memory' if self.is_whole else '--memory'}) features "
+            "stay in files"
         )
 
     def at_end(self, result: TrainResult) -> str:

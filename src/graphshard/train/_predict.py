@@ -497,20 +497,25 @@ def _rows_of_ends(request: PredictRequest, learner: Learner) -> PredictedRows:
     """What a network gives to the nodes at the ends of edges, by which it scores these."""
     shard = learner._host
     ends, rows = _ends(request, shard), learner.exact_rows()
-    numbers, ids, vectors, names, before = [], [], [], [], 0
+    numbers, ids, orders, names, before = [], [], {}, [], 0
     for ntype, of_type in ends.ids.items():
         order = torch.argsort(shard.original_ids[ntype])
         numbers.append(before + shard.original_ids[ntype][order].long())
         ids.append(of_type.take(_arrow(order)))
-        vectors.append(rows[ntype].cpu()[order])
+        orders[ntype] = order.to(rows[ntype].device)
         names += [ntype] * len(order)
         before += shard.num_all[ntype]
-    all_vectors, all_ids = torch.cat(vectors), joined_ids(ids)
+    all_ids = joined_ids(ids)
 
     def columns(places: slice) -> dict[str, pa.Array]:
         import pyarrow as pa
 
-        made = {"id": all_ids[places], "embedding": _vectors(all_vectors[places])}
+        start, stop, _ = places.indices(len(all_ids))
+        vectors = []
+        for ntype, order in orders.items():
+            vectors.append(rows[ntype][order[max(0, start) : max(0, stop)]].cpu())
+            start, stop = start - len(order), stop - len(order)
+        made = {"id": all_ids[places], "embedding": _vectors(torch.cat(vectors))}
         if len(ids) == 1:
             return made
         return {"type": pa.array(names[places], pa.string()), **made}
