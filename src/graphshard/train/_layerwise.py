@@ -77,11 +77,8 @@ class LayerwiseRows:
         """
         network = self._network
         assert isinstance(network, NodeClassifier)
-        index, target, device = (
-            self._num_layers - 1,
-            self._shard.target,
-            self._learner.device,
-        )
+        index, target = self._num_layers - 1, self._shard.target
+        device = self._learner.device
         before = self._rows_before(index)
         rows = before.own(target)
 
@@ -114,7 +111,6 @@ class LayerwiseRows:
         if not any(f"{t}/feat" in shard.data.in_files for t in shard.features):
             return None
         shapes = self._rows_of({t: slice(0, 0) for t in shard.data.node_type_names})
-        read = sum(shard.num_all[t] * width for t, width in shard.feature_widths.items())
         given = shapes if isinstance(shapes, Mapping) else {shard.target: shapes}
         if not isinstance(shapes, Mapping) and isinstance(network, GCN | SAGE | GAT):
             products = _Products(shapes)
@@ -123,21 +119,15 @@ class LayerwiseRows:
             if products.width < shapes.shape[1]:
                 self._products = products
                 given = {shard.target: self._read(shapes)}
-        if (
-            sum(
-                shard.num_all[t] * rows.shape[1]
-                for t, rows in given.items()
-                if t in shard.feature_widths
-            )
-            >= read
-        ):
+        saved = {t: w - given[t].shape[1:].numel() for t, w in shard.feature_widths.items()}
+        if sum(shard.num_all[t] * columns for t, columns in saved.items()) <= 0:
             self._products = None
             return None
         made = RowsOfLayer(shard, list(given), row_folders(self._config))
         made.is_mapping = isinstance(shapes, Mapping)
         made.set_kinds({t: (rows.dtype, tuple(rows.shape[1:])) for t, rows in given.items()})
         for ntype in given:
-            width = max(shard.feature_widths.get(ntype, 1), given[ntype].shape[1])
+            width = max(shard.feature_widths.get(ntype, 1), given[ntype].shape[1:].numel())
             count = max(1, BLOCK_BYTES // (width * given[ntype].element_size()))
             for first in range(0, shard.data.num_owned(ntype), count):
                 places = dict.fromkeys(shard.data.node_type_names, slice(0, 0))

@@ -199,8 +199,11 @@ def planned_evaluations(
     return planned, batches
 
 
-def room_beside(planned: PlannedRun | None, memory: float) -> int:
+def room_beside(planned: PlannedRun | None, memory: float, cure: str) -> int:
     """Bytes of a budget that a run leaves for rows of files that are read most.
+
+    Args:
+        cure: What helps beside more memory and more parts, "mode sample, " or nothing.
 
     Raises:
         ValueError: The run needs more than the budget by itself.
@@ -214,8 +217,7 @@ def room_beside(planned: PlannedRun | None, memory: float) -> int:
         raise ValueError(
             f"memory must be at least {_mebibytes(needed)} MiB for a worker of this run (got "
             f"{_mebibytes(memory)} MiB; most of it in MiB: {named}); give more, "
-            f"{'mode sample' if planned.is_whole else 'a smaller batch_size'}, or partition into "
-            "more parts"
+            f"{cure}or partition into more parts"
         )
     return int(memory - needed)
 

@@ -378,7 +378,7 @@ def _rows_by_layers(
         )
     planned, batches = planned_evaluations(learner, shard, config, memory)
     with shared_errors():
-        room_beside(planned, budget)
+        room_beside(planned, budget, "")
     for module in learner.model.modules():
         allow = getattr(module, "set_allow_zero_in_degree", None)
         if callable(allow):  # the graph was looked at

@@ -522,7 +522,7 @@ class FullBatchRun(TrainingRun):
         if budget is not None:
             planned = planned_run(self._learner, self._shard, self.config, self._memory)
             with shared_errors():
-                room_beside(planned, budget)
+                room_beside(planned, budget, "mode sample, ")
 
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
@@ -612,7 +612,7 @@ class SampledRun(TrainingRun):
         given = self._learner, shard, config, self._memory
         planned, self._evaluated = planned_evaluations(*given)
         with shared_errors():
-            self._cache_bytes = room_beside(planned, memory)
+            self._cache_bytes = room_beside(planned, memory, "a smaller batch_size, ")
         return with_cache(inputs.store_in_files(config), inputs.graph, self._cache_bytes)
 
     def _order_of_edges(self, edges: TargetEdges) -> EdgeOrder:
