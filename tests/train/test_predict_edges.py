@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from train_cases import GRAPHS, config_of, write_parts
 
 from graphshard._base.ranges import RangeMap
 from graphshard.testing import RanksFailed, run_ranks
-from graphshard.train import FullBatchRun, TaskInfo, predict, write_task
+from graphshard.train import FullBatchRun, TaskInfo, _predict, predict, write_task
 from graphshard.train._predict_edges import fetched_ids, numbers_of_ids
 
 PLAIN, WRITES = ("_N", "_E", "_N"), ("author", "writes", "paper")
@@ -123,6 +124,14 @@ def test_edges_in_their_own_order(kind: str, parts: int, how: str, tmp_path: Pat
     pd.testing.assert_frame_equal(
         some, table[mask].reset_index(drop=True), check_exact=False, atol=1e-12
     )
+
+
+def test_edges_are_scored_some_at_a_time(tmp_path: Path) -> None:
+    data, run, _ = trained("edge_classes")
+    expected = predict(data, run, device="cpu").to_pandas()
+    with mock.patch.object(_predict, "_ROWS_AT_ONCE", 7):
+        found = predict(data, run, device="cpu", memory="3GiB").to_pandas()
+    pd.testing.assert_frame_equal(found, expected, check_exact=False, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -214,6 +214,16 @@ class Learner:
         for name, etype in names.items():
             for graph in {id(graph): graph for graph in graphs}.values():
                 graph.edges[etype].data["feat"] = rows[name]
+
+    def edge_scores_in_pieces(self, size: int) -> Iterator[Tensor]:
+        """The scores of this rank's edges, at most so many at a time; every step is collective."""
+        edges, rows = self._shard.edges, self.exact_rows()
+        assert edges is not None
+        ranges = {t: self._shard.data.node_map(t) for t in self._shard.data.node_type_names}
+        for start in range(0, max(1, *reduce_ints([len(edges)], "max")), size):
+            places = torch.arange(min(start, len(edges)), min(start + size, len(edges)))
+            some = edges.at(places.to(self.device))
+            yield self.score(*EndRows(some, ranges)(rows), some)
 
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""

@@ -535,7 +535,8 @@ def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
     edges = shard.edges
     assert edges is not None
     ends = _ends(request, shard)
-    predictions = shard.task.predictions(learner.scores()).cpu()
+    pieces = learner.edge_scores_in_pieces(_ROWS_AT_ONCE)
+    predictions = torch.cat([shard.task.predictions(scores).cpu() for scores in pieces])
     numbers, before = torch.zeros_like(edges.src), 0
     for etype, places in edges.by_relation():
         ids = shard.data.edge_features[f"{etype_key(etype)}/orig_id"].long()
