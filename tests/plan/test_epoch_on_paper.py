@@ -329,6 +329,12 @@ def test_the_first_mode_that_fits_is_taken() -> None:
     (files,) = make_plan(large, dataclasses.replace(network, layers=2), [8], machines).rows
     assert files.mode == "sampled, features in files"
     assert files.fits
+    wide = dataclasses.replace(graph, features={"_N": 4000})
+    of_wide = dataclasses.replace(network, features={"_N": 4000})
+    machines = Machines(rates=Rates(), memory=parse_bytes("2.6GiB"), link=1e9)
+    (whole,) = make_plan(wide, of_wide, [8], machines).rows
+    assert whole.mode == "full batch, features in files"
+    assert "features" not in whole.items
     (nothing,) = rows("0.5GiB")
     assert not nothing.fits
     assert nothing.bound_by.startswith("memory: ")

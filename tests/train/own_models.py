@@ -62,6 +62,27 @@ class Net(nn.Module):
         return h if self.target is None else h[self.target]
 
 
+class Layered(Net):
+    """The same, one layer after another."""
+
+    def first_rows(self, features: Any) -> Any:
+        if isinstance(features, Tensor):
+            return next(iter(self.inputs.values()))(features)
+        return {t: self.inputs[t](rows) for t, rows in features.items()}
+
+    def layer_rows(self, index: int, graph: Any, rows: Any) -> Any:
+        if index and isinstance(rows, Tensor):
+            rows = self.dropout(F.relu(rows))
+        elif index:
+            rows = {t: self.dropout(F.relu(of_type)) for t, of_type in rows.items()}
+        return self.layers[index](graph, rows)
+
+    def last_rows(self, rows: Any) -> Any:
+        if isinstance(self.target, tuple):
+            return {ntype: rows[ntype] for ntype in self.target}
+        return rows if self.target is None else rows[self.target]
+
+
 class Misfit(Net):
     """It gives something else than what it is asked for."""
 

@@ -114,6 +114,36 @@ def test_rows_are_those_of_one_process(case: str, parts: int, how: str, tmp_path
     np.testing.assert_allclose(found, scores.softmax(1).numpy(), rtol=0, atol=1e-12)
 
 
+IN_FILES = [  # likewise
+    pytest.param(case, parts, how, marks=[] if is_usual else pytest.mark.exhaustive)
+    for case in CASES
+    for parts, how in [(1, "random"), (2, "random"), (5, "empty_part")]
+    for is_usual in [(case, parts) in [("gat", 2), ("typed_both", 2)]]
+]
+
+
+@pytest.mark.parametrize(("case", "parts", "how"), IN_FILES)
+def test_features_in_files_predict_the_same(
+    case: str, parts: int, how: str, tmp_path: Path
+) -> None:
+    table = predicted(tmp_path, case, parts, how, embeddings=True, memory="3GiB")
+    scores = scores_of(case)
+    assert table["prediction"].tolist() == scores.argmax(1).tolist()
+    found = table[["p_0", "p_1", "p_2"]].to_numpy()
+    np.testing.assert_allclose(found, scores.softmax(1).numpy(), rtol=0, atol=1e-12)
+    values = {"data": one_part(CASES[case][0]), "run": str(trained(case)), "device": "cpu"}
+    expected = predict(**values, embeddings=True)["embedding"].to_pylist()
+    np.testing.assert_allclose(table["embedding"].tolist(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_budget_for_predictions_too_small_is_refused(tmp_path: Path) -> None:
+    data, run = one_part("plain"), str(trained("gcn"))
+    with pytest.raises(ValueError, match=r"memory must be at least .* MiB .*got 50 MiB"):
+        predict(data, run, device="cpu", memory="50MiB")
+    with pytest.raises(ValueError, match=r"memory must be a number of bytes above 0.*got 'much'"):
+        predict(data, run, memory="much")
+
+
 def test_embeddings_that_three_ranks_learnt_are_found_by_two(tmp_path: Path) -> None:
     data = write_parts(tmp_path, "typed", 3)
     run = tmp_path / "run"

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from train_cases import GRAPHS, config_of, write_parts
 
 from graphshard._base.ranges import RangeMap
 from graphshard.testing import RanksFailed, run_ranks
-from graphshard.train import FullBatchRun, TaskInfo, predict, write_task
+from graphshard.train import FullBatchRun, TaskInfo, _predict, predict, write_task
 from graphshard.train._predict_edges import fetched_ids, numbers_of_ids
 
 PLAIN, WRITES = ("_N", "_E", "_N"), ("author", "writes", "paper")
@@ -119,10 +120,18 @@ def test_edges_in_their_own_order(kind: str, parts: int, how: str, tmp_path: Pat
         found = table.filter(like="prediction").to_numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     mask = edata["val_mask"].numpy()
-    some = predicted(tmp_path / "some", kind, parts, how, nodes="val")
+    some = predicted(tmp_path / "some", kind, parts, how, nodes="val", memory="3GiB")
     pd.testing.assert_frame_equal(
         some, table[mask].reset_index(drop=True), check_exact=False, atol=1e-12
     )
+
+
+def test_edges_are_scored_some_at_a_time(tmp_path: Path) -> None:
+    data, run, _ = trained("edge_classes")
+    expected = predict(data, run, device="cpu").to_pandas()
+    with mock.patch.object(_predict, "_ROWS_AT_ONCE", 7):
+        found = predict(data, run, device="cpu", memory="3GiB").to_pandas()
+    pd.testing.assert_frame_equal(found, expected, check_exact=False, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +163,8 @@ def test_pairs_and_the_best_links_of_nodes(kind: str, parts: int, how: str, tmp_
         np.fill_diagonal(left, -np.inf)
     (tmp_path / "ids.txt").write_text("7\n2\n")
     for nodes, ids in (("all", range(len(scores))), (str(tmp_path / "ids.txt"), [2, 7])):
-        found = predicted(tmp_path / str(len(ids)), kind, parts, how, top=4, nodes=nodes)
+        more = {} if nodes == "all" else {"memory": "3GiB"}
+        found = predicted(tmp_path / str(len(ids)), kind, parts, how, top=4, nodes=nodes, **more)
         best = {u: np.argsort(-left[u], kind="stable")[:4] for u in ids}
         assert found["source"].tolist() == [u for u in ids for _ in range(4)]
         assert found["rank"].tolist() == [1, 2, 3, 4] * len(ids)
@@ -175,7 +185,8 @@ def test_of_nodes_with_few_others_there_are_few_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "parts"), [("typed_links", 2), ("plain_links", 3)])
 def test_rows_of_nodes_by_which_edges_are_scored(kind: str, parts: int, tmp_path: Path) -> None:
-    found = predicted(tmp_path, kind, parts, "empty_part", embeddings=True)
+    more = {"memory": "3GiB"} if kind == "typed_links" else {}
+    found = predicted(tmp_path, kind, parts, "empty_part", embeddings=True, **more)
     rows = rows_of_nodes(kind)
     if kind == "typed_links":
         assert found["type"].tolist() == ["author"] * 30 + ["paper"] * 40

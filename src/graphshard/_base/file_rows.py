@@ -33,7 +33,8 @@ from .files import open_regular
 from .kernels import kernels_for
 
 _CPU = torch.device("cpu")
-_BLOCK_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 24
+"""Of the rows that are read at once where all are, in their order."""
 
 
 class RowsFile:
@@ -165,7 +166,7 @@ class RowsInFiles:
     def blocks(self) -> Iterator[Tensor]:
         """All rows in their order, some megabytes at a time."""
         size = max(1, math.prod(self.row_shape) * self.stored_dtype.itemsize)
-        count = max(1, _BLOCK_BYTES // size)
+        count = max(1, BLOCK_BYTES // size)
         for start in range(0, self.shape[0], count):
             rows = torch.arange(start, min(start + count, self.shape[0]))
             block = torch.empty((rows.numel(), *self.row_shape), dtype=self.dtype)

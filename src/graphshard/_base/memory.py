@@ -173,6 +173,11 @@ def own_memory() -> int:
     return _status("RssAnon") or current_memory()
 
 
+def peak_own_memory() -> int:
+    """The most there were without pages of files, if there were as many of these as now."""
+    return max(own_memory(), peak_memory() - (_status("RssFile") or 0))
+
+
 def peak_memory() -> int:
     """The most bytes that were resident at once."""
     high_water = _status("VmHWM")

@@ -13,7 +13,7 @@ from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..ops import Attention
 from .attention import LeakyAttentionConv
-from .inputs import Features, Widths, split_features
+from .inputs import Features, Widths, read_once, split_features
 from .recompute import Projections
 
 
@@ -92,7 +92,8 @@ class GATv2Conv(LeakyAttentionConv):
         if isinstance(feat, tuple):
             source, inputs = map(self.feat_drop, split_features(graph, feat))
         else:
-            source, inputs = split_features(graph, self.feat_drop(feat))
+            layers = [self.fc_src] if self.share_weights else [self.fc_src, self.fc_dst]
+            source, inputs = split_features(graph, read_once(self.feat_drop(feat), layers))
         projected = projections.project(source, self.fc_src, heads)
         if self.share_weights and not isinstance(feat, tuple):
             return *split_features(graph, projected), inputs

@@ -13,7 +13,7 @@ from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, Steps, run_steps
 from ..ops import AffineInSteps, affine, is_relu
-from .inputs import Features, degree_scale, neighbour_message
+from .inputs import Features, degree_scale, multiplies_first, neighbour_message
 from .zero_in_degree import ZeroInDegreeCheck
 
 NORMS = ("none", "both", "right", "left")
@@ -127,7 +127,7 @@ class GraphConv(ZeroInDegreeCheck):
             if self._norm in ("left", "both"):
                 source = source * degree_scale(graph.out_degrees(), power, source)
 
-            transform_first = self._in_feats > self._out_feats
+            transform_first = multiplies_first(source, self._in_feats, self._out_feats)
             if weight is not None and transform_first:
                 source = affine([(source, weight)])
             graph.srcdata["h"] = source

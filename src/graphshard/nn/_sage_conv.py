@@ -15,7 +15,15 @@ from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, NodeBatch, Steps, run_steps
 from ..ops import AffineInSteps, affine, is_plain, is_relu, linear
-from .inputs import Features, Widths, neighbour_message, split_features, split_widths
+from .inputs import (
+    Features,
+    Widths,
+    multiplies_first,
+    neighbour_message,
+    read_once,
+    split_features,
+    split_widths,
+)
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
@@ -134,7 +142,10 @@ class SAGEConv(nn.Module):
                 source, destination = split_features(graph, feat)
                 source, destination = self.feat_drop(source), self.feat_drop(destination)
             else:
-                source, destination = split_features(graph, self.feat_drop(feat))
+                feat = self.feat_drop(feat)
+                if self._aggre_type == "mean":
+                    feat = read_once(feat, [self.fc_neigh, self.fc_self])
+                source, destination = split_features(graph, feat)
             if self._aggre_type == "gcn" and source.shape[1:] != destination.shape[1:]:
                 raise ValueError(
                     "aggregator_type 'gcn' averages a node with its neighbours, so source and "
@@ -144,7 +155,9 @@ class SAGEConv(nn.Module):
             message = neighbour_message(graph, edge_weight, source.dim())
 
             # Multiplied by W_neigh already, or still to be.
-            is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats
+            is_done = self._aggre_type in ("mean", "gcn") and multiplies_first(
+                source, self._in_src_feats, self._out_feats
+            )
             dense = self._dense(destination, is_done)
             start = None if dense is None else dense.start
             if self._aggre_type in ("mean", "gcn"):

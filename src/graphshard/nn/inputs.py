@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import ProductRows, is_plain
 
 Widths: TypeAlias = int | tuple[int, int]
 """Width of the node features: one number, or (source, destination)."""
@@ -43,6 +45,18 @@ def split_features(graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, 
             )
         return source, destination
     return feat, feat[: graph.num_dst_nodes()] if graph.is_block else feat
+
+
+def multiplies_first(source: Any, in_width: int, out_width: int) -> bool:
+    """Whether rows are multiplied before they are summed, as those that are not in memory must."""
+    return in_width > out_width or isinstance(source, ProductRows)
+
+
+def read_once(feat: Features, layers: Sequence[nn.Linear]) -> Features:
+    """The same rows; those that are not in memory are read once for the products of all layers."""
+    if isinstance(feat, ProductRows) and all(is_plain(layer, nn.Linear) for layer in layers):
+        return feat.with_products([layer.weight.t() for layer in layers])
+    return feat
 
 
 def prepare_edge_weight(graph: MessagePassingGraph, edge_weight: Any, num_dims: int) -> Any:

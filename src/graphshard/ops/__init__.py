@@ -16,6 +16,7 @@ from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._affine import AffineInSteps as AffineInSteps
 from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention_rule import Attention, EdgeMask, edge_keys, random_seed
+from ._product_rows import BlockwiseRows, ProductRows, place_of
 from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows
 from .attention import attend, head_products
 from .sampling import IdTable, copy_rows, draw_neighbors, group_by_range, ungroup
@@ -33,9 +34,11 @@ from .spmm import (
 __all__ = [
     "Adjacency",
     "Attention",
+    "BlockwiseRows",
     "EdgeMask",
     "HasAdjacency",
     "IdTable",
+    "ProductRows",
     "UpdateRule",
     "add_rows",
     "affine",
@@ -61,6 +64,7 @@ __all__ = [
     "is_relu",
     "linear",
     "merge_best",
+    "place_of",
     "random_seed",
     "reference",
     "release_memory",

@@ -28,7 +28,7 @@ class Network:
         features: Node type to the width of its features; types without have learnt rows.
         out: Width of the scores.
         num_relations: Of a plain graph whose edges carry relation numbers.
-        kept_bytes: Of what stays of each number of a rank's features.
+        in_files: In full batch, features stay in files, and layers begin with products of them.
     """
 
     model: str
@@ -45,11 +45,35 @@ class Network:
     num_bases: int = 0
     num_relations: int = 0
     itemsize: int = 4
+    in_files: bool = False
 
     @property
     def sums_rows(self) -> bool:
         """Whether layers of a plain graph sum rows, so that partial sums may travel."""
         return self.model == "gcn" or (self.model == "sage" and self.aggregator != "pool")
+
+    def widths_read(self, nodes: Mapping[str, float], *, is_typed: bool) -> dict[str, float]:
+        """Node type to what blocks read of it where an evaluation goes layer by layer.
+
+        What goes into the first layer, or its products; features, where those are no narrower.
+        """
+        has_heads = self.model in ("gat", "gatv2")
+        wide = self.hidden * self.heads if has_heads else self.hidden
+        features = {t: float(self.features.get(t, wide)) for t in nodes}
+        is_projected = is_typed or self.model == "hgt" or (self.encoder and self.model != "rgcn")
+        given = dict.fromkeys(nodes, float(wide)) if is_projected else dict(features)
+        if not is_typed and self.model not in ("hgt", "rgcn"):
+            out = wide if self.layers > 1 else self.out
+            products = (self.model == "gatv2" or self.model == "sage") + 1 + self.residual
+            products -= self.model == "sage" and self.aggregator == "gcn"
+            is_pool = self.model == "sage" and self.aggregator == "pool"
+            for ntype, width in given.items():
+                given[ntype] = width if is_pool else min(width, float(products * out))
+        sizes = [
+            sum(n * of[t] for t, n in nodes.items() if t in self.features)
+            for of in (given, features)
+        ]
+        return given if sizes[0] < sizes[1] else features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +327,7 @@ class _Layers:
         self, x: TapeRows, own: TapeRows, size: _Size, width: float, aggregator: str
     ) -> TapeRows:
         tape = self.tape
-        first = aggregator != "pool" and x.width > width
+        first = aggregator != "pool" and (x.width > width or x.is_stored)
         if aggregator == "pool":
             h = tape.elementwise(tape.affine([x], x.width), "result", 0)
             value = tape.new(size[0], h.width)
@@ -330,9 +354,9 @@ class _Layers:
 
     def gcn(self, x: TapeRows, size: _Size, width: float, norm: str, bias: bool = True) -> TapeRows:
         tape = self.tape
-        if norm == "both":
+        if norm == "both" and not x.is_stored:
             x = tape.elementwise(x, "other")
-        first = x.width > width
+        first = x.width > width or x.is_stored
         h = tape.affine([x], width, bias=False) if first else x
         del x
         result = self.passed([h], size, h.width)
@@ -556,7 +580,8 @@ def scores(
 
 def _input(tape: Tape, network: Network, ntype: str, count: float, wide: float) -> TapeRows:
     if ntype in network.features:
-        return tape.given(count, network.features[ntype])
+        is_stored = network.in_files and network.model != "rgcn"
+        return tape.given(count, network.features[ntype], is_stored=is_stored)
     return tape.learnt(count, wide)
 
 

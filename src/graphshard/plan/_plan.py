@@ -13,13 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from .._base.file_rows import BLOCK_BYTES
 from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
 from ._networks import Exchanges, Network, PartSize, scores
 from ._rates import Rates
 from ._tape import Memory, Tape, Work
 
-Mode = Literal["full batch", "full batch, rematerialized", "sampled", "sampled, features in files"]
+Mode = Literal[
+    "full batch",
+    "full batch, rematerialized",
+    "full batch, features in files",
+    "sampled",
+    "sampled, features in files",
+]
 
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
@@ -48,6 +55,9 @@ _FILE_BYTES_PER_EDGE = 8.0
 _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
+
+_BLOCKS_READ = 4.0
+"""Blocks of features in files that are there at once: as stored, as given, and random factors."""
 
 _VALIDATED_RANKS, _VALIDATED_IN_TIME, _VALIDATED_BYTES = 16, 2, 2 << 30
 _OFF_SAMPLED = 0.5
@@ -265,7 +275,8 @@ def best_epoch(
 ) -> EpochPlan:
     """The epoch on a number of ranks in the first mode that fits, else in the one that takes least.
 
-    The order: all remote rows at once, one part's at a time, sampled, sampled from files.
+    The order: all remote rows at once, one part's at a time, the same with features in files,
+    sampled, sampled from files.
     """
     if sampling is not None:
         planned = plan_sampled(graph, network, num_ranks, machines, sampling, method)
@@ -291,6 +302,13 @@ def best_epoch(
     fitting = [planned for planned in tried if planned.fits]
     if fitting:
         return fitting[-1]
+    network_in_files = replace(network, in_files=True)
+    for mode in modes:
+        how = replace(exchanges, mode=mode, num_ranks=num_ranks)  # type: ignore[arg-type]
+        planned = plan_full_batch(graph, network_in_files, machines, how, method)
+        if planned.fits:
+            return planned
+        tried.append(planned)
     usual = Sampling(fanouts=(10,) * network.layers)
     sampled = best_epoch(graph, network, num_ranks, machines, exchanges, aggregation, usual, method)
     return sampled if sampled.fits else min([*tried, sampled], key=lambda p: p.memory.expected)
@@ -327,9 +345,13 @@ def fixed_items(
     copies = graph.itemsize + (network.itemsize if graph.itemsize != network.itemsize else 0)
     learnt = sum(n for t, n in part.nodes.items() if t not in network.features)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
+    reading = 0.0
+    if network.in_files:
+        reading, features = _BLOCKS_READ * min(float(BLOCK_BYTES), features * graph.itemsize), 0.0
     return {
-        "interpreter": rates.interpreter,
+        "interpreter": rates.own if network.in_files else rates.interpreter,
         "features": features * copies,
+        "blocks of features": reading,
         "structure": sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
         + sum(part.nodes.values()) * NODE_BYTES
         + sum(part.halo.values()) * 16,
@@ -400,6 +422,8 @@ def plan_full_batch(
     mode: Mode = "full batch"
     if how.mode == "sequential":
         mode = "full batch, rematerialized"
+    if network.in_files:
+        mode = "full batch, features in files"
     return EpochPlan(
         ranks=num_ranks,
         mode=mode,
@@ -572,7 +596,7 @@ def plan_sampled(
     cached = min(sampling.cache_bytes, sum(cacheable.get(t, 0.0) * b for t, b in row_bytes.items()))
     items["cache"] = cached
     if sampling.in_files:
-        evaluation = _evaluation_in_files(graph, network, sampling, batch, items)
+        evaluation = _evaluation_in_files(graph, network, sampling, part, items)
     else:
         evaluation = _evaluation(graph, network, part, num_ranks, items)
     if not sampling.in_files and not _fits(evaluation.peak, machines, num_ranks):
@@ -648,17 +672,19 @@ def _evaluation_in_files(
     graph: GraphSize,
     network: Network,
     sampling: Sampling,
-    batch: float,
+    part: PartSize,
     items: Mapping[str, float],
 ) -> Memory:
     """What an evaluation takes that goes layer by layer, batch by batch."""
     memory = Memory(dict(items))
-    (block,), drawn = sampled_parts(graph, (-1,), sampling.batches_evaluated * batch)
+    owned = max(1.0, sum(part.nodes.values()))
+    batch = min(float(sampling.batches_evaluated * sampling.batch_size or owned), owned)
+    (block,), drawn = sampled_parts(graph, (-1,), batch)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     ahead = sampling.prefetch + 2
-    rows = sum(
-        n * max(network.features.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items()
-    )
+    is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
+    first = network.widths_read(graph.nodes, is_typed=is_typed)
+    rows = sum(n * max(first.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items())
     rows += 3 * sum(block.nodes.values()) * max(wide, network.out)
     memory.take(rows * network.itemsize + drawn * 12 * ahead, "mapped", "evaluation")
     return memory

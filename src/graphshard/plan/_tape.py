@@ -129,6 +129,8 @@ class TapeRows:
     node: Node | None = None
     #: Whether they are the same in every step, and what is made of them alone is kept.
     is_constant: bool = False
+    #: Whether they stay in files, and are read for products.
+    is_stored: bool = False
 
 
 @dataclass
@@ -187,9 +189,9 @@ class Tape:
             self.do("pages", size)
         return TapeRows(count, width, block)
 
-    def given(self, count: float, width: float, is_constant: bool = True) -> TapeRows:
+    def given(self, count: float, width: float, *, is_stored: bool = False) -> TapeRows:
         """TapeRows that are counted among what is there all the time."""
-        return TapeRows(count, width, None, is_constant=is_constant)
+        return TapeRows(count, width, None, is_constant=True, is_stored=is_stored)
 
     def learnt(self, count: float, width: float) -> TapeRows:
         """Parameters, counted likewise, that get a gradient."""
@@ -300,12 +302,15 @@ class Tape:
         result = self.new(count, width, kind)
         numbers = [2.0 * x.count * x.width * width for x in rows]
         self.do("product", sum(numbers))
+        stored = sum(self._size(x) for x in rows if x.is_stored)
+        self.do("elements", 2 * stored)
         self.do("elements", (1 + (plus is not None)) * self._size(result))
         wanted = [x.node is not None for x in rows]
         shapes = [(x.count, x.width) for x in rows]
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             grads: list[TapeRows | None] = []
+            self.do("elements", 2 * stored)
             for (n, w), number, want in zip(shapes, numbers, wanted, strict=True):
                 self.do("weights", number)
                 if want:
@@ -335,7 +340,9 @@ class Tape:
 
     def dropout(self, rows: TapeRows, p: float) -> TapeRows:
         """As torch has it on a CPU: random factors of the size of the rows are kept."""
-        if not p or not self.records:
+        if rows.is_stored and self.records:
+            self.do("random", rows.count * rows.width)
+        if not p or not self.records or rows.is_stored:
             return rows
         factors = self.new(rows.count, rows.width)
         result = self.new(rows.count, rows.width)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._embeddings import NodeEmbeddings
     from ._export import ModelCard, read_card
     from ._models import GAT, GCN, HGT, RGCN, SAGE, GATv2, TypedNetwork, TypedRGCN
-    from ._own_model import ModelSchema
+    from ._own_model import LayeredNetwork, ModelSchema
     from ._predict import predict
     from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
     from ._run import FullBatchRun, SampledRun, TrainingRun, train, train_full_batch, train_sampled
@@ -57,6 +57,7 @@ __all__ = [
     "FullBatchRun",
     "GATv2",
     "LaunchOutcome",
+    "LayeredNetwork",
     "ModelCard",
     "ModelSchema",
     "NodeEmbeddings",

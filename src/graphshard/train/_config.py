@@ -255,6 +255,12 @@ class RunConfig:
     ] = 0
     checkpoint_dir: Annotated[str | None, "Folder of the checkpoints.", Unset("none")] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
+    memory: Annotated[
+        str | None,
+        "What a worker may take, such as 2GiB: features stay in the files of the partition. full: "
+        "they are read block by block; sample: what is left is for rows that are read most.",
+        Unset("features are in memory"),
+    ] = None
     run: Annotated[
         str | None,
         "Folder of what the run leaves: config.toml, history.jsonl, a line an evaluation, and "
@@ -268,6 +274,9 @@ class RunConfig:
     ] = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory, int):
+            object.__setattr__(self, "memory", str(self.memory))
+        bytes_of(self.memory)
         for name in ("data", "checkpoint_dir", "run", "tensorboard"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
@@ -376,7 +385,7 @@ class RunConfig:
     @property
     def memory_bytes(self) -> float | None:
         """What a worker may take, if features stay in files; None where they are in memory."""
-        return None
+        return bytes_of(self.memory)
 
     def graph_options(self) -> dict[str, Any]:
         """How the whole graph is put together; for `graphshard.construct_full_graph`."""
@@ -430,6 +439,9 @@ class ResolvedConfig(RunConfig):
 @dataclass(frozen=True, kw_only=True)
 class FullBatchConfig(RunConfig):
     """A full-batch training run; see `RunConfig` for the fields that are not described here.
+
+    With ``memory``, a text or a number of bytes, the first layer reads features from their files, a
+    block at a time, and what else a worker needs is held against it before the first epoch.
 
     For ``prefetch`` see `graphshard.fullbatch.AggregationMode`; gradients of remote rows travel in
     ``halo_dtype``, too.
@@ -514,12 +526,6 @@ class SampledConfig(RunConfig):
         int, "sample: memory of a worker for often used rows of others.", Lowest(0)
     ] = 0
     prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", Lowest(0)] = 2
-    memory: Annotated[
-        str | None,
-        "sample: what a worker may take, such as 2GiB: features stay in the files of the "
-        "partition, and rows that are read most in what is left.",
-        Unset("features are in memory"),
-    ] = None
     exclude_targets: Annotated[
         bool | None,
         "sample: tasks on edges: those of a step, and their reverses, carry no messages in it.",
@@ -527,8 +533,6 @@ class SampledConfig(RunConfig):
     ] = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.memory, int):
-            object.__setattr__(self, "memory", str(self.memory))
         super().__post_init__()
         if self.memory_bytes is not None and self.cache_bytes:
             raise ValueError(
@@ -560,12 +564,6 @@ class SampledConfig(RunConfig):
                 f"layers={self.layers})"
             )
 
-    @property
-    def memory_bytes(self) -> float | None:
-        from ..plan import parse_bytes
-
-        return None if self.memory is None else parse_bytes(self.memory)
-
     def resolved(self, facts: GraphFacts | None = None) -> ResolvedSampledConfig:
         """The same run with the model's own values where a field was None."""
         values = self._filled(facts)
@@ -588,6 +586,13 @@ def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
     values = json.loads(text)
     kinds = {kind.mode: kind for kind in (FullBatchConfig, SampledConfig)}
     return kinds[values.pop("mode")](**values)
+
+
+def bytes_of(memory: str | None) -> float | None:
+    """The number of bytes that a setting says, if it does."""
+    from ..plan import parse_bytes
+
+    return None if memory is None else parse_bytes(memory)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ _NOT_OF_THE_MODEL = frozenset(
     "data device timeout save_every checkpoint_dir resume run plot tensorboard".split()
 )
 _IDS_AT_ONCE = 1 << 16
+
+_Config = TypeVar("_Config", bound=ResolvedConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +114,18 @@ class ModelCard:
     def resolved_config(self, **values: Any) -> ResolvedConfig:
         """The run's settings with some replaced."""
         kind = {"full": ResolvedFullBatchConfig, "sample": ResolvedSampledConfig}[self.mode]
+        return self._config(kind, values)
+
+    def sampled_config(self, **values: Any) -> ResolvedSampledConfig:
+        """The same as those of a sampled run."""
+        return self._config(ResolvedSampledConfig, values)
+
+    def _config(self, kind: type[_Config], values: Mapping[str, Any]) -> _Config:
         names = {f.name for f in dataclasses.fields(kind)}
         known = {name: value for name, value in self.config.items() if name in names}
-        if isinstance(known.get("fanouts"), list):
-            known["fanouts"] = tuple(known["fanouts"])
-        made: ResolvedConfig = kind(**{**known, **values})
-        return made
+        if "fanouts" in names:
+            known["fanouts"] = tuple(known.get("fanouts") or (-1,) * known["layers"])
+        return kind(**{**known, **values})
 
     def read_weights(self) -> dict[str, Tensor]:
         """The ``state_dict``, every byte of it held against the card.

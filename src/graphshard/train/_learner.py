@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ..comm.collectives import raise_everywhere, reduce_ints
 from ..errors import ModelError
 from ..fullbatch import GraphShardManager, PartitionData
 from ..graph import MessagePassingGraph
+from ..ops import BlockwiseRows
 from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
 from ._checkpoint import tensors_under
@@ -40,6 +41,7 @@ from ._models import (
 )
 from ._optimizer import Descent
 from ._own_model import ModelSchema, build_own_model, check_rows
+from ._row_files import row_folders, rows_with_dtype
 from ._tasks import Classes, Links, gather_rows, widened
 from ._training_shard import TrainingShard, all_finite, edge_columns
 
@@ -119,6 +121,13 @@ class Learner:
             self.links = link_scorer(self._shard, self.model, config)
         #: Factor of the loss of each class, or None.
         self.class_weights = class_weights(shard, config)
+        in_files = shard.data.in_files
+        self._stored = {
+            ntype: in_files[f"{ntype}/feat"].as_dtype(config.torch_dtype)
+            for ntype in shard.features
+            if f"{ntype}/feat" in in_files
+        }
+        self._mapped: dict[str, Tensor] = {}
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         #: What gives rows in evaluations, in the place of `node_rows`; or None.
@@ -149,7 +158,7 @@ class Learner:
 
     def scores(self) -> Tensor:
         """Scores of this rank's rows, nodes of the target type or edges; collective."""
-        return self._scores_of(self.node_rows())
+        return self._scores_of(self.exact_rows())
 
     def _scores_of(self, rows: Any) -> Tensor:
         return rows if self._shard.edges is None else self._edge_scores(rows, None)
@@ -157,14 +166,26 @@ class Learner:
     def node_rows(self) -> Any:
         """The model's output for this rank's nodes, of several types by type; collective."""
         shard = self._shard
-        features = dict(shard.features)
-        for ntype in features:
-            if f"{ntype}/feat" in shard.data.in_files:  # as they are stored
-                features[ntype] = features[ntype].to(self.device, self._config.torch_dtype)
+        features: dict[str, Any] = dict(shard.features)
+        features |= {t: self._rows_in_file(t) for t in features if t in self._stored}
         rows = self.input_rows(features, shard.categories, shard.sparse)
         rows |= self.embeddings()
         self.set_edge_features(self.graphs, self._shard.edge_features, self._shard.edge_categories)
         return self.apply(self.graphs, model_features(self._shard, rows))
+
+    def _rows_in_file(self, ntype: str) -> Any:
+        """Features of a type that stay in a file, as the network reads them."""
+        if isinstance(self.network, NodeClassifier) and not (
+            isinstance(self.network, RGCN)  # messages read rows as they are
+        ):
+            return BlockwiseRows(self._stored[ntype], self.device)
+        if ntype not in self._mapped:
+            rows = rows_with_dtype(self._stored[ntype], row_folders(self._config))
+            # A model of the user's own may write to its input.
+            mapped = rows.mapped(is_private=":" in self._config.model).to(self.device)
+            self.graph.mark_constant(mapped)
+            self._mapped[ntype] = mapped
+        return self._mapped[ntype]
 
     def input_rows(
         self,
@@ -193,6 +214,16 @@ class Learner:
         for name, etype in names.items():
             for graph in {id(graph): graph for graph in graphs}.values():
                 graph.edges[etype].data["feat"] = rows[name]
+
+    def edge_scores_in_pieces(self, size: int) -> Iterator[Tensor]:
+        """The scores of this rank's edges, at most so many at a time; every step is collective."""
+        edges, rows = self._shard.edges, self.exact_rows()
+        assert edges is not None
+        ranges = {t: self._shard.data.node_map(t) for t in self._shard.data.node_type_names}
+        for start in range(0, max(1, *reduce_ints([len(edges)], "max")), size):
+            places = torch.arange(min(start, len(edges)), min(start + size, len(edges)))
+            some = edges.at(places.to(self.device))
+            yield self.score(*EndRows(some, ranges)(rows), some)
 
     def _edge_scores(self, rows: Mapping[str, Tensor], split: str | None) -> Tensor:
         """Scores of this rank's edges, or of a split's; collective."""
@@ -310,7 +341,10 @@ class Learner:
         """
         text, order = describe_not_finite(
             {
-                "features": self._shard.features,
+                # Those in files were looked at when they were read.
+                "features": {
+                    t: x for t, x in self._shard.features.items() if t not in self._stored
+                },
                 "embeddings": tensors_under(self._named, "embeddings/"),
                 "parameters": tensors_under(self._named, "model/"),
                 "gradients": gradients or {},
@@ -329,11 +363,15 @@ class Learner:
             )
         raise_everywhere(error)
 
+    def exact_rows(self) -> Any:
+        """What `node_rows` gives, by what evaluations are computed by; collective."""
+        return self.node_rows() if self.evaluates is None else self.evaluates()
+
     @torch.no_grad()
     def evaluation_scores(self) -> Any:
         """The scores of all rows without dropout, or for links rows of nodes; collective."""
         self.model.eval()
-        rows = self.node_rows() if self.evaluates is None else self.evaluates()
+        rows = self.exact_rows()
         return rows if self.links is not None else self._scores_of(rows)
 
     @torch.no_grad()

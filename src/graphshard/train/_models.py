@@ -62,7 +62,8 @@ class InputDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` with elements set to zero at random and the others scaled, while training."""
-        if not self.training or self.p == 0.0 or x.requires_grad or not x.is_contiguous():
+        is_known = isinstance(x, Tensor) and not x.requires_grad and x.is_contiguous()
+        if not self.training or self.p == 0.0 or not is_known:
             return F.dropout(x, self.p, self.training)
         places = self._places_of(x)
         if places is None:
@@ -149,13 +150,17 @@ class NodeClassifier(nn.Module):
 
     def layer_rows(self, index: int, graph: MessagePassingGraph, h: Any) -> Any:
         """What a layer gives, of what the one before it gave, or `first_rows`."""
-        rows = self._between(h) if index else h
+        rows = self.input_rows(index, h)
         h = self._layer(self.layers[index], graph, rows)
         if self.own is not None:
             h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
         if self.norms is not None and index < len(self.norms):
             h = self._normalized(self.norms[index], h)
         return h
+
+    def input_rows(self, index: int, h: Any) -> Any:
+        """What goes into a layer, of what the one before it gave, of each node by itself."""
+        return self._between(h) if index else h
 
     def last_rows(self, h: Any) -> Any:
         """What the network gives, of what its last layer gave, of each node by itself."""
@@ -675,7 +680,7 @@ class HGT(TypedClassifier):
         self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
 
     def first_rows(self, features: Mapping[str, Tensor] | Tensor) -> Any:
-        if isinstance(features, Tensor):
+        if not isinstance(features, Mapping):
             assert isinstance(self.target, str)
             features = {self.target: features}
         return super().first_rows(features)

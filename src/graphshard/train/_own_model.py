@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -32,7 +32,9 @@ class ModelSchema:
     ``graph.edges[etype].data``, under the names below.
 
     The class may have ``penalized_parameters()``, those with weight decay (all by default), and
-    ``exchanged_width()``, the most columns of the rows that its layers read of neighbours.
+    ``exchanged_width()``, the most columns of the rows that its layers read of neighbours. With the
+    three methods of `LayeredNetwork` it is evaluated layer by layer where features stay in files;
+    else an evaluation has the rows of all nodes in memory.
 
     Args:
         target: Node type whose rows are wanted; for a task on edges between two types, both, and
@@ -54,6 +56,25 @@ class ModelSchema:
     def is_typed(self) -> bool:
         """Whether there are several node types or relations."""
         return len(self.node_types) > 1 or len(self.canonical_etypes) > 1
+
+
+@runtime_checkable
+class LayeredNetwork(Protocol):
+    """A network that can be computed one layer after another, of some nodes at a time.
+
+    ``forward(graphs, features)`` is then ``first_rows``, ``layer_rows`` with each graph, and
+    ``last_rows``. What goes from one to the next is a tensor of rows of nodes, or node type to
+    tensor; the networks that come with graphshard have these methods.
+    """
+
+    def first_rows(self, features: Any) -> Any:
+        """What goes into the first layer, of each node by itself."""
+
+    def layer_rows(self, index: int, graph: MessagePassingGraph, rows: Any) -> Any:
+        """What layer ``index`` gives to the destinations of a graph, of its sources' rows."""
+
+    def last_rows(self, rows: Any) -> Any:
+        """What the network gives, of what the last layer gave, of each node by itself."""
 
 
 def load_model_class(model: str) -> type[nn.Module]:

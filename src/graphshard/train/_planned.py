@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .._base.memory import PeakMemory, available_memory, own_memory
+from .._base.memory import PeakMemory, available_memory, own_memory, peak_own_memory
 from ..comm import rank, world_size
 from ..comm.collectives import gather_int, reduce_floats
 from ..fullbatch import ExtendedEdges, StoredEdges
 from ..plan import (
+    BATCHES_EVALUATED,
     EXTENDED_BYTES_PER_EDGE,
     STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
@@ -29,7 +30,7 @@ from ..plan import (
     plan_sampled,
     read_rates,
 )
-from ._config import ResolvedConfig
+from ._config import FullBatchConfig, ResolvedConfig
 from ._learner import Learner
 from ._plan_inputs import exchanges_of, network_of, sampling_of
 from ._result import TrainResult
@@ -59,6 +60,7 @@ class PlannedRun:
         is_own: Whether memory is counted without pages of files.
         items: Bytes of this rank by what they are for.
         left: Bytes that processes of this host could still get when the plan was made.
+        is_whole: Whether an epoch is one step on the whole graph.
     """
 
     memory: float
@@ -69,6 +71,7 @@ class PlannedRun:
     is_own: bool
     items: Mapping[str, float]
     left: float
+    is_whole: bool
 
     def at_start(self) -> str:
         """A line before the first epoch."""
@@ -82,15 +85,16 @@ class PlannedRun:
         if self.memory <= left or not self.items.get("features"):
             return text
         return (
-            f"{text}; {_mebibytes(left)} MiB are left for each: with mode sample and memory "
-            "(--mode sample --memory) features stay in files"
+            f"{text}; {_mebibytes(left)} MiB are left for each: with memory "
+            f"({'--memory, or --mode sample --memory' if self.is_whole else '--memory'}) features "
+            "stay in files"
         )
 
     def at_end(self, result: TrainResult) -> str:
         """A line that compares; collective."""
         if self.is_own:
-            took = float(max(gather_int(own_memory())))
-            shown = f"{_mebibytes(took)} MiB at the end"
+            took = float(max(gather_int(peak_own_memory() if self.is_whole else own_memory())))
+            shown = f"{_mebibytes(took)} MiB {'at most' if self.is_whole else 'at the end'}"
         else:
             took = max(result.peak_memory) + self.resident
             shown = f"{_mebibytes(took)} MiB a worker"
@@ -169,19 +173,37 @@ def planned_run(
         sent=sum(figures[2::4]) if world_size() > 1 else 0.0,
         seconds=None if path is None else max(figures[3::4]),
         resident=memory.start,
-        is_own=getattr(config, "memory_bytes", None) is not None,
+        is_own=config.memory_bytes is not None,
         items=epoch.items,
         left=available_memory(),
+        is_whole=isinstance(config, FullBatchConfig),
     )
 
 
-def is_roomy(planned: PlannedRun | None, memory: float) -> bool:
-    """Whether a run leaves a part of a budget for rows of files, and is known; on all ranks."""
-    return planned is not None and planned.needed <= _ROOMY * memory
+def planned_evaluations(
+    learner: Learner, shard: TrainingShard, config: ResolvedConfig, memory: PeakMemory
+) -> tuple[PlannedRun | None, int]:
+    """A plan whose evaluations go layer by layer in batches as large as a budget takes.
+
+    Collective.
+
+    Returns:
+        The plan, and how many batches of training are one.
+    """
+    budget = config.memory_bytes
+    assert budget is not None
+    for batches in BATCHES_EVALUATED:
+        planned = planned_run(learner, shard, config, memory, batches_evaluated=batches)
+        if planned is not None and planned.needed <= _ROOMY * budget:
+            break
+    return planned, batches
 
 
-def room_beside(planned: PlannedRun | None, memory: float) -> int:
+def room_beside(planned: PlannedRun | None, memory: float, cure: str) -> int:
     """Bytes of a budget that a run leaves for rows of files that are read most.
+
+    Args:
+        cure: What helps beside more memory and more parts, "mode sample, " or nothing.
 
     Raises:
         ValueError: The run needs more than the budget by itself.
@@ -194,8 +216,8 @@ def room_beside(planned: PlannedRun | None, memory: float) -> int:
         named = ", ".join(f"{name} {_mebibytes(size)}" for name, size in largest)
         raise ValueError(
             f"memory must be at least {_mebibytes(needed)} MiB for a worker of this run (got "
-            f"{_mebibytes(memory)} MiB; most of it in MiB: {named}); give more, a smaller "
-            "batch_size, or partition into more parts"
+            f"{_mebibytes(memory)} MiB; most of it in MiB: {named}); give more, "
+            f"{cure}or partition into more parts"
         )
     return int(memory - needed)
 
@@ -221,7 +243,7 @@ def _epoch(
         halo=halo,
         sent=halo,  # over all ranks it is as much
         cut=cut,
-        train=float(shard.rows["train"].numel()),
+        train=float(shard.rows["train"].numel()) if "train" in shard.rows else 0.0,
     )
     graph = GraphSize(
         name=data.graph_name,
@@ -232,12 +254,14 @@ def _epoch(
         features=shard.feature_widths,
         num_classes=shard.task.width,
         target=shard.target,
-        train=float(shard.num_nodes["train"]),
+        train=float(shard.num_nodes.get("train", 0)),
         itemsize=max((rows.element_size() for rows in shard.features.values()), default=4),
         num_relations=shard.num_relations,
         parts=(part,) * num_ranks,
     )
     network = network_of(config, graph, "node")
+    if isinstance(config, FullBatchConfig):
+        network = replace(network, in_files=config.memory_bytes is not None)
     machines = Machines(rates=rates)
     sampling = sampling_of(config, config)
     if sampling is not None:

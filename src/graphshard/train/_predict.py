@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from .._base.device import choose_device
 from .._base.files import TemporaryFolder, remove_abandoned
+from .._base.memory import PeakMemory
 from ..comm import (
     agree,
     barrier,
@@ -43,13 +44,24 @@ from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key, read_config
 from ._checkpoint import read_best_rows
-from ._config import NEED_IN_EDGES, ResolvedConfig, generators_of
+from ._config import (
+    NEED_IN_EDGES,
+    ResolvedConfig,
+    ResolvedSampledConfig,
+    bytes_of,
+    generators_of,
+)
 from ._export import ModelCard, digest_of_ids, read_card, user_ids_of
+from ._layerwise import LayerwiseRows
 from ._learner import Learner
 from ._links import LinkPredictor
+from ._models import NodeClassifier
+from ._own_model import LayeredNetwork
+from ._planned import planned_evaluations, room_beside
 from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
 from ._predict_edges import Ends, LinkScores, alike, joined_ids
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
+from ._sampled_inputs import SampledInputs
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
     TaskRows,
@@ -92,9 +104,13 @@ class PredictRequest:
     pairs: str | None = None
     relations: str | None = None
     device: str = "auto"
+    memory: str | None = None
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory, int):
+            object.__setattr__(self, "memory", str(self.memory))
+        bytes_of(self.memory)
         for name in ("data", "run", "out", "nodes", "pairs"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
@@ -176,6 +192,9 @@ def predict(
         relations: Of link prediction, names between commas of the relations in which the best links
             are looked for; None: all that were learnt.
         device: As in training.
+        memory: What a worker may take, a text such as "2GiB" or a number of bytes: features stay in
+            the files of the partition, and the network goes layer by layer through files in the
+            folder of ``out`` or, without, of the partition. None: all of it is in memory.
         timeout: Seconds that a wait for another worker may take.
 
     Returns:
@@ -278,16 +297,25 @@ def predict_on_rank(request: PredictRequest) -> pa.Table:
 
 
 def _config_of(card: ModelCard, request: PredictRequest) -> ResolvedConfig:
-    return card.resolved_config(
-        data=request.data, device=request.device, timeout=request.timeout, class_weights=None
-    )
+    given: dict[str, Any] = {"data": request.data, "device": request.device}
+    given |= {"timeout": request.timeout, "class_weights": None}
+    if card.config.get("memory") is not None or request.memory is not None:
+        given |= {"memory": request.memory}
+    if request.memory is None:
+        return card.resolved_config(**given)
+    return card.sampled_config(cache_bytes=0, run=_folder_of(request), **given)
+
+
+def _folder_of(request: PredictRequest) -> str | None:
+    """Where files of rows may be besides those of the partition."""
+    return None if request.out is None else str(Path(request.out).absolute().parent)
 
 
 class _Prediction:
     """A prediction that has been computed, on this rank, and not been written yet; collective."""
 
     def __init__(self, request: PredictRequest) -> None:
-        self.request = request
+        self.request, memory = request, PeakMemory()
         with shared_errors():
             card = read_card(request.run)
             config = _config_of(card, request)
@@ -308,6 +336,8 @@ class _Prediction:
                 "partition the graph again with self loops (graphshard partition --self-loops)"
             )
         learner.model.eval()
+        if isinstance(config, ResolvedSampledConfig) and request.memory is not None:
+            learner.evaluates = _rows_by_layers(learner, config, memory)
         with torch.no_grad():
             self.rows = _rows_of_task(request, card, learner)
         self.schema = self._batch(slice(0, 0)).schema
@@ -328,6 +358,33 @@ class _Prediction:
         assert self.request.out is not None
         write_merged(self.batches(), self.schema, Path(self.request.out))
         return reduce_ints([self.rows.numbers.numel()])[0]
+
+
+def _rows_by_layers(
+    learner: Learner, config: ResolvedSampledConfig, memory: PeakMemory
+) -> LayerwiseRows:
+    """What computes the network's rows within a budget; collective.
+
+    Raises:
+        ValueError: It needs more; on all ranks.
+    """
+    shard, budget = learner._host, config.memory_bytes
+    assert budget is not None
+    if not isinstance(learner.network, LayeredNetwork):
+        raise ValueError(
+            f"memory needs a network that is computed layer by layer (got {config.model}, which "
+            "lacks one of first_rows, layer_rows and last_rows); give it these methods, leave "
+            "memory out, or partition into more parts"
+        )
+    planned, batches = planned_evaluations(learner, shard, config, memory)
+    with shared_errors():
+        room_beside(planned, budget, "")
+    for module in learner.model.modules():
+        allow = getattr(module, "set_allow_zero_in_degree", None)
+        if callable(allow):  # the graph was looked at
+            allow(True)
+    inputs = SampledInputs(shard, learner, config.model)
+    return LayerwiseRows(shard, learner, inputs, config, inputs.store_in_files(config), batches)
 
 
 @dataclass(frozen=True)
@@ -391,21 +448,41 @@ def _nodes(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
     with shared_errors():
         ids = user_ids_of(shard, shard.target, request.data)
     rows = _chosen(request.nodes, shard, ids)
-    with _last_inputs(learner.model, request.embeddings) as inputs:
-        scores = learner.scores()
-    predictions = shard.task.predictions(scores).cpu()
-    embeddings = _rows_of(inputs, shard.target).cpu() if request.embeddings else None
+    scores, embeddings_of = _scores_and_embeddings(learner, request.embeddings)
     make = columns_of(card, request.top)
 
     def columns(places: slice) -> dict[str, pa.Array]:
         import pyarrow as pa
 
-        made = {"id": ids.take(pa.array(rows[places].numpy())), **make(predictions[rows[places]])}
-        if embeddings is not None:
-            made["embedding"] = _vectors(embeddings[rows[places]])
+        some = rows[places]
+        predictions = shard.task.predictions(scores[some.to(scores.device)]).cpu()
+        made = {"id": ids.take(pa.array(some.numpy())), **make(predictions)}
+        if embeddings_of is not None:
+            made["embedding"] = _vectors(embeddings_of(some.to(scores.device)).cpu())
         return made
 
     return PredictedRows(shard.original_ids[shard.target][rows].long(), columns)
+
+
+def _scores_and_embeddings(
+    learner: Learner, wanted: bool
+) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
+    """Scores of this rank's nodes, and if wanted what gives embeddings of some; collective."""
+    target = learner._shard.target
+    if wanted and isinstance(learner.evaluates, LayerwiseRows):
+        _check_num_layers(learner.model)
+        if not isinstance(learner.network, NodeClassifier):
+            raise ValueError(
+                "embeddings of a model of your own are computed in memory (got memory="
+                f"{learner._config.memory}); leave memory or embeddings out"
+            )
+        return learner.evaluates.scores_and_inputs()
+    with _last_inputs(learner.model, wanted) as inputs:
+        scores = learner.scores()
+    if not wanted:
+        return scores, None
+    embeddings = _rows_of(inputs, target)
+    return scores, lambda some: embeddings[some]
 
 
 def _ends(request: PredictRequest, shard: TrainingShard) -> Ends:
@@ -419,21 +496,26 @@ def _ends(request: PredictRequest, shard: TrainingShard) -> Ends:
 def _rows_of_ends(request: PredictRequest, learner: Learner) -> PredictedRows:
     """What a network gives to the nodes at the ends of edges, by which it scores these."""
     shard = learner._host
-    ends, rows = _ends(request, shard), learner.node_rows()
-    numbers, ids, vectors, names, before = [], [], [], [], 0
+    ends, rows = _ends(request, shard), learner.exact_rows()
+    numbers, ids, orders, names, before = [], [], {}, [], 0
     for ntype, of_type in ends.ids.items():
         order = torch.argsort(shard.original_ids[ntype])
         numbers.append(before + shard.original_ids[ntype][order].long())
         ids.append(of_type.take(_arrow(order)))
-        vectors.append(rows[ntype].cpu()[order])
+        orders[ntype] = order.to(rows[ntype].device)
         names += [ntype] * len(order)
         before += shard.num_all[ntype]
-    all_vectors, all_ids = torch.cat(vectors), joined_ids(ids)
+    all_ids = joined_ids(ids)
 
     def columns(places: slice) -> dict[str, pa.Array]:
         import pyarrow as pa
 
-        made = {"id": all_ids[places], "embedding": _vectors(all_vectors[places])}
+        start, stop, _ = places.indices(len(all_ids))
+        vectors = []
+        for ntype, order in orders.items():
+            vectors.append(rows[ntype][order[max(0, start) : max(0, stop)]].cpu())
+            start, stop = start - len(order), stop - len(order)
+        made = {"id": all_ids[places], "embedding": _vectors(torch.cat(vectors))}
         if len(ids) == 1:
             return made
         return {"type": pa.array(names[places], pa.string()), **made}
@@ -453,7 +535,8 @@ def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
     edges = shard.edges
     assert edges is not None
     ends = _ends(request, shard)
-    predictions = shard.task.predictions(learner.scores()).cpu()
+    pieces = learner.edge_scores_in_pieces(_ROWS_AT_ONCE)
+    predictions = torch.cat([shard.task.predictions(scores).cpu() for scores in pieces])
     numbers, before = torch.zeros_like(edges.src), 0
     for etype, places in edges.by_relation():
         ids = shard.data.edge_features[f"{etype_key(etype)}/orig_id"].long()
@@ -479,7 +562,7 @@ def _edges(request: PredictRequest, card: ModelCard, learner: Learner) -> Predic
 def _links(request: PredictRequest, learner: Learner) -> PredictedRows:
     shard, predictor = learner._shard, learner.model.predictor
     assert isinstance(predictor, LinkPredictor) and shard.links is not None
-    scores = LinkScores(_ends(request, learner._host), learner.node_rows(), predictor, shard)
+    scores = LinkScores(_ends(request, learner._host), learner.exact_rows(), predictor, shard)
     if request.pairs is not None:
         found = scores.of_pairs(request.pairs)
     else:
@@ -516,7 +599,8 @@ def _load(card: ModelCard, config: ResolvedConfig, nodes: str) -> TrainingShard:
     error: Exception | None = None
     shard: TrainingShard | None = None
     try:
-        data = load_dgl_partition_data(config.data, rank(), checksums=True)
+        stays = config.memory_bytes is not None
+        data = load_dgl_partition_data(config.data, rank(), checksums=True, leave_features=stays)
         check_num_workers(config, data.num_parts, world_size())
         _raise_differences(card, config, _listed("node types", card.node_types, _ntypes(data)))
         shard = _shard_of(card, config, data, read_task(config.data), nodes)
@@ -908,18 +992,25 @@ def _last_inputs(model: nn.Module, wanted: bool) -> Iterator[list[Any]]:
     if not wanted:
         yield inputs
         return
-    layers = getattr(model, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) < 2:
-        raise ValueError(
-            "embeddings are the input of the last of several layers, and this model has "
-            f"{len(layers) if isinstance(layers, nn.ModuleList) else 'no list named'} layers; "
-            "leave embeddings out"
-        )
-    handle = layers[-1].register_forward_pre_hook(lambda _, args: inputs.append(args[1]))
+    handle = _check_num_layers(model)[-1].register_forward_pre_hook(
+        lambda _, args: inputs.append(args[1])
+    )
     try:
         yield inputs
     finally:
         handle.remove()
+
+
+def _check_num_layers(model: nn.Module) -> nn.ModuleList:
+    """The layers of a model that has several."""
+    layers = getattr(model, "layers", None)
+    if isinstance(layers, nn.ModuleList) and len(layers) > 1:
+        return layers
+    raise ValueError(
+        "embeddings are the input of the last of several layers, and this model has "
+        f"{len(layers) if isinstance(layers, nn.ModuleList) else 'no list named'} layers; "
+        "leave embeddings out"
+    )
 
 
 def _rows_of(inputs: Sequence[Any], target: str) -> Tensor:

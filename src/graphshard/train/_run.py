@@ -41,11 +41,9 @@ from ..comm.collectives import (
 )
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
-from ..partition.format import etype_key, read_config
-from ..plan import BATCHES_EVALUATED
-from ..sampling import DataLoader, FileFeatureStore, LaborSampler, MiniBatch, NeighborSampler
+from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ..sampling.feature_store import CachedFeatureStore, LocalFeatureStore
-from ..sampling.file_store import converted, tables_in_files, with_cache
+from ..sampling.file_store import with_cache
 from ._checkpoint import Checkpoint, CheckpointFolder
 from ._config import (
     NEED_IN_EDGES,
@@ -62,8 +60,8 @@ from ._export import export_run
 from ._layerwise import LayerwiseRows
 from ._learner import Learner, dropout_seed
 from ._links import KindOfEnd
-from ._models import NodeClassifier
-from ._planned import is_roomy, planned_run, room_beside
+from ._own_model import LayeredNetwork
+from ._planned import planned_evaluations, planned_run, room_beside
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -520,6 +518,13 @@ class FullBatchRun(TrainingRun):
     losses are those of one process, whatever the number of ranks.
     """
 
+    def _set_up(self) -> None:
+        budget = self.config.memory_bytes
+        if budget is not None:
+            planned = planned_run(self._learner, self._shard, self.config, self._memory)
+            with shared_errors():
+                room_beside(planned, budget, "mode sample, ")
+
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
@@ -564,7 +569,7 @@ class SampledRun(TrainingRun):
         self._store: LocalFeatureStore | None = None
         if config.memory_bytes is not None:
             self._store = self._store_in_files()
-            if isinstance(self._learner.network, NodeClassifier):
+            if isinstance(self._learner.network, LayeredNetwork):
                 self._learner.evaluates = LayerwiseRows(
                     shard, self._learner, self._inputs, config, self._store, self._evaluated
                 )
@@ -603,29 +608,13 @@ class SampledRun(TrainingRun):
     def _store_in_files(self) -> LocalFeatureStore:
         """Where features come from that stay in files, and all else that blocks have."""
         shard, config, inputs = self._shard, self.config, self._inputs
-        with shared_errors():
-            seen = tables_in_files(read_config(config.data), world_size(), rank())
-        seen = converted(seen, config.torch_dtype)
-        tables = inputs.tables()
-        files = {
-            (kind, name): of_ranks
-            for (kind, name), of_ranks in seen.items()
-            if (kind, name) in tables
-            and f"{kind if isinstance(kind, str) else etype_key(kind)}/{name}"
-            in shard.data.in_files
-        }
-        own = {key: rows for key, rows in tables.items() if key not in files}
-        store = FileFeatureStore(inputs.graph, files, own, map_features=config.map_features)
         memory = config.memory_bytes
         assert memory is not None
-        for self._evaluated in BATCHES_EVALUATED:
-            given = self._learner, shard, config, self._memory
-            planned = planned_run(*given, batches_evaluated=self._evaluated)
-            if is_roomy(planned, memory):
-                break
+        given = self._learner, shard, config, self._memory
+        planned, self._evaluated = planned_evaluations(*given)
         with shared_errors():
-            self._cache_bytes = room_beside(planned, memory)
-        return with_cache(store, inputs.graph, self._cache_bytes)
+            self._cache_bytes = room_beside(planned, memory, "a smaller batch_size, ")
+        return with_cache(inputs.store_in_files(config), inputs.graph, self._cache_bytes)
 
     def _order_of_edges(self, edges: TargetEdges) -> EdgeOrder:
         """Batches of this rank's share of all training edges, which `_edges` and `_labels` hold."""

@@ -18,10 +18,15 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from ..comm import ExchangePlan, fetch_halo, rank, world_size
+from ..comm.collectives import shared_errors
 from ..fullbatch import PartitionData
 from ..graph import NID, Block
 from ..ops import Adjacency
+from ..partition.format import etype_key, read_config
+from ..sampling import FileFeatureStore
+from ..sampling.file_store import converted, tables_in_files
 from ._categories import SparseFeatures
+from ._config import ResolvedSampledConfig
 from ._embeddings import NODE, PAIR
 from ._learner import ROWS, SELF_ROWS, Learner, model_features
 from ._models import ModelFeatures
@@ -85,6 +90,22 @@ class SampledInputs:
         nodes, edges = self.graph.nodes, self.graph.edges
         data = {kind: (nodes if isinstance(kind, str) else edges)[kind].data for kind in names}
         return {(kind, name): data[kind][name] for kind, some in names.items() for name in some}
+
+    def store_in_files(self, config: ResolvedSampledConfig) -> FileFeatureStore:
+        """Where rows come from: features that stay in files, and all else; collective."""
+        data = self._shard.data
+        with shared_errors():
+            seen = tables_in_files(read_config(config.data), world_size(), rank())
+        seen = converted(seen, config.torch_dtype)
+        tables = self.tables()
+        files = {
+            (kind, name): of_ranks
+            for (kind, name), of_ranks in seen.items()
+            if (kind, name) in tables
+            and f"{kind if isinstance(kind, str) else etype_key(kind)}/{name}" in data.in_files
+        }
+        own = {key: rows for key, rows in tables.items() if key not in files}
+        return FileFeatureStore(self.graph, files, own, map_features=config.map_features)
 
     @property
     def node_features(self) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from .._base.device import choose_device
 from .._base.file_rows import RowsInFiles
 from .._base.typing import CanonicalEType
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import reduce_floats, reduce_ints
+from ..comm.collectives import reduce_floats, reduce_ints, shared_errors
 from ..data.dataset import SPLITS
 from ..data.task import TaskInfo, read_task, task_warnings
 from ..fullbatch import (
@@ -29,11 +29,12 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._categories import CategoryTables, SparseFeatures
-from ._config import NEED_IN_EDGES, ResolvedConfig, RunConfig
+from ._config import NEED_IN_EDGES, FullBatchConfig, ResolvedConfig, RunConfig
 from ._defaults import GraphFacts
 from ._edges import RaggedIds, TargetEdges
 from ._graph_edges import with_both_directions, with_self_loops
 from ._links import LinkFacts, edges_of_pairs, global_ends, held_out, link_facts
+from ._row_files import row_folders, rows_with_dtype
 from ._tasks import (
     ACCURACY,
     EDGE_CLASSIFICATION,
@@ -261,7 +262,7 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     shard = _with_edges_added(shard, config)
     _check_relations(shard, config)
     _warn(shard, config)
-    return shard
+    return _with_edges_mapped(shard, config) if isinstance(config, FullBatchConfig) else shard
 
 
 def check_num_workers(config: RunConfig, num_parts: int, num_workers: int) -> None:
@@ -348,6 +349,8 @@ def assemble(
     if task_info.is_on_edges:
         numbers = None if relation is None else relation[0]
         edges, label, rows = _target_edges(data, edge_features, edge_categories, numbers, owned)
+        if edges.feat is not None:  # those in files are as they are stored
+            edges = replace(edges, feat=edges.feat.to(config.torch_dtype))
     return TrainingShard(
         **{
             "data": data,
@@ -1005,6 +1008,20 @@ def _with_edges_added(shard: TrainingShard, config: ResolvedConfig) -> TrainingS
         edge_categories=categories,
         edge_category_counts={**_category_counts(of_edges), **shard.edge_category_counts},
     )
+
+
+def _with_edges_mapped(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard whose edges' features in files are mapped as the network reads them; collective."""
+    in_files = dict(shard.data.in_files)
+    features = dict(shard.edge_features)
+    with shared_errors():
+        for etype in features:
+            rows = in_files.pop(f"{etype_key(etype)}/feat", None)
+            if rows is not None:
+                rows = rows_with_dtype(rows.as_dtype(config.torch_dtype), row_folders(config))
+                # A model of the user's own may write to what it is given.
+                features[etype] = rows.mapped(is_private=":" in config.model)
+    return replace(shard, data=replace(shard.data, in_files=in_files), edge_features=features)
 
 
 def _without_changed(data: PartitionData) -> PartitionData:

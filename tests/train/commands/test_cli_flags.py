@@ -48,8 +48,8 @@ FLAGS = {
         --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
     "predict": """
-        --config --data --device --embeddings --help --nodes --out --pairs --quiet --relations --run
-        --timeout --top
+        --config --data --device --embeddings --help --memory --nodes --out --pairs --quiet
+        --relations --run --timeout --top
     """,
     "serve": """
         --config --help --host --ip-config --listen --log-level --restore --tls-certificate

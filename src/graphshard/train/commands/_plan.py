@@ -242,6 +242,7 @@ def plan_table(made: RunPlan, network: str) -> Table:
 _SHORT_MODES = {
     "full batch": "full",
     "full batch, rematerialized": "full, rematerialized",
+    "full batch, features in files": "full, in files",
     "sampled": "sampled",
     "sampled, features in files": "sampled, in files",
 }

@@ -45,6 +45,12 @@ def predict(
     device: Annotated[
         str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
     ] = "auto",
+    memory: Annotated[
+        str | None,
+        "What a worker may take, such as 2GiB: features stay in the files of the partition, and "
+        "what layers give is in files, too.",
+        Unset("all is in memory"),
+    ] = None,
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0,
     quiet: Annotated[bool, "Print nothing but errors."] = False,
 ) -> None:
@@ -66,6 +72,7 @@ def predict(
         pairs=pairs,
         relations=relations,
         device=device,
+        memory=memory,
         timeout=timeout,
     )
     console = Console(stderr=True, markup=False, emoji=False)
