@@ -87,7 +87,8 @@ def built(python: Path, version: str) -> dict[str, Path]:
             source.mkdir()
             call("git", "archive", "-o", Path(name) / "source.tar", "HEAD", cwd=ROOT)
             call("tar", "-xf", Path(name) / "source.tar", "-C", source, cwd=source)
-            call(python, "-m", "build", "-q", "-o", made, source, cwd=source)
+            needed = {"GRAPHSHARD_REQUIRE_EXTENSION": "1"}
+            call(python, "-m", "build", "-q", "-o", made, source, cwd=source, **needed)
             shutil.copytree(made, folder)
     (wheel,) = folder.glob("*.whl")
     (sdist,) = folder.glob("*.tar.gz")
@@ -166,7 +167,8 @@ def _tested(
         return f"{suite}: {_last(shown)}"
     except Failed as error:
         print(error, file=sys.stderr, flush=True)
-        first, again = _last(str(error)), re.findall(r"^FAILED (\S+)", str(error), re.M)
+        first = _last(str(error))
+        again = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", str(error), re.M)
         if not again:
             return f"{suite}: **{first}**"
     try:
