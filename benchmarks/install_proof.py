@@ -5,13 +5,14 @@ For each pair of a Python and a release of torch there is a fresh environment, i
 install is tried in turn: it must install, train the GCN of ``make demo`` with two workers, and pass
 tests from a folder where the source is not: all of the core's for the ways named with ``--whole``,
 ``tests/graph`` for the others. Run it from a clean checkout; rows of several calls on one day come
-to stand in one table:
+to stand in one table, and what is written by hand below the table stays there:
 
-    python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel
+    python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel 2> proof.log
     python benchmarks/install_proof.py --pair python3.13 newest --pair python3.12 newest
 
-A CUDA build of torch, which is what PyPI has for Linux, takes 6 GB for the time of its pair. torch
-is installed by uv, graphshard and what else it needs by pip.
+A test that fails is printed to the standard error. A CUDA build of torch, which is what PyPI has
+for Linux, takes 6 GB for the time of its pair. torch is installed by uv, graphshard and what else
+it needs by pip.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Row:
 
 
 class Failed(Exception):
-    """A command ended with an error; has the end of what it printed."""
+    """A command ended with an error; has what it printed."""
 
 
 def call(*command: object, cwd: Path, **environment: str) -> str:
@@ -71,7 +72,7 @@ def call(*command: object, cwd: Path, **environment: str) -> str:
         timeout=3600,
     )
     if done.returncode:
-        raise Failed(f"{' '.join(map(str, command[:6]))}: {done.stdout[-2000:]}")
+        raise Failed(f"{' '.join(map(str, command[:6]))}: {done.stdout}")
     return done.stdout
 
 
@@ -86,7 +87,8 @@ def built(python: Path, version: str) -> dict[str, Path]:
             source.mkdir()
             call("git", "archive", "-o", Path(name) / "source.tar", "HEAD", cwd=ROOT)
             call("tar", "-xf", Path(name) / "source.tar", "-C", source, cwd=source)
-            call(python, "-m", "build", "-q", "-o", made, source, cwd=source)
+            needed = {"GRAPHSHARD_REQUIRE_EXTENSION": "1"}
+            call(python, "-m", "build", "-q", "-o", made, source, cwd=source, **needed)
             shutil.copytree(made, folder)
     (wheel,) = folder.glob("*.whl")
     (sdist,) = folder.glob("*.tar.gz")
@@ -160,12 +162,13 @@ def _tested(
     options = {} if has_kernels else {"GRAPHSHARD_NO_EXTENSION": "1"}
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     try:
-        spread = ("-n", processes, "--dist", "loadfile")
+        spread = ("-n", processes, "--dist", "loadfile", "--no-loadscope-reorder")
         shown = call(*pytest, *spread, *tests, cwd=checkout, **options)
         return f"{suite}: {_last(shown)}"
     except Failed as error:
         print(error, file=sys.stderr, flush=True)
-        first, again = _last(str(error)), re.findall(r"^FAILED (\S+)", str(error), re.M)
+        first = _last(str(error))
+        again = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", str(error), re.M)
         if not again:
             return f"{suite}: **{first}**"
     try:
@@ -181,18 +184,20 @@ def _last(shown: str) -> str:
     return shown.strip().splitlines()[-1]
 
 
-def rows_of(table: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a table that an earlier call wrote, and the commands that made them."""
+def rows_of(table: Path) -> tuple[list[Row], list[str], str]:
+    """The rows of a table that an earlier call wrote, the commands that made them, and the rest."""
     if not table.exists():
-        return [], []
-    lines = table.read_text(encoding="utf-8").splitlines()
+        return [], [], ""
+    text = table.read_text(encoding="utf-8")
+    lines = text.splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     commands = [line for line in lines if line.startswith("    python ")]
-    return [Row(*row) for row in cells[1:] if row[0] != "---"], commands
+    rest = re.split(r"^[^\n]* cores\.\n", text, maxsplit=1, flags=re.M)[1]
+    return [Row(*row) for row in cells[1:] if row[0] != "---"], commands, rest
 
 
-def written(table: Path, rows: list[Row], commands: list[str], today: str) -> None:
-    """Write the table of what was seen."""
+def written(table: Path, rows: list[Row], commands: list[str], rest: str, today: str) -> None:
+    """Write the table of what was seen, with the rest of the file as it was."""
     names = [field.name for field in dataclasses.fields(Row)]
     rows = sorted(rows, key=lambda r: ([int(n) for n in r.python.split(".")], r.torch, r.way))
     lines = [
@@ -213,7 +218,7 @@ def written(table: Path, rows: list[Row], commands: list[str], today: str) -> No
         "",
         f"{today}, {os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores.",
     ]
-    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table.write_text("\n".join(lines) + "\n" + rest, encoding="utf-8")
 
 
 def main() -> None:
@@ -239,9 +244,9 @@ def main() -> None:
         for row in tried(tuple(pair), options.ways, options.whole, options.processes):
             print(row, flush=True)
             seen = (row.python, row.torch, row.way)
-            rows, commands = rows_of(out)
+            rows, commands, rest = rows_of(out)
             rows = [each for each in rows if (each.python, each.torch, each.way) != seen]
-            written(out, [*rows, row], [*commands, command], today)
+            written(out, [*rows, row], [*commands, command], rest, today)
 
 
 if __name__ == "__main__":

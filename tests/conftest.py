@@ -131,6 +131,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
+    if item.get_closest_marker("compiled"):
+        from graphshard._base.kernels import extension_available
+
+        if not extension_available():
+            pytest.skip("the compiled kernels are not installed")
 
 
 @pytest.hookimpl(wrapper=True)

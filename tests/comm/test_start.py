@@ -137,6 +137,7 @@ def use_own_short_group(own, size, path):
     limit = timedelta(seconds=17)
     dist.init_process_group("gloo", store=store, rank=own, world_size=size, timeout=limit)
     assert group_state().timeout == limit
+    barrier()  # a rank that left before the other is connected would break that one's start
     shutdown_comms()
 
 

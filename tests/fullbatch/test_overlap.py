@@ -184,6 +184,7 @@ DENSE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("layer", DENSE)
 def test_dense_products_of_own_rows_run_while_others_travel(tmp_path: Path, layer: str) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")

@@ -61,6 +61,7 @@ def measure(rank: int, world_size: int, parts: str, kind: str) -> list[Any]:
     return found
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_let_go_and_gradients_stay(parts: str, kind: str) -> None:
     for found in run_ranks(measure, 2, parts, kind):
@@ -94,6 +95,7 @@ def change_between(rank: int, world_size: int, parts: str, what: str) -> str:
     return "no error"
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("what", ["weight", "input"])
 def test_what_rows_are_computed_from_may_not_change(parts: str, what: str) -> None:
     for message in run_ranks(change_between, 2, parts, what):

@@ -17,7 +17,7 @@ from dgl_oracle import BLOCKS, GRAPHS, HETERO, HETERO_NODES, compare, dgl, dgl_n
 from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases
 from torch import Tensor, nn
 
-from graphshard._base.kernels import extension_available, force_extension
+from graphshard._base.kernels import force_extension
 from graphshard.graph import heterograph
 from graphshard.ops import Adjacency, Attention, attend
 
@@ -44,10 +44,8 @@ def _double_by_default() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiled), "torch"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param == "kernels" and not extension_available():
-        pytest.skip("the compiled kernels are not installed")
     with force_extension(request.param == "kernels"):
         yield
 

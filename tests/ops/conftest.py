@@ -8,14 +8,18 @@ from collections.abc import Iterator
 import pytest
 from ops_cases import interpreted_triton
 
-from graphshard._base.kernels import extension_available, force_extension
+from graphshard._base.kernels import force_extension
 from graphshard.ops._dispatch import force_triton
 
 
-@pytest.fixture(params=["kernels", "torch", pytest.param("triton", marks=pytest.mark.exhaustive)])
+@pytest.fixture(
+    params=[
+        pytest.param("kernels", marks=pytest.mark.compiled),
+        "torch",
+        pytest.param("triton", marks=pytest.mark.exhaustive),
+    ]
+)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "kernels" and not extension_available():
-        pytest.skip("the compiled kernels are not installed")
     if request.param == "triton":
         interpreted_triton()
         from triton_bounds import bounds_checked

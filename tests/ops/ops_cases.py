@@ -55,7 +55,12 @@ def in_each_way(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
         axes: The values of each.
     """
     cases = [
-        *sampled(["kernels", "torch"], *axes),
+        *(
+            pytest.param(*c.values, marks=[*c.marks, pytest.mark.compiled])
+            if c.values[0] == "kernels"
+            else c
+            for c in sampled(["kernels", "torch"], *axes)
+        ),
         *(pytest.param("triton", *c, marks=pytest.mark.exhaustive) for c in product(*axes)),
     ]
     return pytest.mark.parametrize(f"way,{names}", cases, ids=str, indirect=["way"])

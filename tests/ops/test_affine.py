@@ -91,6 +91,7 @@ def test_in_steps_it_is_the_same(rows, early, late, with_bias, with_plus, relu, 
                 torch.testing.assert_close(other, grad, **tolerance)
 
 
+@pytest.mark.compiled
 def test_gradients_of_what_was_started_come_last():
     events = []
     (x, w), (y, v) = operands(LARGE, torch.float32, 2, False, False)[0]

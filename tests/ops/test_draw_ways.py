@@ -14,7 +14,7 @@ from draw_cases import KINDS, Rows, options, structure
 from ops_cases import in_each_way
 from torch import Tensor
 
-from graphshard._base.kernels import extension_available, force_extension
+from graphshard._base.kernels import force_extension
 from graphshard.ops import draw_neighbors
 from graphshard.ops.sampling import SourcePiece, SourcePieces
 
@@ -42,11 +42,10 @@ def equal(first: Drawn, second: Drawn) -> bool:
     return all(torch.equal(a.long(), b.long()) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("excluded", ["none", "mask", "positions", "few"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernel_equals_torch(kind: str, excluded: str) -> None:
-    if not extension_available():
-        pytest.skip("the compiled kernels are not installed")
     mask = torch.zeros_like(CASE.indices, dtype=torch.bool)
     mask[CASE.excluded] = True
     given = {
@@ -97,9 +96,8 @@ def test_sources_in_pieces(kind: str, way: str) -> None:
         draw(CASE, 3, kind, indices=pieces)
 
 
+@pytest.mark.compiled
 def test_a_source_without_an_id_is_refused() -> None:
-    if not extension_available():
-        pytest.skip("the compiled kernels are not installed")
     piece = SourcePiece(CASE.indices.int(), 3, 0, torch.arange(2))
     for kind in ("uniform", "labor"):
         with pytest.raises(ValueError, match="every source must be below own"):

@@ -151,10 +151,9 @@ def test_narrow_rows_per_edge(width: int, targets: str, grouped: bool, way: str)
                 assert torch.equal(ops.gsddmm(adj.astype(idtype), op, lhs, rhs, *targets), found)
 
 
+@pytest.mark.compiled
 def test_two_threads_add_in_the_order_of_one() -> None:
     """Bit for bit, forward and backward, on hubs; in the kernels only."""
-    if not ops.extension_available():
-        pytest.skip("the compiled kernels are not installed")
     adj = hub_adjacency()
     lhs = torch.randn(NUM_SRC, 2, 33).requires_grad_()
     rhs = torch.randn(adj.num_edges, 2, 1).requires_grad_()

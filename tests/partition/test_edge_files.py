@@ -24,7 +24,9 @@ from graphshard.partition._edge_files import (
 RNG = np.random.default_rng(7)
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "numpy"])
+@pytest.fixture(
+    params=[pytest.param(True, marks=pytest.mark.compiled), False], ids=["compiled", "numpy"]
+)
 def either(request: pytest.FixtureRequest) -> Iterator[None]:
     """The compiled kernels, and those that stand for them."""
     with force_extension(request.param):
@@ -232,6 +234,7 @@ def block_of(matrix: scipy.sparse.csr_array, weighted: bool = True) -> tuple[Any
     return degrees, matrix.indices.astype(np.uint32), weights
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 3])
 def test_labels_as_chosen_one_by_one(threads: int) -> None:
     """One batch per node: the pass is that of a loop in Python."""
@@ -265,6 +268,7 @@ def test_labels_as_chosen_one_by_one(threads: int) -> None:
         np.testing.assert_array_equal(np.bincount(labels, minlength=num_nodes), loads)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("weighted", [False, True])
 def test_batches_are_what_matters_and_not_threads(weighted: bool) -> None:
     matrix = symmetric(3000, 30_000)
@@ -306,6 +310,7 @@ def cut_of(matrix: scipy.sparse.csr_array, parts: Any) -> int:
     return int(coo.data[parts[coo.row] != parts[coo.col]].sum())
 
 
+@pytest.mark.compiled
 def test_refinement_lowers_the_cut_and_keeps_limits() -> None:
     matrix = symmetric(600, 6000)
     parts = (np.arange(600) % 4).astype(np.uint16)
@@ -339,6 +344,7 @@ def halos_of(matrix: scipy.sparse.csr_array, parts: Any, num_parts: int) -> Any:
     return np.bincount(pairs[0], minlength=num_parts)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("num_parts", [3, 9])
 def test_halos_counted_and_made_smaller(num_parts: int) -> None:
     matrix = symmetric(1200, 2500)
@@ -371,6 +377,7 @@ def test_halos_counted_and_made_smaller(num_parts: int) -> None:
     assert loads.max() <= limits[0]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 4])
 def test_contracted_as_a_product_of_matrices(threads: int) -> None:
     matrix = symmetric(20_000, 60_000)

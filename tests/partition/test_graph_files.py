@@ -66,7 +66,9 @@ def with_features(g: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("make", [communities, typed])
-@pytest.mark.parametrize("method", ["multilevel", "random", "metis"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("multilevel", marks=pytest.mark.compiled), "random", "metis"]
+)
 def test_the_bytes_of_the_graph_in_memory(tmp_path: Path, make: Any, method: str) -> None:
     g = with_features(make())
     files = written(tmp_path / "files", g)
@@ -83,6 +85,7 @@ def test_the_bytes_of_the_graph_in_memory(tmp_path: Path, make: Any, method: str
     assert files_of(tmp_path / "out-memory") == files_of(tmp_path / "out-files")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int16])
 def test_other_integers(tmp_path: Path, dtype: type) -> None:
     g = communities(500, 3000)
@@ -114,7 +117,7 @@ def test_files_that_cannot_be(
     arguments: dict[str, Any] = {"num_nodes": 5, "edges": tmp_path / "edges.npy", **changes}
     with pytest.raises(ValueError, match=text):
         partition_graph(
-            GraphFiles(**arguments), "g", 2, tmp_path, part_method="multilevel", quiet=True
+            GraphFiles(**arguments), "g", 2, tmp_path, part_method="random", memory=1 << 24
         )
     assert [path.name for path in tmp_path.iterdir()] == ["edges.npy"]
 

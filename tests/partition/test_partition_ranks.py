@@ -106,6 +106,7 @@ def files(tmp_path: Path) -> GraphFiles:
     return typed_files(tmp_path / "data")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_bytes_of_one_process(tmp_path: Path, files: GraphFiles, num_ranks: int) -> None:
     make(files, tmp_path / "one")
@@ -119,6 +120,7 @@ def test_the_bytes_of_one_process(tmp_path: Path, files: GraphFiles, num_ranks: 
     assert verify_partition(out / "g.json") == []
 
 
+@pytest.mark.compiled
 @pytest.mark.exhaustive  # and so do the campaigns of killed partitions
 @pytest.mark.parametrize("stage", ["edges-1", "part-3"])
 def test_a_rank_that_is_killed(
@@ -188,7 +190,9 @@ def test_what_ranks_cannot_share(tmp_path: Path, files: GraphFiles) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", ["multilevel", "random"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("multilevel", marks=pytest.mark.compiled), "random"]
+)
 def test_torchrun_of_tables(tmp_path: Path, method: str) -> None:
     """Tables are read by rank 0; users' ids, report and task are those of one process."""
     src, dst = random_ids(500, 3000, 0), random_ids(500, 3000, 1)

@@ -71,6 +71,7 @@ def given_parts(g: Graph, num_parts: int) -> Any:
     return parts if len(parts) > 1 else next(iter(parts.values()))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("make", "num_parts", "num_hops", "formats"),
     [
@@ -135,6 +136,7 @@ def test_nodes_that_others_read_come_last(tmp_path: Path, num_parts: int) -> Non
     np.testing.assert_array_equal(mapping[0], order)
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 @pytest.mark.parametrize("both", [False, True])
 def test_neither_memory_nor_threads_nor_batches_change_a_byte(
@@ -156,6 +158,7 @@ def test_neither_memory_nor_threads_nor_batches_change_a_byte(
     assert verify_partition(tmp_path / "0" / "g.json") == []
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 def test_cut_as_that_of_metis(tmp_path: Path) -> None:
     g = communities()
@@ -169,6 +172,7 @@ def test_cut_as_that_of_metis(tmp_path: Path) -> None:
     assert stats.part_method == "multilevel"
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 def test_everything_balanced_at_once(tmp_path: Path) -> None:
     g = communities()
@@ -189,6 +193,7 @@ def test_everything_balanced_at_once(tmp_path: Path) -> None:
     assert verify_partition(tmp_path / "g.json") == []
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 @pytest.mark.parametrize("trainers", [2, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_typed_graphs_and_trainers(tmp_path: Path, trainers: int) -> None:
@@ -210,6 +215,7 @@ def test_typed_graphs_and_trainers(tmp_path: Path, trainers: int) -> None:
     assert [item.name for item in stats.balances] == [f"nodes of '{ntype}'" for ntype in g.ntypes]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("num_nodes", [0, 1, 3, 70])
 def test_more_parts_than_nodes_and_no_edges(tmp_path: Path, num_nodes: int) -> None:
     none = torch.zeros(0, dtype=torch.int64)
@@ -221,6 +227,7 @@ def test_more_parts_than_nodes_and_no_edges(tmp_path: Path, num_nodes: int) -> N
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 def test_a_star_and_lonely_nodes_become_clusters(tmp_path: Path) -> None:
     """Leaves of a hub whose cluster is full, and nodes without edges, do not keep a level large."""
@@ -264,6 +271,7 @@ def partition_large(folder: Path) -> None:
     partition_graph(g, "g", 4, folder, part_method="multilevel", quiet=True)
 
 
+@pytest.mark.compiled
 @pytest.mark.usefixtures("small_levels")
 def test_a_run_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each stage in turn: those before are not made again, and the files are the same."""
@@ -294,6 +302,7 @@ def test_a_run_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert files_of(tmp_path / "broken") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "changed", ["edge", "feature", pytest.param("seed", marks=pytest.mark.exhaustive)]
 )
@@ -327,6 +336,7 @@ def test_other_work_begins_anew(
     assert files_of(tmp_path / "broken") == files_of(tmp_path / "fresh")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "seeds",
     [

@@ -526,6 +526,7 @@ def test_memory_does_not_grow_with_the_edges(layer: str, graph: str) -> None:
     assert peak(layer, "batched", graph) < (12 if graph == "whole" else 20) * 2**20
 
 
+@pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems only know the peak of a life")
 @pytest.mark.parametrize("graph", ["whole", "shards"])
 @pytest.mark.parametrize("how", ["at once", "batched"])

@@ -278,15 +278,15 @@ def keeps_edges_on_disk(memory: int | None, part_method: PartMethod) -> bool:
 
 def _check_multilevel(objective: Objective) -> None:
     """Raise unless the multilevel assignment can be made."""
-    if kernels_for(torch.device("cpu")) is None:
-        raise RuntimeError(
-            "part_method='multilevel' needs the compiled kernels (there are none, or they are "
-            "switched off); build them with `pip install .`, or use part_method='metis'"
-        )
     if objective != "cut":
         raise ValueError(
             f"objtype must be 'cut' with part_method='multilevel' (got {objective!r}); leave it "
             "out, or use part_method='metis'"
+        )
+    if kernels_for(torch.device("cpu")) is None:
+        raise RuntimeError(
+            "part_method='multilevel' needs the compiled kernels (there are none, or they are "
+            "switched off); build them with `pip install .`, or use part_method='metis'"
         )
 
 
