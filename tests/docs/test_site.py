@@ -154,6 +154,22 @@ def test_dead_links_are_found(site: Any, tmp_path: Path) -> None:
     assert site.dead_links(tmp_path) == ["a.html: b.html#there", "a.html: c.html"]
 
 
+def test_names_and_options_break_where_they_may(site: Any, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    page.write_text(
+        '<span class="pre">&quot;.[plot]&quot;</span> <span class="pre">a_module.b_name</span>'
+        '<div class="highlight-sh notranslate"><pre>train --data a --no-plot</pre></div> --data'
+    )
+    site.let_names_break(tmp_path)
+    assert page.read_text() == (
+        '<span class="pre">&quot;.[plot]&quot;</span> <span class="pre">a_</span><wbr>'
+        '<span class="pre">module.</span><wbr><span class="pre">b_</span><wbr>'
+        '<span class="pre">name</span><div class="highlight-sh notranslate"><pre>train '
+        '<span class="option">--data</span> a <span class="option">--no-plot</span></pre></div>'
+        " --data"
+    )
+
+
 def test_bars_are_the_cells_of_the_newest_result() -> None:
     pages = site_module("performance_pages")
     kinds = pages.newest_by_kind()
