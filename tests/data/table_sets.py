@@ -79,6 +79,15 @@ class TableOf:
     def num_rows(self) -> int:
         return len(self.columns[self.ends[0]].values)
 
+    def first_rows(self) -> list[int]:
+        """Rows that can be read: of nodes the first with each id, of edges those with two ends."""
+        ends = [self.columns[end].values for end in self.ends]
+        keys = list(zip(*ends, strict=True))
+        whole = [row for row, key in enumerate(keys) if None not in key]
+        if len(ends) == 1:
+            whole = list({keys[row]: row for row in reversed(whole)}.values())
+        return whole
+
     def label_columns(self) -> list[str]:
         if self.label is None:
             return []
@@ -353,9 +362,8 @@ class TableSet:
             if table.features != "all":
                 for name in table.feature_names():  # what is asked for must be possible
                     column = table.columns[name]
-                    if column.kind in ("text", "empty") or not any(
-                        value is not None for value in column.values
-                    ):
+                    values = [column.values[row] for row in table.first_rows()]
+                    if column.kind in ("text", "empty") or not any(v is not None for v in values):
                         table.ignore.append(name)
         self.variants = 0
 

@@ -485,6 +485,7 @@ BAD_TOML = {
     '[nodes.n]\nfiles="x"\nid="i"': "there must be a table of edges at least",
     '[nodes.n]\nfiles="x"\nid="i"\nlabel="i"\nfeatures=["i"]': "column 'i' is id",
     '[nodes.n]\nfiles="x"\nid="i"\nsplit=[2]': "sum to at most 1",
+    '[nodes.n]\nfiles="x"\nid="i"\nsplit=".6,.2"': "as a list (got '.6,.2'); write [0.6, 0.2]",
     '[nodes.n]\nfiles="x"\nid="i"\nsplit={a=1}': "split must have one of column",
     '[nodes.n]\nfiles="x"\nid="i"\n[edges.e]\nfiles="y"\nsource="a"\ntarget="b"\nformat="xls"': (
         "format must be csv, parquet, arrow or json"

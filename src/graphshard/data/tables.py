@@ -91,6 +91,7 @@ _OF_NEO4J = re.compile(r"[^:]*:(START_ID|END_ID|ID)(?:\((.*)\))?", re.IGNORECASE
 """How Neo4j names columns of ids: personId:ID(Person), :START_ID(Person), :END_ID(Movie)."""
 _IDS = ("id", "node_id", "node", "key", "uuid")
 _LABEL_KEYS = ("column", "columns", "task", "max_classes", "separator")
+_FRACTIONS = re.compile(r"\s*[0-9]*\.[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*")
 _READING = tuple(option.name for option in fields(FileOptions))
 
 
@@ -721,6 +722,9 @@ def _check_columns(table: NodeTable | EdgeTable) -> None:
                 "train, val and test), files (of ids), and fractions, which may go by a time (got "
                 f"{dict(split)})"
             )
+    elif isinstance(split, str) and _FRACTIONS.fullmatch(split):
+        numbers = [float(word) for word in split.split(",")]
+        raise ValueError(f"split must have fractions as a list (got {split!r}); write {numbers}")
     elif split is not None and not isinstance(split, str):
         checked_fractions(list(split))
 
