@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import statistics
 import sys
 import time
@@ -137,6 +138,8 @@ def train_whole(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """A sampled run in this process; prints what it took."""
     limit_process(args)
+    if not args.memory:
+        shutil.rmtree(args.folder / "run", ignore_errors=True)
     config = SampledConfig(
         data=str(args.folder / "g.json"),
         model="sage",

@@ -591,7 +591,8 @@ def plan_sampled(
     row_bytes = {t: network.features.get(t, 0) * graph.itemsize for t in inputs}
     fetched = sum(n * row_bytes[t] for t, n in inputs.items())
     of_batch = fetched + drawn * 12
-    items["batches ahead"] = (sampling.prefetch + 1) * of_batch
+    # Rows of files are read before they go to their places, while another batch is computed.
+    items["batches ahead"] = (sampling.prefetch + (3 if sampling.in_files else 1)) * of_batch
     cacheable = graph.nodes if sampling.in_files else part.halo
     cached = min(sampling.cache_bytes, sum(cacheable.get(t, 0.0) * b for t, b in row_bytes.items()))
     items["cache"] = cached
