@@ -138,6 +138,12 @@ class PeakMemory:
             file.write("5")  # sets the high-water mark to what is resident now
         #: What was resident then, in bytes; and what of that was no page of a file.
         self.start, self.own = current_memory(), own_memory()
+        #: The same with what `imported` says of later.
+        self.base, self.base_own = self.start, self.own
+
+    def imported(self) -> None:
+        """What came since this object was made is code, not data: `base` holds it, too."""
+        self.base, self.base_own = current_memory(), own_memory()
 
     def above_start(self) -> int:
         """Bytes."""

@@ -152,8 +152,8 @@ def planned_run(
     # A program that did something else before has more.
     rates = replace(
         rates,
-        interpreter=max(rates.interpreter, memory.start),
-        own=max(rates.own, memory.own),
+        interpreter=max(rates.interpreter, memory.base),
+        own=max(rates.own, memory.base_own),
     )
     epoch = _epoch(learner, shard, config, rates, cache_bytes, batches_evaluated)
     # Of each rank: memory, with a margin, bytes and seconds, which differ.

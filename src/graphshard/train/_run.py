@@ -102,6 +102,9 @@ class TrainingRun:
     ) -> None:
         self._progress = progress
         self._memory = PeakMemory()
+        # With the first optimizer torch imports what takes 150 MB, and more where it has CUDA.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+        self._memory.imported()
         self._shard = load_shard(config.resolved()) if shard is None else shard
         self.config: ResolvedConfig = config.resolved(self._shard.facts)
         if self._shard.device.type == "cuda":
