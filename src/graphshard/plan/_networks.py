@@ -207,8 +207,7 @@ class _Layers:
         destinations, edges, cut, halo, sent = size
         alone = how.num_ranks == 1 or (not halo and not sent)
         alone |= any(x is other for x in sources for other in self.travelled)
-        if how.mode == "sequential":
-            self.travelled += sources
+        self.travelled += sources
         columns = sum(x.width for x in sources)
         wire = how.row_bytes(columns, tape.itemsize, len(sources))
         numbers = columns * tape.itemsize
