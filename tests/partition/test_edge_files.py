@@ -22,6 +22,13 @@ from graphshard.partition._edge_files import (
 )
 
 RNG = np.random.default_rng(7)
+START = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_its_own() -> None:
+    """A test's numbers do not depend on which tests ran before it."""
+    RNG.bit_generator.state = START
 
 
 @pytest.fixture(
