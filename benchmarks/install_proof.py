@@ -180,8 +180,10 @@ def _tested(
 
 
 def _last(shown: str) -> str:
-    """The last line of what was printed."""
-    return shown.strip().splitlines()[-1]
+    """The line that says how tests ended; libraries may print more behind it."""
+    lines = shown.strip().splitlines()
+    ended = [line for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)]
+    return (ended or lines)[-1]
 
 
 def rows_of(table: Path) -> tuple[list[Row], list[str], str]:

@@ -200,9 +200,11 @@ def _merge_states(
         for step in tl.static_range(AT_ONCE):
             slot = first + step
             place = slot * heads + head
-            other = tl.load(part_peak + place + one, mask=slot < end, other=float("-inf"))
-            other_mass = tl.load(part_total + place + one, mask=slot < end, other=0)
-            added = tl.load(part_sums + place * dim + column, mask=inside & (slot < end), other=0)
+            is_slot = slot + one < end  # of numbers: the interpreter takes no truth for a mask
+            there = inside & (slot + column * 0 < end)
+            other = tl.load(part_peak + place + one, mask=is_slot, other=float("-inf"))
+            other_mass = tl.load(part_total + place + one, mask=is_slot, other=0)
+            added = tl.load(part_sums + place * dim + column, mask=there, other=0)
             higher = tl.maximum(highest, other)
             shift = tl.where(higher == float("-inf"), 0.0, higher)
             mine = tl.exp(highest - shift)

@@ -290,7 +290,7 @@ def _sum_parts(
     for first in range(tl.load(first_slots + number), end, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
             slot = first + step
-            there = inside & (slot < end)
+            there = inside & (slot + column * 0 < end)
             total += tl.load(parts + slot * width + column, mask=there, other=0)
     tl.store(out + tl.load(long_rows + number) * width + column, total, mask=inside)
 

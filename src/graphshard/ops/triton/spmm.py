@@ -156,7 +156,7 @@ def _merge(
     for first in range(tl.load(first_slots + number), end, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
             slot = first + step
-            there = inside & (slot < end)
+            there = inside & (slot + column * 0 < end)
             value = tl.load(parts + slot * width + column, mask=there, other=0)
             if IS_SUM:
                 best += value
