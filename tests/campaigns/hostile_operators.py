@@ -18,8 +18,8 @@ Recipe = Callable[[random.Random], Call]
 #: Public, and nothing that can be called with arrays: classes that a type checker reads, functions
 #: without arguments, and modules.
 NOT_CALLED = {
-    "HasAdjacency", "UpdateRule", "extension_available", "is_hooked", "is_plain", "is_relu",
-    "random_seed", "reference", "release_memory",
+    "BlockwiseRows", "HasAdjacency", "ProductRows", "UpdateRule", "extension_available",
+    "is_hooked", "is_plain", "is_relu", "place_of", "random_seed", "reference", "release_memory",
 }  # fmt: skip
 VALUES = (torch.float32, torch.float64, torch.bfloat16)
 
