@@ -4,8 +4,9 @@
 For each pair of a Python and a release of torch there is a fresh environment, in which each way to
 install is tried in turn: it must install, train the GCN of ``make demo`` with two workers, and pass
 tests from a folder where the source is not: all of the core's for the ways named with ``--whole``,
-``tests/graph`` for the others. Run it from a clean checkout; rows of several calls on one day come
-to stand in one table, and what is written by hand below the table stays there:
+``tests/graph`` for the others. Where the sdist installs what is in the wheel, byte for byte, that
+is said: then the wheel's tests are those of both. Run it from a clean checkout; rows of several
+calls on one day come to stand in one table, and what is written by hand below it stays there:
 
     python benchmarks/install_proof.py --pair python3.10 2.6.0 --whole wheel 2> proof.log
     python benchmarks/install_proof.py --pair python3.13 newest --pair python3.12 newest
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +52,7 @@ class Row:
     way: str = ""
     installed: str = ""
     kernels: str = ""
+    files: str = ""
     demo: str = ""
     tests: str = ""
 
@@ -119,12 +122,17 @@ def tried(
         for way in ways:
             row = Row(version.strip(), torch.strip().splitlines()[-1], way)
             tests = CORE_TESTS if way in whole else FEW_TESTS
-            _try(row, python, files[way], checkout, tests, processes)
+            _try(row, python, files, checkout, tests, processes)
             yield row
 
 
 def _try(
-    row: Row, python: Path, file: Path, checkout: Path, tests: list[str], processes: int
+    row: Row,
+    python: Path,
+    files: dict[str, Path],
+    checkout: Path,
+    tests: list[str],
+    processes: int,
 ) -> None:
     """Install, look for the kernels, run the demo and the tests; fills the row."""
     compiler = {"CC": "/bin/false", "CXX": "/bin/false"} if "no compiler" in row.way else {}
@@ -132,12 +140,15 @@ def _try(
     try:
         start = time.perf_counter()
         call(*pip, "uninstall", "-q", "-y", "graphshard", cwd=checkout)
-        what = f"graphshard[core-test] @ {file.as_uri()}"
+        what = f"graphshard[core-test] @ {files[row.way].as_uri()}"
         call(*pip, "install", "-q", "--no-cache-dir", what, cwd=checkout, **compiler)
         row.installed = f"{time.perf_counter() - start:.0f} s"
         code = "import importlib.util as u; print(u.find_spec('graphshard._kernels') is not None)"
         has_kernels = call(python, "-c", code, cwd=checkout).strip() == "True"
         row.kernels = "compiled" if has_kernels else "plain torch"
+        code = "import sysconfig as s; print(s.get_path('platlib'))"
+        installed = Path(call(python, "-c", code, cwd=checkout).strip()) / "graphshard"
+        row.files = _compared(installed, files["wheel"])
         command, parts = python.with_name("graphshard"), checkout / "parts"
         shutil.rmtree(parts, ignore_errors=True)
         call(command, "partition", "--data", "cora", "--parts", 2, "--out", parts, cwd=checkout)
@@ -152,6 +163,25 @@ def _try(
         )
         setattr(row, lacking, "**failed**")
         print(f"{row.python}, torch {row.torch}, {row.way}: {error}", file=sys.stderr, flush=True)
+
+
+def _compared(installed: Path, wheel: Path) -> str:
+    """How many files are installed, and which are not the wheel's, byte for byte."""
+    found = {
+        f"graphshard/{path.relative_to(installed).as_posix()}": path.read_bytes()
+        for path in installed.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            name: archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("graphshard/") and not name.endswith("/")
+        }
+    differ = sorted(n for n in found | packed if found.get(n) != packed.get(n))
+    if not differ:
+        return f"{len(found)}, all the wheel's"
+    return f"{len(found)}, the wheel's but for {', '.join(Path(name).name for name in differ[:4])}"
 
 
 def _tested(
@@ -195,7 +225,9 @@ def rows_of(table: Path) -> tuple[list[Row], list[str], str]:
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     commands = [line for line in lines if line.startswith("    python ")]
     rest = re.split(r"^[^\n]* cores\.\n", text, maxsplit=1, flags=re.M)[1]
-    return [Row(*row) for row in cells[1:] if row[0] != "---"], commands, rest
+    names = cells[0] if cells else []
+    rows = [Row(**dict(zip(names, row, strict=True))) for row in cells[1:] if row[0] != "---"]
+    return rows, commands, rest
 
 
 def written(table: Path, rows: list[Row], commands: list[str], rest: str, today: str) -> None:
@@ -208,7 +240,8 @@ def written(table: Path, rows: list[Row], commands: list[str], rest: str, today:
         "Each pair of a Python and a torch in a fresh environment without DGL and PyG. The demo is "
         "`make demo`'s GCN with two workers; *core* is "
         f"{' '.join(CORE_TESTS)}. *No compiler*: `CC` and `CXX` are `/bin/false`. Seconds were "
-        "taken beside other work, and say nothing of speed.",
+        "taken beside other work, and say nothing of speed. *Files*: how many are installed, and "
+        "whether they are those of the wheel, byte for byte.",
         "",
         f"| {' | '.join(names)} |",
         f"|{' --- |' * len(names)}",
