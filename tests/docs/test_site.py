@@ -230,6 +230,21 @@ def test_figures_in_tables_of_pages_are_those_of_results() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_decimals_of_sentences_are_those_of_results() -> None:
+    """A paragraph with the comment that tables have takes its decimals from the same files."""
+    pages = site_module("performance_pages")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    paragraphs = re.findall(rf"{FIGURES.pattern}((?:^[^|\n].*\n)+)", text, re.M)
+    for files, _, sentences in paragraphs:
+        there = set[str]().union(
+            *(figures((pages.RESULTS / f).read_text(encoding="utf-8")) for f in files.split())
+        )
+        shown = {figure for figure in figures(sentences) if "." in figure}
+        assert shown, sentences
+        assert not [figure for figure in shown if not is_figure_of(figure, there)], sentences
+    assert len(paragraphs) == 5
+
+
 def test_a_figure_that_a_result_lacks_is_found() -> None:
     there = figures("| 3.65x | 12,060 | 82.74 ± 0.68 | 1e-05 | v0.5 |")
     assert there == {"3.65", "12060", "82.74", "0.68", "1e-05"}
