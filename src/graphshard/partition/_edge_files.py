@@ -9,6 +9,7 @@ so the files depend on the edges alone, not on batches, threads or memory.
 ::
 
     degrees.u32    [num_rows] edges of each row
+    firsts.u32     [num_rows] how many of those came before `EdgeSorter.split`; or no such file
     cols.u32       [num_edges] the other end of each edge, row after row; .i64 from 2^32 nodes on
     values.i64     [num_edges] id of each edge, or values.u32 its weight; or no such file
 """
@@ -108,9 +109,14 @@ class SpillFile:
         """Records of each bucket so far."""
         return sum(self._counts, np.zeros(self._num_buckets, dtype=np.int64))
 
-    def count(self, bucket: int) -> int:
-        """Records of one bucket."""
-        return sum(int(counts[bucket]) for counts in self._counts)
+    def count(self, bucket: int, num_batches: int | None = None) -> int:
+        """Records of one bucket, in all batches or in the first ones."""
+        return sum(int(counts[bucket]) for counts in self._counts[:num_batches])
+
+    @property
+    def num_batches(self) -> int:
+        """How often `append` was called."""
+        return len(self._counts)
 
     def segments(self, bucket: int, most: int) -> Iterator[Bytes]:
         """The records of a bucket, at most ``most`` at a time, in the order in which they came."""
@@ -184,6 +190,7 @@ class EdgeBlock:
         degrees: uint32 ``[num_rows]``.
         cols: ``[num_edges]``.
         values: ``[num_edges]``, or None where edges have none.
+        firsts: uint32 ``[num_rows]``, or None; see `EdgeSorter.split`.
     """
 
     first_row: int
@@ -191,6 +198,7 @@ class EdgeBlock:
     degrees: Degrees
     cols: NodeArray
     values: NodeArray | None
+    firsts: Degrees | None
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,7 @@ class SortedEdges:
         col_dtype: Name of a dtype.
         value_dtype: Likewise; None where edges have no values.
         starts: Number of the first edge of every ``2**shift`` rows; and of all edges, at the end.
+        is_split: Whether `EdgeSorter.split` was called.
     """
 
     folder: Path
@@ -212,6 +221,7 @@ class SortedEdges:
     value_dtype: str | None
     shift: int
     starts: Sequence[int]
+    is_split: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -259,6 +269,9 @@ class SortedEdges:
         edge = self.first_edge(first)
         for some in range(first, last, _ROWS_AT_ONCE):
             degrees = self.degrees(some, min(some + _ROWS_AT_ONCE, last))
+            firsts = None
+            if self.is_split:
+                firsts = _read_items(self.folder / "firsts.u32", "uint32", some, len(degrees))
             ends = np.arange(1, len(degrees) + 1) if batches is None else batches(degrees)
             # Edges up to the end of each batch.
             totals = np.cumsum(degrees, dtype=np.int64)[ends - 1]
@@ -271,12 +284,10 @@ class SortedEdges:
                 values = None
                 if with_values and self.value_dtype is not None:
                     values = self.values(edge, count)
+                rows = slice(row, int(ends[stop - 1]))
                 block = EdgeBlock(
-                    some + row,
-                    edge,
-                    degrees[row : int(ends[stop - 1])],
-                    self.cols(edge, count),
-                    values,
+                    *(some + row, edge, degrees[rows], self.cols(edge, count), values),
+                    None if firsts is None else firsts[rows],
                 )
                 yield block, np.ascontiguousarray(ends[batch:stop] - row)
                 batch, done, edge = stop, int(totals[stop - 1]), edge + count
@@ -319,6 +330,11 @@ class EdgeSorter:
         self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
         self._spill = SpillFile(folder / "records", self.num_buckets, self._record_bytes)
         self._records = np.empty(0, dtype=np.uint8)
+        self._split: int | None = None
+
+    def split(self) -> None:
+        """Keep apart how many edges of each row have come so far."""
+        self._split = self._spill.num_batches
 
     def add(
         self,
@@ -384,6 +400,9 @@ class EdgeSorter:
         self._records = np.empty(0, dtype=np.uint8)
         totals = self._spill.totals()
         paths = {"degrees": self.folder / "degrees.u32"}
+        if self._split is not None:
+            assert not merges
+            paths["firsts"] = self.folder / "firsts.u32"
         value_dtype = None if self.value_dtype is None else self.value_dtype.name
         paths["cols"] = self.folder / _COLS[self.col_dtype.name]
         if value_dtype is not None:
@@ -416,7 +435,8 @@ class EdgeSorter:
                 os.close(descriptor)
         self._spill.remove()
         return SortedEdges(
-            self.folder, self.num_rows, self.col_dtype.name, value_dtype, self.shift, starts
+            *(self.folder, self.num_rows, self.col_dtype.name, value_dtype, self.shift, starts),
+            is_split=self._split is not None,
         )
 
     def _sort(
@@ -438,8 +458,13 @@ class EdgeSorter:
         def segments() -> Iterable[Bytes]:
             return whole if is_whole else self._spill.segments(bucket, most)
 
+        firsts = np.zeros_like(degrees)
+        left = self._spill.count(bucket, self._split) * self._record_bytes
         for records in segments():
-            kernels().count_rows(records, self._record_bytes, degrees)
+            kernels().count_rows(records[:left], self._record_bytes, firsts)
+            kernels().count_rows(records[left:], self._record_bytes, degrees)
+            left = max(left - len(records), 0)
+        degrees += firsts
         ends = np.cumsum(degrees, dtype=np.int64)
         window = count if is_whole else most
         for begin in range(0, count, max(window, 1)):
@@ -461,8 +486,10 @@ class EdgeSorter:
                         _write_at(descriptors[name], items.view(np.uint8).data, place)
             if merges:
                 break
-        with writing(paths["degrees"]):
-            _write_at(descriptors["degrees"], degrees.view(np.uint8).data, 4 * first)
+        for name, items in (("degrees", degrees), ("firsts", firsts)):
+            if name in paths:
+                with writing(paths[name]):
+                    _write_at(descriptors[name], items.view(np.uint8).data, 4 * first)
         return count
 
 

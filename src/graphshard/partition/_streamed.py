@@ -296,6 +296,8 @@ class Stages:
                     )
             if asymmetry % 2**64 == 0:  # every edge is there from both ends already
                 break
+            if not is_reverse:
+                sorter.split()
         return _without_folder(sorter.finish())
 
     def _make_assignment(self, folder: Path) -> dict[str, Any]:
@@ -833,7 +835,7 @@ def _work_of(source: EdgeSource, asked: Streaming) -> dict[str, Any]:
     if asked.given is not None:
         digest.update(np.ascontiguousarray(asked.given).data)
     return {
-        "version": 2,
+        "version": 3,
         "graph": dict(source.identity()),
         "nodes": dict(zip(source.ntypes, source.node_counts, strict=True)),
         "edges": [
