@@ -358,9 +358,9 @@ int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
                        int64_t first_row, const std::optional<InMatrix>& node_weights,
                        const OutVector& parts, const OutMatrix& loads, const InVector& limits,
                        const OutMatrix& table, const OutVector& halos, const InVector& prices,
-                       int64_t most, int num_threads) {
+                       int64_t most, const OutVector& budget, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
-  require_apart({parts, loads, table, halos},
+  require_apart({parts, loads, table, halos, budget},
                 {degrees, cols, in_degrees, batch_ends, node_weights, limits, prices});
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
   const Refinement refinement = refinement_of(parts, loads, limits, 0);
@@ -370,8 +370,9 @@ int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
   for (int64_t part = 0; part < refinement.num_parts; ++part) {
     require(of_parts[part] >= 0 && of_parts[part] < 1 << 20, "prices must be in [0, 2^20)");
   }
+  require(rows_in(budget) == 1, "budget must have one entry");
   const HaloPrices of_halos{table_of(table, num_nodes, refinement.num_parts), bounded(halos),
-                            of_parts, most};
+                            of_parts, most, bounded(budget)};
   return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
     RowBlock<V> block = block_of<V>(degrees, cols, {}, batch_ends, first_row, num_nodes);
@@ -583,7 +584,7 @@ void bind_partition(nb::module_& m) {
         "in_degrees"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
         "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
-        "prices"_a.noconvert(), "most"_a, "num_threads"_a);
+        "prices"_a.noconvert(), "most"_a, "budget"_a.noconvert(), "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

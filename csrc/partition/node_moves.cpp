@@ -474,12 +474,13 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
     int64_t part;
     int64_t of_old;  // by how much the halo of the old part grows
     int64_t of_new;
+    int64_t loss;  // by how much the cut grows
   };
   // The cheapest move of a node, to any part or to a single one; to its own if none saves anything.
   const auto best_move = [&](PartWeights& of, int64_t row, int64_t begin, int64_t end,
                              int64_t only) {
     const int64_t own = parts[block.first_row + row];
-    Move best{own, 0, 0};
+    Move best{own, 0, 0, 0};
     check_below(own, num_parts);
     if (of.of_parts.empty()) of.of_parts.assign(static_cast<size_t>(num_parts), 0);
     if (of.is_reader.empty()) of.is_reader.assign(static_cast<size_t>(num_parts), 0);
@@ -507,8 +508,9 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
           !has_room(block.first_row + row, part) || !may_grow(own, of_old)) {
         continue;
       }
-      const int64_t cost = kEdgePrice * (of.of_parts[own] - of.of_parts[part]) +
-                           prices.prices[own] * of_old;
+      const int64_t loss = of.of_parts[own] - of.of_parts[part];
+      const int64_t cost = kEdgePrice * loss + prices.prices[own] * of_old;
+      if (loss > 0 && loss > *prices.budget) continue;
       int64_t of_new = -of.is_reader[part];
       if (cost + prices.prices[part] * of_new >= least) continue;  // at best
       for (int64_t i = begin; i < span.end_of_sources; ++i) {
@@ -517,7 +519,7 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
       const int64_t total = cost + prices.prices[part] * of_new;
       if (total >= least || !may_grow(part, of_new)) continue;
       least = total;
-      best = {part, of_old, of_new};
+      best = {part, of_old, of_new, loss};
     }
     for (const uint16_t part : of.touched) of.of_parts[part] = of.is_reader[part] = 0;
     of.touched.clear();
@@ -546,6 +548,7 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
         parts[node] = static_cast<uint16_t>(move.part);
         halos[own] += move.of_old;
         halos[move.part] += move.of_new;
+        *prices.budget -= move.loss;
         const int64_t last = span_of(block, row, begin, end).end_of_sources;
         for (int64_t i = begin; i < last; ++i) {
           uint8_t* const codes = prices.table + static_cast<int64_t>(block.cols[i]) * bytes;

@@ -94,10 +94,12 @@ struct HaloPrices {
   int64_t* halos;         // [num_parts]; as they are expected to become
   const int64_t* prices;  // [num_parts]: what a node in the halo of a part costs
   int64_t most;           // the most that a halo may grow to
+  int64_t* budget;        // by how many edges the cut may still grow; moves that lower it add to it
 };
 
 // One pass in which nodes move where that makes edges between parts and halos together cheaper,
-// within the refinement's limits and none of its losses. Edges count 1. Returns how many moved.
+// within the refinement's limits; its allowed_loss is not looked at. Edges count 1. Returns how many
+// moved.
 template <typename V>
 int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                     const Refinement& refinement, const HaloPrices& halos, int num_threads);

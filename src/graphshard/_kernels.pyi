@@ -541,6 +541,7 @@ def limit_halos(
     halos: Any,  # [num_parts] int64, written
     prices: Any,  # [num_parts] int64, of a node in each halo, in 256ths of an edge that is cut
     most: int,  # that a halo may grow to
+    budget: Any,  # [1] int64, written: by how many edges the cut may still grow
     num_threads: int,
 ) -> int:
     """How many nodes moved."""

@@ -401,16 +401,17 @@ def test_halos_counted_and_made_smaller(tmp_path: Path, num_parts: int, is_direc
         np.testing.assert_array_equal(codes[:, :num_parts], np.minimum(counts, 2))
         loads = np.bincount(parts, minlength=num_parts)[:, None]
         ends = np.append(np.arange(100, 1200, 100), 1200)
+        budget = np.array([5])
         moved = kernels().limit_halos(
             *(*edges, ends, 0, None, parts, loads, limits, table, halos, prices),
-            *(int(before.max()), threads),
+            *(int(before.max()), budget, threads),
         )
         assert moved > 0
         after = halos_of(src, dst, parts, num_parts)
         # A node with more than two edges into a part may have left its halo unnoticed.
         assert (after <= halos).all()
         assert halos.max() <= before.max()
-        # In all it has become cheaper: an edge that is cut, of which both ends may be there, is 256.
+        # In all it has become cheaper. An edge costs 256; both of its ends may be there.
         of_edge = 256 if is_directed else 128
         costs = [
             of_edge * int((some[src] != some[dst]).sum()) + int(prices @ of_parts)

@@ -17,6 +17,15 @@ hub, and nodes without neighbours. As they count for little in the cut, those th
 cluster are put together, up to the same size; otherwise a level would hardly shrink (two-hop
 matching: D. LaSalle and others, "Improving graph partitioning for modern graphs and architectures",
 2015).
+
+[Note: prices of halos]
+The first level is refined for the cut and for the largest halo at once. A node moves where that
+saves more than it costs, an edge that is cut costing 1 and a node in the halo of a part a price,
+which rises from pass to pass: from nothing to 16 in the largest halo, and in another one that times
+the eighth power of its share of the largest. So the worst is paid for first, and those that come
+near to it next. No halo may pass the largest one, and the cut not 1.02 times the smallest so
+far. Kept is what has the least product of cut and largest halo: a percent of the one is worth one
+of the other.
 """
 
 from __future__ import annotations
@@ -51,14 +60,14 @@ NodeWeights = npt.NDArray[np.uint32]
 MOST_PARTS = 2**16
 DEFAULT_HALO_TOLERANCE = 1.05
 
-# What a node in the largest halo counts for from pass to pass, in edges that are cut; every second
-# one for graphs that METIS would not get.
-_HALO_PRICES = (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
-# The cut over the smallest on the way, which this may cost.
+# See the note on halos. Every second price for graphs that are too large for METIS.
+_HALO_PRICES = (0, 0, 0, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 _MOST_CUT_FOR_HALOS = 1.02
 
 _LABEL_PASSES = 3
 _REFINE_PASSES = 5
+# Passes end when at most one of so many nodes moves.
+_FEW_OF = 10_000
 _MOST_REPAIRS = 24
 # Clusters are at most so small a share of a part that METIS can balance them.
 _CLUSTERS_PER_PART = 30
@@ -168,7 +177,12 @@ def multilevel_partition(
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
-    candidates, places = _divide(levels[-1], num_parts, limits, tolerance, seed, num_threads)
+    refine = [_refine] * len(levels)
+    if halo_tolerance is not None:
+        refine[0] = _repair  # the rest is done with regard to halos
+    candidates, places = _divide(
+        levels[-1], num_parts, limits, tolerance, seed, refine[-1], num_threads
+    )
     finalists = _FINALISTS if level.edges.num_edges <= _TRIALS[-1][0] else 1
     best: tuple[int, PartNumbers] | None = None
     for parts in candidates[:finalists]:
@@ -176,14 +190,11 @@ def multilevel_partition(
             finer = levels[depth - 1]
             progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
             parts = parts[np.load(folder / f"clusters-{depth}.npy")]
-            _refine(finer, parts, num_parts, limits, num_threads)
+            refine[depth - 1](finer, parts, num_parts, limits, num_threads)
         score = 0
         if halo_tolerance is not None:
-            progress("making the largest halo smaller")
-            cut, largest = _limit_halos(
-                level, parts, num_parts, limits, halo_tolerance, num_threads
-            )
-            score = cut * largest
+            progress("making the cut and the largest halo smaller")
+            score = _limit_halos(level, parts, num_parts, limits, halo_tolerance, num_threads)
         if best is None or score < best[0]:
             best = score, parts
     assert best is not None
@@ -351,6 +362,7 @@ def _divide(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
+    refine: Callable[..., None],
     num_threads: int,
 ) -> tuple[list[PartNumbers], NodeArray]:
     """Parts of the nodes of the last level, by METIS, best first; and an order of these nodes."""
@@ -379,7 +391,7 @@ def _divide(
                 seed=(seed + 7 * trial) % 2**31,
                 weigh_edges=True,
             ).astype(np.uint16)
-        _refine(level, parts, num_parts, limits, num_threads)
+        refine(level, parts, num_parts, limits, num_threads)
         made.setdefault(_cut(graph, parts), parts)
     order = clustered_order(graph.matrix())
     places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
@@ -425,37 +437,48 @@ def _refine(
     num_threads: int,
 ) -> None:
     """Move nodes to where more of their neighbours are, within the limits; writes ``parts``."""
-    weights = level.weights
-    loads = loads_of(parts, weights, num_parts).astype(np.int64)
-    most = np.floor(limits).astype(np.int64)
-
-    def one_pass(allowed_loss: int) -> int:
-        moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches):
-            moved += kernels().refine_parts(
-                block.degrees,
-                block.cols,
-                block.values,
-                ends,
-                block.first_row,
-                weights,
-                parts,
-                loads,
-                most,
-                allowed_loss,
-                num_threads,
-            )
-        return moved
-
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
     for _ in range(_REFINE_PASSES):
-        if one_pass(0) <= level.num_nodes // 10_000:
+        moved = _refine_once(level, parts, loads, limits, 0, num_threads)
+        if moved <= level.num_nodes // _FEW_OF:
             break
-    # What is too heavy gives nodes away at any price that it takes, the least first.
+    _repair(level, parts, num_parts, limits, num_threads)
+
+
+def _repair(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    num_threads: int,
+) -> None:
+    """What is too heavy gives nodes away at any price that it takes, the least first."""
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
     for repair in range(_MOST_REPAIRS):
-        if not (loads > most).any():
+        if not (loads > np.floor(limits)).any():
             break
-        if one_pass(1 << repair) == 0 and repair > 12:
+        moved = _refine_once(level, parts, loads, limits, 1 << repair, num_threads)
+        if moved == 0 and repair > 12:
             break
+
+
+def _refine_once(
+    level: Level,
+    parts: PartNumbers,
+    loads: npt.NDArray[np.int64],
+    limits: npt.NDArray[np.float64],
+    allowed_loss: int,
+    num_threads: int,
+) -> int:
+    """A pass; writes ``parts`` and ``loads``. How many nodes moved."""
+    most = np.floor(limits).astype(np.int64)
+    moved = 0
+    for block, ends in level.edges.blocks(batches=level.batches):
+        moved += kernels().refine_parts(
+            *(block.degrees, block.cols, block.values, ends, block.first_row),
+            *(level.weights, parts, loads, most, allowed_loss, num_threads),
+        )
+    return moved
 
 
 def _limit_halos(
@@ -465,47 +488,50 @@ def _limit_halos(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     num_threads: int,
-) -> tuple[int, int]:
-    """Make the largest halo smaller; writes ``parts``. The cut and that halo then; see the note."""
-    prices = _HALO_PRICES[:: 1 if level.edges.num_edges <= _COARSE_EDGES else 2]
-    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+) -> int:
+    """Make the cut and the largest halo smaller; writes ``parts``. Their product; see the note."""
+    is_small = level.edges.num_edges <= _COARSE_EDGES
+    each_edge = 1 if level.edges.is_split else 2  # counted so often
+    few = level.num_nodes // _FEW_OF
     most = np.floor(limits).astype(np.int64)
-
-    def count() -> tuple[int, npt.NDArray[np.int64]]:
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
+    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+    least: int | None = None
+    best: tuple[int, PartNumbers] | None = None
+    moved = level.num_nodes
+    for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
+        if price == 0 and moved <= few:
+            continue
         cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
         for block, _ in level.edges.blocks():
             cut += kernels().count_halos(
                 *(block.degrees, block.cols, block.firsts, block.first_row),
                 *(parts, table, halos, num_threads),
             )
-        return cut, halos
-
-    cut, halos = count()
-    best, best_parts, least = (int(halos.max()), cut), parts.copy(), cut
-    for price in prices:
-        if cut == 0:
+        largest = int(halos.max())
+        least = cut if least is None else min(cut, least)
+        most_cut = int(_MOST_CUT_FOR_HALOS * least)
+        if best is None:
+            best = cut * largest, parts.copy()
+        elif cut <= most_cut and cut * largest < best[0]:
+            best = cut * largest, best[1]
+            best[1][:] = parts
+        is_even = largest <= tolerance * halos.mean()
+        if price is None or cut == 0 or (is_even and moved <= few):
             break
-        loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
-        share = halos / halos.max()
-        of_parts = (256 * price * (share**2) ** 2 * (share**2) ** 2).astype(np.int64)
+        share = (halos / largest) ** 2
+        prices = (256 * price * (share * share) * (share * share)).astype(np.int64)
+        budget = np.array([(most_cut - cut) // each_edge])
         moved = 0
         for block, ends in level.edges.blocks(batches=level.batches):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
-                *(level.weights, parts, loads, most, table, halos, of_parts, int(halos.max())),
+                *(level.weights, parts, loads, most, table, halos, prices, largest, budget),
                 num_threads,
             )
-        cut, halos = count()
-        least = min(least, cut)
-        if cut > _MOST_CUT_FOR_HALOS * least:
-            break
-        if (int(halos.max()), cut) < best:
-            best = int(halos.max()), cut
-            best_parts[:] = parts
-        if halos.max() <= tolerance * halos.mean() and moved <= level.num_nodes // 10_000:
-            break
-    parts[:] = best_parts
-    return best[1], best[0]
+    assert best is not None
+    parts[:] = best[1]
+    return best[0]
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:
