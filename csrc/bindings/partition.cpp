@@ -357,28 +357,25 @@ int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
                        const std::optional<InVector>& in_degrees, const InVector& batch_ends,
                        int64_t first_row, const std::optional<InMatrix>& node_weights,
                        const OutVector& parts, const OutMatrix& loads, const InVector& limits,
-                       const OutMatrix& table, const OutVector& halos, const InVector& prices,
-                       int64_t most, const OutVector& budget, int num_threads) {
+                       const OutMatrix& table, const OutVector& halos, int64_t largest,
+                       int64_t price, const OutVector& budget, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
   require_apart({parts, loads, table, halos, budget},
-                {degrees, cols, in_degrees, batch_ends, node_weights, limits, prices});
+                {degrees, cols, in_degrees, batch_ends, node_weights, limits});
+  require(price >= 0 && price < 1 << 20, "price must be in [0, 2^20)");
+  require(largest >= 0 && largest <= num_nodes, "largest must be in [0, num_nodes]");
+  require(rows_in(budget) == 1, "budget must have one entry");
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
   const Refinement refinement = refinement_of(parts, loads, limits, 0);
-  require(rows_in(halos) == refinement.num_parts && prices.shape(0) == halos.shape(0),
-          "halos and prices must have one entry per part");
-  const int64_t* of_parts = data_of<int64_t>(prices);
-  for (int64_t part = 0; part < refinement.num_parts; ++part) {
-    require(of_parts[part] >= 0 && of_parts[part] < 1 << 20, "prices must be in [0, 2^20)");
-  }
-  require(rows_in(budget) == 1, "budget must have one entry");
-  const HaloPrices of_halos{table_of(table, num_nodes, refinement.num_parts), bounded(halos),
-                            of_parts, most, bounded(budget)};
+  require(rows_in(halos) == refinement.num_parts, "halos must have one entry per part");
+  const HaloLimit limit{table_of(table, num_nodes, refinement.num_parts), bounded(halos), largest,
+                        price, bounded(budget)};
   return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
     RowBlock<V> block = block_of<V>(degrees, cols, {}, batch_ends, first_row, num_nodes);
     block.in_degrees = in_degrees_of(in_degrees, degrees);
     const nb::gil_scoped_release release;
-    return limit_halos<V>(block, of_nodes, refinement, of_halos, num_threads);
+    return limit_halos<V>(block, of_nodes, refinement, limit, num_threads);
   });
 }
 
@@ -584,7 +581,7 @@ void bind_partition(nb::module_& m) {
         "in_degrees"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
         "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
-        "prices"_a.noconvert(), "most"_a, "budget"_a.noconvert(), "num_threads"_a);
+        "largest"_a, "price"_a, "budget"_a.noconvert(), "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

@@ -443,7 +443,7 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
 
 template <typename V>
 int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
-                    const Refinement& refinement, const HaloPrices& prices, int num_threads) {
+                    const Refinement& refinement, const HaloLimit& limit, int num_threads) {
   const int64_t num_constraints = weights.num_constraints;
   const int64_t num_parts = refinement.num_parts;
   const int64_t bytes = halo_bytes(num_parts);
@@ -453,7 +453,17 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
     return sum;
   }();
   uint16_t* const parts = refinement.parts;
-  int64_t* const halos = prices.halos;
+  int64_t* const halos = limit.halos;
+  // In whole numbers: what moves must not depend on how a machine rounds.
+  const auto price_of = [&](int64_t part) {
+    constexpr int64_t kWhole = 1 << 10;
+    const int64_t whole = std::max<int64_t>(limit.largest, 1);
+    int64_t share = std::clamp<int64_t>(halos[part], 0, whole) * kWhole / whole;
+    for (int power = 2; power <= 8; power *= 2) share = share * share / kWhole;
+    return limit.price * share / kWhole;
+  };
+  std::vector<int64_t> prices(static_cast<size_t>(num_parts));
+  for (int64_t part = 0; part < num_parts; ++part) prices[part] = price_of(part);
   const auto has_room = [&](int64_t node, int64_t part) {
     for (int64_t j = 0; j < num_constraints; ++j) {
       const int64_t weight = weight_of(weights, node, j);
@@ -465,10 +475,10 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
     return true;
   };
   const auto code_at = [&](int64_t i, int64_t part) {
-    return code_of(prices.table + static_cast<int64_t>(block.cols[i]) * bytes, part);
+    return code_of(limit.table + static_cast<int64_t>(block.cols[i]) * bytes, part);
   };
   const auto may_grow = [&](int64_t part, int64_t by) {
-    return by <= 0 || halos[part] + by <= prices.most;
+    return by <= 0 || halos[part] + by <= limit.largest;
   };
   struct Move {
     int64_t part;
@@ -509,14 +519,14 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
         continue;
       }
       const int64_t loss = of.of_parts[own] - of.of_parts[part];
-      const int64_t cost = kEdgePrice * loss + prices.prices[own] * of_old;
-      if (loss > 0 && loss > *prices.budget) continue;
+      const int64_t cost = kEdgePrice * loss + prices[own] * of_old;
+      if (loss > 0 && loss > *limit.budget) continue;
       int64_t of_new = -of.is_reader[part];
-      if (cost + prices.prices[part] * of_new >= least) continue;  // at best
+      if (cost + prices[part] * of_new >= least) continue;  // at best
       for (int64_t i = begin; i < span.end_of_sources; ++i) {
         of_new += parts[block.cols[i]] != part && code_at(i, part) == 0;
       }
-      const int64_t total = cost + prices.prices[part] * of_new;
+      const int64_t total = cost + prices[part] * of_new;
       if (total >= least || !may_grow(part, of_new)) continue;
       least = total;
       best = {part, of_old, of_new, loss};
@@ -548,10 +558,11 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
         parts[node] = static_cast<uint16_t>(move.part);
         halos[own] += move.of_old;
         halos[move.part] += move.of_new;
-        *prices.budget -= move.loss;
+        for (const int64_t part : {own, move.part}) prices[part] = price_of(part);
+        *limit.budget -= move.loss;
         const int64_t last = span_of(block, row, begin, end).end_of_sources;
         for (int64_t i = begin; i < last; ++i) {
-          uint8_t* const codes = prices.table + static_cast<int64_t>(block.cols[i]) * bytes;
+          uint8_t* const codes = limit.table + static_cast<int64_t>(block.cols[i]) * bytes;
           if (code_of(codes, own) == 1) set_code(codes, own, 0);
           const int code = code_of(codes, move.part);
           if (code < 2) set_code(codes, move.part, code + 1);
@@ -569,7 +580,7 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
   template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*, \
                                int);                                                             \
   template int64_t limit_halos(const RowBlock<V>&, const NodeWeights&, const Refinement&,        \
-                               const HaloPrices&, int);
+                               const HaloLimit&, int);
 GRAPHSHARD_MOVES(uint32_t)
 GRAPHSHARD_MOVES(int64_t)
 #undef GRAPHSHARD_MOVES

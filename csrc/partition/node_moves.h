@@ -86,15 +86,16 @@ template <typename V>
 int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
                     uint8_t* table, int64_t* halos, int num_threads);
 
-// What an edge that is cut costs; prices of halos are in shares of it.
+// What an edge that is cut costs.
 constexpr int64_t kEdgePrice = 256;
 
-struct HaloPrices {
+struct HaloLimit {
   uint8_t* table;
-  int64_t* halos;         // [num_parts]; as they are expected to become
-  const int64_t* prices;  // [num_parts]: what a node in the halo of a part costs
-  int64_t most;           // the most that a halo may grow to
-  int64_t* budget;        // by how many edges the cut may still grow; moves that lower it add to it
+  int64_t* halos;   // [num_parts]; as they are expected to become
+  int64_t largest;  // the most that a halo may grow to
+  int64_t price;    // what a node in such a halo costs; in another that times the eighth power of
+                    // its share of the largest
+  int64_t* budget;  // by how many edges the cut may still grow; moves that lower it add to it
 };
 
 // One pass in which nodes move where that makes edges between parts and halos together cheaper,
@@ -102,6 +103,6 @@ struct HaloPrices {
 // moved.
 template <typename V>
 int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
-                    const Refinement& refinement, const HaloPrices& halos, int num_threads);
+                    const Refinement& refinement, const HaloLimit& limit, int num_threads);
 
 }  // namespace graphshard

@@ -539,8 +539,8 @@ def limit_halos(
     limits: Any,  # [num_constraints] int64
     table: Any,  # as count_halos writes it; written
     halos: Any,  # [num_parts] int64, written
-    prices: Any,  # [num_parts] int64, of a node in each halo, in 256ths of an edge that is cut
-    most: int,  # that a halo may grow to
+    largest: int,  # the most that a halo may grow to
+    price: int,  # of a node in such a halo, in 256ths of an edge that is cut
     budget: Any,  # [1] int64, written: by how many edges the cut may still grow
     num_threads: int,
 ) -> int:

@@ -393,7 +393,7 @@ def _partition_calls() -> list[Recorded]:
             "limit_halos",
             (
                 *(*block, parts.clone(), array([[2], [2]], i64), array([3], i64)),
-                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), array([99, 0], i64), 1),
+                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), 2, 99),
                 *(array([9], i64), 1),
             ),
         ),

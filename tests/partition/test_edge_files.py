@@ -403,8 +403,8 @@ def test_halos_counted_and_made_smaller(tmp_path: Path, num_parts: int, is_direc
         ends = np.append(np.arange(100, 1200, 100), 1200)
         budget = np.array([5])
         moved = kernels().limit_halos(
-            *(*edges, ends, 0, None, parts, loads, limits, table, halos, prices),
-            *(int(before.max()), budget, threads),
+            *(*edges, ends, 0, None, parts, loads, limits, table, halos),
+            *(int(before.max()), 256, budget, threads),
         )
         assert moved > 0
         after = halos_of(src, dst, parts, num_parts)

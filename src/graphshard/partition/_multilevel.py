@@ -19,13 +19,13 @@ matching: D. LaSalle and others, "Improving graph partitioning for modern graphs
 2015).
 
 [Note: prices of halos]
-The first level is refined for the cut and for the largest halo at once. A node moves where that
-saves more than it costs, an edge that is cut costing 1 and a node in the halo of a part a price,
-which rises from pass to pass: from nothing to 16 in the largest halo, and in another one that times
-the eighth power of its share of the largest. So the worst is paid for first, and those that come
-near to it next. No halo may pass the largest one, and the cut not 1.02 times the smallest so
-far. Kept is what has the least product of cut and largest halo: a percent of the one is worth one
-of the other.
+The first level is refined for the cut and for the largest halo at once, in passes. A node moves
+where that saves more than it costs: 1 for an edge that is cut, and for a node in the halo of a part
+a price, which rises from pass to pass, from nothing to 16 in the largest halo; in another one it is
+that times the eighth power of its share of the largest. So the largest is paid for first, and those
+that come near to it. No halo may pass the largest of before, nor the cut 1.02 times the smallest so
+far. What is kept has the least product of cut and largest halo, as a percent of the one is worth
+one of the other.
 """
 
 from __future__ import annotations
@@ -183,21 +183,24 @@ def multilevel_partition(
     candidates, places = _divide(
         levels[-1], num_parts, limits, tolerance, seed, refine[-1], num_threads
     )
-    finalists = _FINALISTS if level.edges.num_edges <= _TRIALS[-1][0] else 1
-    best: tuple[int, PartNumbers] | None = None
-    for parts in candidates[:finalists]:
+    is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
+    made: list[tuple[int, int, PartNumbers]] = []
+    for parts in candidates[: _FINALISTS if is_small else 1]:
         for depth in range(len(levels) - 1, 0, -1):
             finer = levels[depth - 1]
             progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
             parts = parts[np.load(folder / f"clusters-{depth}.npy")]
             refine[depth - 1](finer, parts, num_parts, limits, num_threads)
-        score = 0
+        cut, largest = 0, 0
         if halo_tolerance is not None:
             progress("making the cut and the largest halo smaller")
-            score = _limit_halos(level, parts, num_parts, limits, halo_tolerance, num_threads)
-        if best is None or score < best[0]:
-            best = score, parts
-    assert best is not None
+            cut, largest = _limit_halos(
+                level, parts, num_parts, limits, halo_tolerance, num_threads
+            )
+        made.append((cut, largest, parts))
+    most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
+    near = [item for item in made if item[0] <= most_cut]
+    parts = min(near, key=lambda item: item[0] * item[1])[2]
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
         places = places[np.load(folder / f"clusters-{depth}.npy")]
@@ -207,7 +210,7 @@ def multilevel_partition(
             places[order] = np.arange(len(order), dtype=places.dtype)
             num_clusters = len(order)
             del order
-    return Multilevel(best[1], places, num_clusters)
+    return Multilevel(parts, places, num_clusters)
 
 
 def _limits(
@@ -488,8 +491,8 @@ def _limit_halos(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     num_threads: int,
-) -> int:
-    """Make the cut and the largest halo smaller; writes ``parts``. Their product; see the note."""
+) -> tuple[int, int]:
+    """Make the cut and the largest halo smaller; writes ``parts``. Both then; see the note."""
     is_small = level.edges.num_edges <= _COARSE_EDGES
     each_edge = 1 if level.edges.is_split else 2  # counted so often
     few = level.num_nodes // _FEW_OF
@@ -497,7 +500,7 @@ def _limit_halos(
     loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
     table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
     least: int | None = None
-    best: tuple[int, PartNumbers] | None = None
+    best: tuple[int, int, PartNumbers] | None = None
     moved = level.num_nodes
     for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
         if price == 0 and moved <= few:
@@ -512,26 +515,24 @@ def _limit_halos(
         least = cut if least is None else min(cut, least)
         most_cut = int(_MOST_CUT_FOR_HALOS * least)
         if best is None:
-            best = cut * largest, parts.copy()
-        elif cut <= most_cut and cut * largest < best[0]:
-            best = cut * largest, best[1]
-            best[1][:] = parts
+            best = cut, largest, parts.copy()
+        elif cut <= most_cut and cut * largest < best[0] * best[1]:
+            best = cut, largest, best[2]
+            best[2][:] = parts
         is_even = largest <= tolerance * halos.mean()
         if price is None or cut == 0 or (is_even and moved <= few):
             break
-        share = (halos / largest) ** 2
-        prices = (256 * price * (share * share) * (share * share)).astype(np.int64)
         budget = np.array([(most_cut - cut) // each_edge])
         moved = 0
         for block, ends in level.edges.blocks(batches=level.batches):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
-                *(level.weights, parts, loads, most, table, halos, prices, largest, budget),
-                num_threads,
+                *(level.weights, parts, loads, most, table, halos, largest, int(256 * price)),
+                *(budget, num_threads),
             )
     assert best is not None
-    parts[:] = best[1]
-    return best[0]
+    parts[:] = best[2]
+    return best[0], best[1]
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:
