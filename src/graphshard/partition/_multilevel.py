@@ -246,7 +246,7 @@ def _find_clusters(level: Level, num_parts: int, num_threads: int) -> tuple[Node
         if number == _LABEL_PASSES - 1:
             favourites = np.arange(num_nodes, dtype=dtype)
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches):
+        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
             moved += kernels().propagate_labels(
                 block.degrees,
                 block.cols,
@@ -335,7 +335,7 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    for block, _ in level.edges.blocks():
+    for block, _ in level.edges.blocks(num_threads=num_threads):
         rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
         weights = np.empty(len(block.cols), dtype=np.uint32)
         count = kernels().contract(
@@ -476,7 +476,7 @@ def _refine_once(
     """A pass; writes ``parts`` and ``loads``. How many nodes moved."""
     most = np.floor(limits).astype(np.int64)
     moved = 0
-    for block, ends in level.edges.blocks(batches=level.batches):
+    for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
         moved += kernels().refine_parts(
             *(block.degrees, block.cols, block.values, ends, block.first_row),
             *(level.weights, parts, loads, most, allowed_loss, num_threads),
@@ -506,7 +506,7 @@ def _limit_halos(
         if price == 0 and moved <= few:
             continue
         cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-        for block, _ in level.edges.blocks():
+        for block, _ in level.edges.blocks(num_threads=num_threads):
             cut += kernels().count_halos(
                 *(block.degrees, block.cols, block.firsts, block.first_row),
                 *(parts, table, halos, num_threads),
@@ -524,7 +524,7 @@ def _limit_halos(
             break
         budget = np.array([(most_cut - cut) // each_edge])
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches):
+        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
                 *(level.weights, parts, loads, most, table, halos, largest, int(256 * price)),
