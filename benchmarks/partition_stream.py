@@ -182,6 +182,7 @@ def cut(args: argparse.Namespace) -> list[str]:
                 sorter = EdgeSorter(level, num_nodes, 2 * len(src), value_dtype=None, **memory)
                 sorter.add(dst, src, drops_loops=True)
                 if kernels().hash_edges(dst, src, 0, 0, 0, 1)[1]:
+                    sorter.split()
                     sorter.add(src, dst, drops_loops=True)
                 edges = sorter.finish()
                 streamed = multilevel_partition(

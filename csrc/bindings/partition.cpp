@@ -319,17 +319,24 @@ uint8_t* table_of(const OutMatrix& table, int64_t num_nodes, int64_t num_parts) 
   return data_of<uint8_t>(table);
 }
 
-void count_of_halos(const InVector& degrees, const InVector& cols, int64_t first_row,
-                    const InVector& parts, const OutMatrix& table, const OutVector& halos,
-                    int num_threads) {
+const uint32_t* in_degrees_of(const std::optional<InVector>& in_degrees, const InVector& degrees) {
+  require(!in_degrees || in_degrees->shape(0) == degrees.shape(0),
+          "in_degrees must have one entry per row");
+  return data_of<uint32_t>(in_degrees);
+}
+
+int64_t count_of_halos(const InVector& degrees, const InVector& cols,
+                       const std::optional<InVector>& in_degrees, int64_t first_row,
+                       const InVector& parts, const OutMatrix& table, const OutVector& halos,
+                       int num_threads) {
   const int64_t num_nodes = rows_in(parts);
   require(rows_in(halos) > 0 && rows_in(halos) <= kMostParts, "there must be 1 to 2^16 parts");
-  require_apart({table, halos}, {degrees, cols, parts});
+  require_apart({table, halos}, {degrees, cols, in_degrees, parts});
   const NodeRange range(first_row, rows_in(degrees), num_nodes);
   uint8_t* to = table_of(table, num_nodes, rows_in(halos));
   int64_t* counts = data_of<int64_t>(halos);
   const uint16_t* of_nodes = data_of<uint16_t>(parts);
-  with_node_type(cols.dtype(), [&](auto node) {
+  return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
     const RowBlock<V> block{data_of<uint32_t>(degrees),
                             data_of<V>(cols),
@@ -338,31 +345,35 @@ void count_of_halos(const InVector& degrees, const InVector& cols, int64_t first
                             range.size,
                             num_nodes,
                             nullptr,
-                            0};
+                            0,
+                            in_degrees_of(in_degrees, degrees)};
     const nb::gil_scoped_release release;
     require_degrees(block.degrees, block.num_rows, rows_in(cols));
-    count_halos<V>(block, of_nodes, rows_in(halos), to, counts, num_threads);
+    return count_halos<V>(block, of_nodes, rows_in(halos), to, counts, num_threads);
   });
 }
 
 int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
-                       const std::optional<InVector>& weights, const InVector& batch_ends,
+                       const std::optional<InVector>& in_degrees, const InVector& batch_ends,
                        int64_t first_row, const std::optional<InMatrix>& node_weights,
                        const OutVector& parts, const OutMatrix& loads, const InVector& limits,
-                       const OutMatrix& table, const OutVector& halos, int64_t most, int64_t price,
-                       int num_threads) {
+                       const OutMatrix& table, const OutVector& halos, int64_t largest,
+                       int64_t price, const OutVector& budget, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
-  require_apart({parts, loads, table, halos},
-                {degrees, cols, weights, batch_ends, node_weights, limits});
+  require_apart({parts, loads, table, halos, budget},
+                {degrees, cols, in_degrees, batch_ends, node_weights, limits});
   require(price >= 0 && price < 1 << 20, "price must be in [0, 2^20)");
+  require(largest >= 0 && largest <= num_nodes, "largest must be in [0, num_nodes]");
+  require(rows_in(budget) == 1, "budget must have one entry");
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
   const Refinement refinement = refinement_of(parts, loads, limits, 0);
   require(rows_in(halos) == refinement.num_parts, "halos must have one entry per part");
-  const HaloLimit limit{table_of(table, num_nodes, refinement.num_parts), bounded(halos), most,
-                        price};
+  const HaloLimit limit{table_of(table, num_nodes, refinement.num_parts), bounded(halos), largest,
+                        price, bounded(budget)};
   return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
-    const RowBlock<V> block = block_of<V>(degrees, cols, weights, batch_ends, first_row, num_nodes);
+    RowBlock<V> block = block_of<V>(degrees, cols, {}, batch_ends, first_row, num_nodes);
+    block.in_degrees = in_degrees_of(in_degrees, degrees);
     const nb::gil_scoped_release release;
     return limit_halos<V>(block, of_nodes, refinement, limit, num_threads);
   });
@@ -564,13 +575,13 @@ void bind_partition(nb::module_& m) {
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
         "limits"_a.noconvert(), "allowed_loss"_a, "num_threads"_a);
   m.def("count_halos", &count_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
-        "first_row"_a, "parts"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
-        "num_threads"_a);
+        "in_degrees"_a.noconvert().none(), "first_row"_a, "parts"_a.noconvert(),
+        "table"_a.noconvert(), "halos"_a.noconvert(), "num_threads"_a);
   m.def("limit_halos", &limit_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
-        "weights"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
+        "in_degrees"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
-        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(), "most"_a, "price"_a,
-        "num_threads"_a);
+        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
+        "largest"_a, "price"_a, "budget"_a.noconvert(), "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -51,8 +52,10 @@ void bucket_edges(const I* rows, const I* cols, int64_t num_edges, const Renumbe
   constexpr int64_t kBytes = 4 + static_cast<int64_t>(sizeof(V)) + size_of<E>();
   const int64_t parts =
       std::clamp<int64_t>(std::min<int64_t>(num_threads, num_edges / (1 << 14)), 1, 64);
-  std::vector<V> new_rows(static_cast<size_t>(num_edges));
-  std::vector<uint8_t> dropped(drops_loops ? static_cast<size_t>(num_edges) : 0);
+  // Not filled with zeros: pages are first touched by all threads.
+  const auto new_rows = std::make_unique_for_overwrite<V[]>(static_cast<size_t>(num_edges));
+  const auto dropped =
+      std::make_unique_for_overwrite<uint8_t[]>(drops_loops ? static_cast<size_t>(num_edges) : 0);
   std::vector<int64_t> starts(static_cast<size_t>(parts * num_buckets), 0);
   run_tasks(parts, num_threads, [&](int64_t part) {
     int64_t* count = starts.data() + part * num_buckets;

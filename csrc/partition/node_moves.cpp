@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -268,6 +269,7 @@ namespace {
 struct PartWeights {
   std::vector<int64_t> of_parts;
   std::vector<uint16_t> touched;
+  std::vector<uint8_t> is_reader;  // whether an edge of the node leads into a part
 };
 
 }  // namespace
@@ -386,35 +388,57 @@ GRAPHSHARD_INLINE void set_code(uint8_t* codes, int64_t part, int code) {
 
 }  // namespace
 
+// The edges of a row: those of its node's sources, and those that lead out of it.
+struct RowSpan {
+  int64_t begin;
+  int64_t end_of_sources;
+  int64_t begin_of_readers;
+  int64_t end;
+};
+
 template <typename V>
-void count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts, uint8_t* table,
-                 int64_t* halos, int num_threads) {
+GRAPHSHARD_INLINE RowSpan span_of(const RowBlock<V>& block, int64_t row, int64_t begin,
+                                  int64_t end) {
+  if (!block.in_degrees) return {begin, end, begin, end};
+  const int64_t middle = begin + std::min<int64_t>(block.in_degrees[row], end - begin);
+  return {begin, middle, middle, end};
+}
+
+template <typename V>
+int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
+                    uint8_t* table, int64_t* halos, int num_threads) {
   const int64_t bytes = halo_bytes(num_parts);
   std::vector<int64_t> begins;
   find_begins(block, 0, block.num_rows, 0, begins);
   const std::vector<int64_t> ends = task_ends(begins, num_threads);
   const int64_t tasks = static_cast<int64_t>(ends.size());
   std::vector<int64_t> counts(static_cast<size_t>(tasks * num_parts), 0);
+  std::vector<int64_t> cuts(static_cast<size_t>(tasks), 0);
   run_tasks(tasks, num_threads, [&](int64_t task) {
     int64_t* const count = counts.data() + task * num_parts;
+    int64_t cut = 0;
     for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
       const int64_t node = block.first_row + r;
       uint8_t* const codes = table + node * bytes;
       std::fill_n(codes, bytes, uint8_t{0});
       check_below(parts[node], num_parts);
-      for (int64_t i = begins[r]; i < begins[r + 1]; ++i) {
+      const RowSpan span = span_of(block, r, begins[r], begins[r + 1]);
+      for (int64_t i = span.begin_of_readers; i < span.end; ++i) {
         if (i + kAhead < begins.back()) {
           prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
         }
         const int64_t part = parts[checked_col(block, block.cols[i])];
         check_below(part, num_parts);
         const int code = code_of(codes, part);
+        cut += part != parts[node];
         if (code == 0 && part != parts[node]) ++count[part];
         if (code < 2) set_code(codes, part, code + 1);
       }
     }
+    cuts[task] = cut;
   });
   for (int64_t i = 0; i < tasks * num_parts; ++i) halos[i % num_parts] += counts[i];
+  return std::accumulate(cuts.begin(), cuts.end(), int64_t{0});
 }
 
 template <typename V>
@@ -423,8 +447,23 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
   const int64_t num_constraints = weights.num_constraints;
   const int64_t num_parts = refinement.num_parts;
   const int64_t bytes = halo_bytes(num_parts);
+  const int64_t num_edges = [&] {
+    int64_t sum = 0;
+    for (int64_t r = 0; r < block.num_rows; ++r) sum += block.degrees[r];
+    return sum;
+  }();
   uint16_t* const parts = refinement.parts;
   int64_t* const halos = limit.halos;
+  // In whole numbers: what moves must not depend on how a machine rounds.
+  const auto price_of = [&](int64_t part) {
+    constexpr int64_t kWhole = 1 << 10;
+    const int64_t whole = std::max<int64_t>(limit.largest, 1);
+    int64_t share = std::clamp<int64_t>(halos[part], 0, whole) * kWhole / whole;
+    for (int power = 2; power <= 8; power *= 2) share = share * share / kWhole;
+    return limit.price * share / kWhole;
+  };
+  std::vector<int64_t> prices(static_cast<size_t>(num_parts));
+  for (int64_t part = 0; part < num_parts; ++part) prices[part] = price_of(part);
   const auto has_room = [&](int64_t node, int64_t part) {
     for (int64_t j = 0; j < num_constraints; ++j) {
       const int64_t weight = weight_of(weights, node, j);
@@ -435,65 +474,94 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
     }
     return true;
   };
-  struct Move {
-    uint16_t part;
-    int32_t of_old;  // by how much the halo of the old part grows
-    int32_t of_new;
+  const auto code_at = [&](int64_t i, int64_t part) {
+    return code_of(limit.table + static_cast<int64_t>(block.cols[i]) * bytes, part);
   };
-  std::vector<Move> moves(static_cast<size_t>(block.num_rows));
+  const auto may_grow = [&](int64_t part, int64_t by) {
+    return by <= 0 || halos[part] + by <= limit.largest;
+  };
+  struct Move {
+    int64_t part;
+    int64_t of_old;  // by how much the halo of the old part grows
+    int64_t of_new;
+    int64_t loss;  // by how much the cut grows
+  };
+  // The cheapest move of a node, to any part or to a single one; to its own if none saves anything.
+  const auto best_move = [&](PartWeights& of, int64_t row, int64_t begin, int64_t end,
+                             int64_t only) {
+    const int64_t own = parts[block.first_row + row];
+    Move best{own, 0, 0, 0};
+    check_below(own, num_parts);
+    if (of.of_parts.empty()) of.of_parts.assign(static_cast<size_t>(num_parts), 0);
+    if (of.is_reader.empty()) of.is_reader.assign(static_cast<size_t>(num_parts), 0);
+    const RowSpan span = span_of(block, row, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < num_edges) {
+        prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
+      }
+      const uint16_t part = parts[checked_col(block, block.cols[i])];
+      check_below(part, num_parts);
+      if (of.of_parts[part]++ == 0) of.touched.push_back(part);
+      of.is_reader[part] |= i >= span.begin_of_readers;
+    }
+    const bool is_inside = of.touched.empty() || (of.touched.size() == 1 && of.touched[0] == own);
+    int64_t of_old = 0;
+    if (!is_inside) {
+      of_old = of.is_reader[own];
+      for (int64_t i = begin; i < span.end_of_sources; ++i) {
+        of_old -= parts[block.cols[i]] != own && code_at(i, own) == 1;
+      }
+    }
+    int64_t least = 0;
+    for (const uint16_t part : of.touched) {
+      if (is_inside || part == own || (only >= 0 && part != only) ||
+          !has_room(block.first_row + row, part) || !may_grow(own, of_old)) {
+        continue;
+      }
+      const int64_t loss = of.of_parts[own] - of.of_parts[part];
+      const int64_t cost = kEdgePrice * loss + prices[own] * of_old;
+      if (loss > 0 && loss > *limit.budget) continue;
+      int64_t of_new = -of.is_reader[part];
+      if (cost + prices[part] * of_new >= least) continue;  // at best
+      for (int64_t i = begin; i < span.end_of_sources; ++i) {
+        of_new += parts[block.cols[i]] != part && code_at(i, part) == 0;
+      }
+      const int64_t total = cost + prices[part] * of_new;
+      if (total >= least || !may_grow(part, of_new)) continue;
+      least = total;
+      best = {part, of_old, of_new, loss};
+    }
+    for (const uint16_t part : of.touched) of.of_parts[part] = of.is_reader[part] = 0;
+    of.touched.clear();
+    return best;
+  };
+  std::vector<uint16_t> chosen(static_cast<size_t>(block.num_rows));
+  PartWeights again;
   int64_t moved = 0;
   in_batches<PartWeights>(
       block, num_threads,
       [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
-        const int64_t node = block.first_row + row;
-        const int64_t own = parts[node];
-        check_below(own, num_parts);
-        moves[row] = {static_cast<uint16_t>(own), 0, 0};
-        if (halos[own] <= limit.most) return;
-        if (of.of_parts.empty()) of.of_parts.assign(static_cast<size_t>(num_parts), 0);
-        int64_t leave = 0;
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t other = static_cast<int64_t>(checked_col(block, block.cols[i]));
-          const uint16_t part = parts[other];
-          check_below(part, num_parts);
-          if (of.of_parts[part] == 0) of.touched.push_back(part);
-          of.of_parts[part] += weight_of(block, i);
-          if (part != own && code_of(limit.table + other * bytes, own) == 1) ++leave;
-        }
-        const int64_t of_old = (of.of_parts[own] > 0 ? 1 : 0) - leave;
-        int64_t least = -of_old * limit.price + 1;
-        for (const uint16_t part : of.touched) {
-          const int64_t loss = of.of_parts[own] - of.of_parts[part];
-          if (of_old >= 0 || part == own || loss >= least || !has_room(node, part)) continue;
-          int64_t of_new = -1;  // the node itself, which has a neighbour there
-          for (int64_t i = begin; i < end; ++i) {
-            const int64_t other = static_cast<int64_t>(block.cols[i]);
-            if (parts[other] != part && code_of(limit.table + other * bytes, part) == 0) ++of_new;
-          }
-          if (halos[part] + of_new > limit.most) continue;
-          least = loss;
-          moves[row] = {part, static_cast<int32_t>(of_old), static_cast<int32_t>(of_new)};
-        }
-        for (const uint16_t part : of.touched) of.of_parts[part] = 0;
-        of.touched.clear();
+        chosen[row] = static_cast<uint16_t>(best_move(of, row, begin, end, -1).part);
       },
       [&](int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
         const int64_t own = parts[node];
-        const Move& move = moves[row];
-        if (move.part == own || halos[own] <= limit.most || !has_room(node, move.part) ||
-            halos[move.part] + move.of_new > limit.most) {
-          return;
-        }
+        if (chosen[row] == own) return;
+        // Neighbours may have moved meanwhile.
+        const Move move = best_move(again, row, begin, end, chosen[row]);
+        if (move.part == own) return;
         for (int64_t j = 0; j < num_constraints; ++j) {
           const int64_t weight = weight_of(weights, node, j);
           refinement.loads[own * num_constraints + j] -= weight;
           refinement.loads[move.part * num_constraints + j] += weight;
         }
-        parts[node] = move.part;
+        parts[node] = static_cast<uint16_t>(move.part);
         halos[own] += move.of_old;
         halos[move.part] += move.of_new;
-        for (int64_t i = begin; i < end; ++i) {
+        for (const int64_t part : {own, move.part}) prices[part] = price_of(part);
+        *limit.budget -= move.loss;
+        const int64_t last = span_of(block, row, begin, end).end_of_sources;
+        for (int64_t i = begin; i < last; ++i) {
           uint8_t* const codes = limit.table + static_cast<int64_t>(block.cols[i]) * bytes;
           if (code_of(codes, own) == 1) set_code(codes, own, 0);
           const int code = code_of(codes, move.part);
@@ -509,8 +577,8 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                                     const uint32_t*, V*, int);                                   \
   template int64_t contract(const RowBlock<V>&, const V*, V*, V*, uint32_t*, int);               \
   template int64_t refine_parts(const RowBlock<V>&, const NodeWeights&, const Refinement&, int); \
-  template void count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*,    \
-                            int);                                                                \
+  template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*, \
+                               int);                                                             \
   template int64_t limit_halos(const RowBlock<V>&, const NodeWeights&, const Refinement&,        \
                                const HaloLimit&, int);
 GRAPHSHARD_MOVES(uint32_t)

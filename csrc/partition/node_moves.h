@@ -17,7 +17,9 @@
 namespace graphshard {
 
 // Consecutive rows of an undirected graph: the neighbours of nodes first_row, first_row + 1, ...
-// Without weights, every edge weighs 1. V is the type of ids: uint32_t or int64_t.
+// Without weights, every edge weighs 1. V is the type of ids: uint32_t or int64_t. Where in_degrees
+// is there, so many of a row's first columns are sources of its node, and the others are nodes that
+// it is a source of; without it every column is both.
 template <typename V>
 struct RowBlock {
   const uint32_t* degrees;
@@ -28,6 +30,7 @@ struct RowBlock {
   int64_t num_nodes;  // of the whole graph, above every col
   const int64_t* batch_ends;
   int64_t num_batches;
+  const uint32_t* in_degrees = nullptr;
 };
 
 // What nodes count for, of_nodes[node * num_constraints + constraint]; without of_nodes there is
@@ -68,29 +71,36 @@ template <typename V>
 int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
                      const Refinement& refinement, int num_threads);
 
-// [Note: halos] The halo of a part are the nodes of others that have a neighbour in it: what it
-// fetches in a layer. How many neighbours a node has in each part, up to 2, tells which nodes enter
-// and leave halos with a move: a neighbour leaves that of the old part if the node was its only one
-// there, and enters that of the new part if it had none. 2 bits of a node for each part are enough.
+// [Note: halos] The halo of a part are the nodes of others that are sources of a node in it: what it
+// fetches in a layer. How many edges a node has into each part, up to 2, tells which nodes enter and
+// leave halos with a move: a source leaves that of the old part if this was its only edge into it,
+// and enters that of the new part if it had none. 2 bits of a node for each part are enough.
 
 // Bytes of a node in a table of such numbers.
 constexpr int64_t halo_bytes(int64_t num_parts) { return (num_parts + 3) / 4; }
 
 // Writes the numbers of each row's node to `table`, [num_nodes, halo_bytes(num_parts)], and adds to
-// halos[part] how many of these nodes are in the halo of a part.
+// halos[part] how many of these nodes are in the halo of a part. Returns how many edges of these
+// nodes lead to other parts.
 template <typename V>
-void count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts, uint8_t* table,
-                 int64_t* halos, int num_threads);
+int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
+                    uint8_t* table, int64_t* halos, int num_threads);
+
+// What an edge that is cut costs.
+constexpr int64_t kEdgePrice = 256;
 
 struct HaloLimit {
   uint8_t* table;
-  int64_t* halos;  // [num_parts]; as they are expected to become
-  int64_t most;    // the most that a halo should have
-  int64_t price;   // what a node may add to the cut for each node by which it makes a halo smaller
+  int64_t* halos;   // [num_parts]; as they are expected to become
+  int64_t largest;  // the most that a halo may grow to
+  int64_t price;    // what a node in such a halo costs; in another that times the eighth power of
+                    // its share of the largest
+  int64_t* budget;  // by how many edges the cut may still grow; moves that lower it add to it
 };
 
-// Moves nodes out of parts whose halos are too large, where that makes them smaller, no other too
-// large, and no part too heavy. Returns how many moved.
+// One pass in which nodes move where that makes edges between parts and halos together cheaper,
+// within the refinement's limits; its allowed_loss is not looked at. Edges count 1. Returns how many
+// moved.
 template <typename V>
 int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                     const Refinement& refinement, const HaloLimit& limit, int num_threads);

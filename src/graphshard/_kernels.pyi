@@ -518,16 +518,19 @@ def refine_parts(
 def count_halos(
     degrees: Any,  # [num_rows] uint32
     cols: Any,  # [num_edges]
+    in_degrees: Any,  # [num_rows] uint32: so many first columns are sources; None: each is both
     first_row: int,
     parts: Any,  # [num_nodes] uint16
-    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows are written: neighbours, up to 2
+    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows are written: edges into parts
     halos: Any,  # [num_parts] int64, added to
     num_threads: int,
-) -> None: ...
+) -> int:
+    """How many edges lead out of these nodes to other parts."""
+
 def limit_halos(
     degrees: Any,  # [num_rows] uint32
     cols: Any,  # [num_edges]
-    weights: Any,  # [num_edges] uint32, or None
+    in_degrees: Any,  # as of count_halos
     batch_ends: Any,  # int64, ascending to num_rows
     first_row: int,
     node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
@@ -536,8 +539,9 @@ def limit_halos(
     limits: Any,  # [num_constraints] int64
     table: Any,  # as count_halos writes it; written
     halos: Any,  # [num_parts] int64, written
-    most: int,
-    price: int,  # edges that may be cut for a node less in a halo
+    largest: int,  # the most that a halo may grow to
+    price: int,  # of a node in such a halo, in 256ths of an edge that is cut
+    budget: Any,  # [1] int64, written: by how many edges the cut may still grow
     num_threads: int,
 ) -> int:
     """How many nodes moved."""

@@ -385,12 +385,16 @@ def _partition_calls() -> list[Recorded]:
         Recorded(
             "refine_parts", (*block, parts.clone(), array([[2], [2]], i64), array([3], i64), 1, 1)
         ),
-        Recorded("count_halos", (degrees, cols, 0, parts, records[:4].view(4, 1), ends * 0, 1)),
+        Recorded(
+            "count_halos",
+            (degrees, cols, degrees.clone(), 0, parts, records[:4].view(4, 1), ends * 0, 1),
+        ),
         Recorded(
             "limit_halos",
             (
                 *(*block, parts.clone(), array([[2], [2]], i64), array([3], i64)),
-                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), 1, 1, 1),
+                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), 2, 99),
+                *(array([9], i64), 1),
             ),
         ),
         Recorded("count_ids", (dst, 0, 4, degrees.clone(), 1)),

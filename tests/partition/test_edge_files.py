@@ -114,6 +114,24 @@ def test_merged_as_scipy_sums(tmp_path: Path) -> None:
 
 
 @both
+def test_edges_that_came_first_are_counted_apart(tmp_path: Path) -> None:
+    """Whether a bucket is sorted at once or a window at a time, and in many batches."""
+    rows = np.where(RNG.random(300_000) < 0.7, 5, RNG.integers(0, 900, 300_000))
+    for number, memory in enumerate((1 << 26, 1 << 20)):
+        (folder := tmp_path / str(number)).mkdir()
+        sorter = EdgeSorter(folder, 900, 300_000, value_dtype=None, memory=memory, num_threads=2)
+        for first in range(0, 300_000, 50_000):
+            if first == 100_000:
+                sorter.split()
+            sorter.add(rows[first : first + 50_000], rows[first : first + 50_000])
+        edges = sorter.finish()
+        np.testing.assert_array_equal(edges.degrees(0, 900), np.bincount(rows, minlength=900))
+        firsts = [block.firsts for block, _ in edges.blocks(3, 890, most_edges=1000)]
+        expected = np.bincount(rows[:100_000], minlength=900)[3:890]
+        np.testing.assert_array_equal(np.concatenate(firsts), expected)
+
+
+@both
 def test_new_numbers_and_loops(tmp_path: Path) -> None:
     rows, cols = RNG.integers(0, 50, (2, 4000))
     numbers = RNG.permutation(120).astype(np.uint32)
@@ -343,45 +361,67 @@ def test_refinement_lowers_the_cut_and_keeps_limits() -> None:
     np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=4))
 
 
-def halos_of(matrix: scipy.sparse.csr_array, parts: Any, num_parts: int) -> Any:
-    """Distinct nodes of others next to each part."""
-    coo = matrix.tocoo()
-    keep = parts[coo.row] != parts[coo.col]
-    pairs = np.unique(np.stack([parts[coo.row], coo.col])[:, keep], axis=1)
+def halos_of(src: Any, dst: Any, parts: Any, num_parts: int) -> Any:
+    """Distinct sources of each part's nodes that others own."""
+    is_cut = parts[src] != parts[dst]
+    pairs = np.unique(np.stack([parts[dst], src])[:, is_cut], axis=1)
     return np.bincount(pairs[0], minlength=num_parts)
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("is_directed", [False, True])
 @pytest.mark.parametrize("num_parts", [3, 9])
-def test_halos_counted_and_made_smaller(num_parts: int) -> None:
-    matrix = symmetric(1200, 2500)
-    degrees, cols, _ = block_of(matrix)
-    parts = RNG.integers(0, num_parts, 1200).astype(np.uint16)
-    parts[RNG.random(1200) < 0.1] = 0  # the largest halo
-    table = np.empty((1200, (num_parts + 3) // 4), dtype=np.uint8)
+def test_halos_counted_and_made_smaller(tmp_path: Path, num_parts: int, is_directed: bool) -> None:
+    src, dst = RNG.integers(0, 1200, (2, 2500))
+    src, dst = src[src != dst], dst[src != dst]
+    if not is_directed:
+        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+    sorter = EdgeSorter(tmp_path, 1200, 5000, value_dtype=None, memory=1 << 24, num_threads=1)
+    sorter.add(dst, src)
+    if is_directed:
+        sorter.split()
+        sorter.add(src, dst)
+    ((block, _),) = sorter.finish().blocks()
+    edges = (block.degrees, block.cols, block.firsts)
+    start = RNG.integers(0, num_parts, 1200).astype(np.uint16)
+    start[RNG.random(1200) < 0.1] = 0  # the largest halo
+    before = halos_of(src, dst, start, num_parts)
+    limits = np.bincount(start, minlength=num_parts)[:1]
+    prices = 256 * before // before.max()
+    of_threads = []
     for threads in (1, 3):
-        halos = np.zeros(num_parts, dtype=np.int64)
-        kernels().count_halos(degrees, cols, 0, parts, table, halos, threads)
-        np.testing.assert_array_equal(halos, halos_of(matrix, parts, num_parts))
-    counts = np.zeros((1200, num_parts), dtype=np.int64)
-    np.add.at(counts, (np.repeat(np.arange(1200), degrees), parts[cols]), 1)
-    shifts = 2 * np.arange(4, dtype=np.uint8)
-    codes = (table[:, :, None] >> shifts & 3).reshape(1200, -1)[:, :num_parts]
-    np.testing.assert_array_equal(codes, np.minimum(counts, 2))
-    loads = np.bincount(parts, minlength=num_parts)[:, None]
-    limits, most = np.array([loads.max()]), int(halos.max()) - 5
-    before, ends = halos.copy(), np.arange(1, 1201)
-    moved = kernels().limit_halos(
-        *(degrees, cols, None, ends, 0, None, parts, loads, limits, table, halos, most, 8, 1)
-    )
-    after = halos_of(matrix, parts, num_parts)
-    assert moved > 0
-    # A node of which a part had more than two neighbours may have left its halo unnoticed.
-    assert (after <= halos).all()
-    assert after.max() < before.max()
-    assert (after <= np.maximum(before, most)).all()
-    np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=num_parts))
-    assert loads.max() <= limits[0]
+        parts, halos = start.copy(), np.zeros(num_parts, dtype=np.int64)
+        table = np.empty((1200, (num_parts + 3) // 4), dtype=np.uint8)
+        cut = kernels().count_halos(*edges, 0, parts, table, halos, threads)
+        assert cut == int((parts[src] != parts[dst]).sum())
+        np.testing.assert_array_equal(halos, before)
+        counts = np.zeros((1200, num_parts), dtype=np.int64)
+        np.add.at(counts, (src, parts[dst]), 1)
+        codes = (table[:, :, None] >> (2 * np.arange(4, dtype=np.uint8)) & 3).reshape(1200, -1)
+        np.testing.assert_array_equal(codes[:, :num_parts], np.minimum(counts, 2))
+        loads = np.bincount(parts, minlength=num_parts)[:, None]
+        ends = np.append(np.arange(100, 1200, 100), 1200)
+        budget = np.array([5])
+        moved = kernels().limit_halos(
+            *(*edges, ends, 0, None, parts, loads, limits, table, halos),
+            *(int(before.max()), 256, budget, threads),
+        )
+        assert moved > 0
+        after = halos_of(src, dst, parts, num_parts)
+        # A node with more than two edges into a part may have left its halo unnoticed.
+        assert (after <= halos).all()
+        assert halos.max() <= before.max()
+        # In all it has become cheaper. An edge costs 256; both of its ends may be there.
+        of_edge = 256 if is_directed else 128
+        costs = [
+            of_edge * int((some[src] != some[dst]).sum()) + int(prices @ of_parts)
+            for some, of_parts in ((start, before), (parts, after))
+        ]
+        assert costs[1] <= costs[0] - moved
+        np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=num_parts))
+        assert loads.max() <= limits[0]
+        of_threads.append(parts)
+    np.testing.assert_array_equal(*of_threads)
 
 
 @pytest.mark.compiled

@@ -9,6 +9,7 @@ so the files depend on the edges alone, not on batches, threads or memory.
 ::
 
     degrees.u32    [num_rows] edges of each row
+    firsts.u32     [num_rows] how many of those came before `EdgeSorter.split`; or no such file
     cols.u32       [num_edges] the other end of each edge, row after row; .i64 from 2^32 nodes on
     values.i64     [num_edges] id of each edge, or values.u32 its weight; or no such file
 """
@@ -16,12 +17,13 @@ so the files depend on the edges alone, not on batches, threads or memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ NodeArray = npt.NDArray[np.unsignedinteger[Any] | np.signedinteger[Any]]
 Degrees = npt.NDArray[np.uint32]
 EdgeCounts = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Item = TypeVar("Item")
 
 BATCH_EDGES = 1 << 21
 """Edges that are distributed to buckets, or read back, at a time."""
@@ -44,6 +47,7 @@ _BUCKET_EDGES = 1 << 19  # sorted by counting next to the core
 _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are distributed
 _ROWS_AT_ONCE = 1 << 20
 _COMBINED_BYTES = 1 << 23
+_LEAST_WRITTEN_APART = 1 << 18  # edges; by a thread of its own, while the next ones are distributed
 
 
 def kernels() -> ModuleType:
@@ -54,6 +58,18 @@ def kernels() -> ModuleType:
 def node_dtype(num_nodes: int) -> np.dtype[Any]:
     """The dtype of numbers of nodes: 32 bits as long as they suffice."""
     return np.dtype(np.uint32 if num_nodes <= 2**32 else np.int64)
+
+
+def read_ahead(items: Iterator[Item], *, is_worth_it: bool) -> Iterator[Item]:
+    """``items``, of which another thread reads the next while one is used."""
+    if not is_worth_it:
+        yield from items
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
 
 
 class SpillFile:
@@ -108,9 +124,14 @@ class SpillFile:
         """Records of each bucket so far."""
         return sum(self._counts, np.zeros(self._num_buckets, dtype=np.int64))
 
-    def count(self, bucket: int) -> int:
-        """Records of one bucket."""
-        return sum(int(counts[bucket]) for counts in self._counts)
+    def count(self, bucket: int, num_batches: int | None = None) -> int:
+        """Records of one bucket, in all batches or in the first ones."""
+        return sum(int(counts[bucket]) for counts in self._counts[:num_batches])
+
+    @property
+    def num_batches(self) -> int:
+        """How often `append` was called."""
+        return len(self._counts)
 
     def segments(self, bucket: int, most: int) -> Iterator[Bytes]:
         """The records of a bucket, at most ``most`` at a time, in the order in which they came."""
@@ -184,6 +205,7 @@ class EdgeBlock:
         degrees: uint32 ``[num_rows]``.
         cols: ``[num_edges]``.
         values: ``[num_edges]``, or None where edges have none.
+        firsts: uint32 ``[num_rows]``, or None; see `EdgeSorter.split`.
     """
 
     first_row: int
@@ -191,6 +213,7 @@ class EdgeBlock:
     degrees: Degrees
     cols: NodeArray
     values: NodeArray | None
+    firsts: Degrees | None
 
 
 @dataclass(frozen=True)
@@ -204,6 +227,7 @@ class SortedEdges:
         col_dtype: Name of a dtype.
         value_dtype: Likewise; None where edges have no values.
         starts: Number of the first edge of every ``2**shift`` rows; and of all edges, at the end.
+        is_split: Whether `EdgeSorter.split` was called.
     """
 
     folder: Path
@@ -212,6 +236,7 @@ class SortedEdges:
     value_dtype: str | None
     shift: int
     starts: Sequence[int]
+    is_split: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -245,20 +270,36 @@ class SortedEdges:
         most_edges: int = BATCH_EDGES,
         batches: Callable[[Degrees], EdgeCounts] | None = None,
         with_values: bool = True,
+        num_threads: int = 1,
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Rows in ``[first, last)`` in blocks of at most ``most_edges`` edges, or one batch.
 
         Args:
             batches: Ends of the batches that some rows are cut into, which a block never cuts; by
                 default every row is one.
+            num_threads: From 2 on, a block is read while the one before is used.
 
         Returns:
             Blocks, and the ends of batches within each, counted from its first row.
         """
         last = self.num_rows if last is None else last
+        blocks = self._blocks(first, last, most_edges, batches, with_values)
+        return read_ahead(blocks, is_worth_it=num_threads > 1 and self.num_edges > most_edges)
+
+    def _blocks(
+        self,
+        first: int,
+        last: int,
+        most_edges: int,
+        batches: Callable[[Degrees], EdgeCounts] | None,
+        with_values: bool,
+    ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         edge = self.first_edge(first)
         for some in range(first, last, _ROWS_AT_ONCE):
             degrees = self.degrees(some, min(some + _ROWS_AT_ONCE, last))
+            firsts = None
+            if self.is_split:
+                firsts = _read_items(self.folder / "firsts.u32", "uint32", some, len(degrees))
             ends = np.arange(1, len(degrees) + 1) if batches is None else batches(degrees)
             # Edges up to the end of each batch.
             totals = np.cumsum(degrees, dtype=np.int64)[ends - 1]
@@ -271,15 +312,17 @@ class SortedEdges:
                 values = None
                 if with_values and self.value_dtype is not None:
                     values = self.values(edge, count)
+                rows = slice(row, int(ends[stop - 1]))
                 block = EdgeBlock(
-                    some + row,
-                    edge,
-                    degrees[row : int(ends[stop - 1])],
-                    self.cols(edge, count),
-                    values,
+                    *(some + row, edge, degrees[rows], self.cols(edge, count), values),
+                    None if firsts is None else firsts[rows],
                 )
                 yield block, np.ascontiguousarray(ends[batch:stop] - row)
                 batch, done, edge = stop, int(totals[stop - 1]), edge + count
+
+
+#: Writes numbers to a file of `SortedEdges`, from a place on.
+_Write = Callable[[str, npt.NDArray[Any], int], None]
 
 
 class EdgeSorter:
@@ -318,7 +361,15 @@ class EdgeSorter:
         self.shift = min(max((rows_of_bucket - 1).bit_length(), 0), 32)
         self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
         self._spill = SpillFile(folder / "records", self.num_buckets, self._record_bytes)
-        self._records = np.empty(0, dtype=np.uint8)
+        self._records = [np.empty(0, dtype=np.uint8) for _ in range(2)]
+        self._split: int | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._coming: Future[None] | None = None
+
+    def split(self) -> None:
+        """Keep apart how many edges of each row have come so far."""
+        self._wait()
+        self._split = self._spill.num_batches
 
     def add(
         self,
@@ -350,8 +401,9 @@ class EdgeSorter:
         """
         for some in range(0, len(rows), BATCH_EDGES):
             stop = min(some + BATCH_EDGES, len(rows))
-            if len(self._records) < (stop - some) * self._record_bytes:
-                self._records = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
+            self._records.reverse()  # the other ones may still be written
+            if len(self._records[0]) < (stop - some) * self._record_bytes:
+                self._records[0] = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
             counts = np.empty(self.num_buckets, dtype=np.int64)
             kernels().bucket_edges(
                 rows[some:stop],
@@ -368,11 +420,23 @@ class EdgeSorter:
                 self.col_dtype.itemsize,
                 drops_loops,
                 self.shift,
-                self._records,
+                self._records[0],
                 counts,
                 self._num_threads,
             )
-            self._spill.append(self._records, counts)
+            self._wait()
+            if self._num_threads == 1 or stop - some < _LEAST_WRITTEN_APART:
+                self._spill.append(self._records[0], counts)
+                continue
+            if self._writer is None:
+                self._writer = ThreadPoolExecutor(max_workers=1)
+            self._coming = self._writer.submit(self._spill.append, self._records[0], counts)
+
+    def _wait(self) -> None:
+        """Until everything is in the file."""
+        if self._coming is not None:
+            self._coming.result()
+            self._coming = None
 
     def finish(self, *, merges: bool = False) -> SortedEdges:
         """Sort what has come.
@@ -381,65 +445,95 @@ class EdgeSorter:
             merges: Make edges with the same two ends one, whose weight is the sum; rows are then
                 ascending. Values must be weights.
         """
-        self._records = np.empty(0, dtype=np.uint8)
-        totals = self._spill.totals()
+        self._wait()
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._records.clear()
         paths = {"degrees": self.folder / "degrees.u32"}
+        if self._split is not None:
+            assert not merges
+            paths["firsts"] = self.folder / "firsts.u32"
         value_dtype = None if self.value_dtype is None else self.value_dtype.name
         paths["cols"] = self.folder / _COLS[self.col_dtype.name]
         if value_dtype is not None:
             paths["values"] = self.folder / _VALUES[value_dtype]
         descriptors: dict[str, int] = {}
-        starts = [0]
+
+        def write(name: str, items: npt.NDArray[Any], place: int) -> None:
+            with writing(paths[name]):
+                data = items.view(np.uint8).data
+                _write_at(descriptors[name], data, place * items.itemsize)
+
         try:
             for name, path in paths.items():
                 with writing(path):
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                     descriptors[name] = os.open(path, flags)
-            if merges:  # how many there will be is known bucket after bucket
-                for bucket in range(self.num_buckets):
-                    starts.append(
-                        starts[-1] + self._sort(bucket, starts[-1], descriptors, paths, merges)
-                    )
-            else:
-                starts = [0, *np.cumsum(totals).tolist()]
-                with ThreadPoolExecutor(max_workers=self._num_threads) as pool:
-                    list(
-                        pool.map(
-                            lambda bucket: self._sort(
-                                bucket, starts[bucket], descriptors, paths, merges
-                            ),
-                            range(self.num_buckets),
-                        )
-                    )
+            with ThreadPoolExecutor(max_workers=self._num_threads) as pool:
+                if merges:
+                    starts = self._finish_merged(pool, write)
+                else:
+                    starts = [0, *np.cumsum(self._spill.totals()).tolist()]
+                    buckets = range(self.num_buckets)
+                    list(pool.map(lambda i: self._sort(i, starts[i], write), buckets))
         finally:
             for descriptor in descriptors.values():
                 os.close(descriptor)
         self._spill.remove()
         return SortedEdges(
-            self.folder, self.num_rows, self.col_dtype.name, value_dtype, self.shift, starts
+            *(self.folder, self.num_rows, self.col_dtype.name, value_dtype, self.shift, starts),
+            is_split=self._split is not None,
         )
 
-    def _sort(
-        self,
-        bucket: int,
-        start: int,
-        descriptors: Mapping[str, int],
-        paths: Mapping[str, Path],
-        merges: bool,
-    ) -> int:
-        """Sort a bucket whose first edge has the number ``start``; how many edges it has then."""
-        first = bucket << self.shift
-        degrees = np.zeros(max(min(1 << self.shift, self.num_rows - first), 0), dtype=np.uint32)
+    def _finish_merged(self, pool: ThreadPoolExecutor, write: _Write) -> list[int]:
+        """Merge some buckets at a time: where one goes is known when those before are merged."""
+        starts = [0]
+        coming: deque[Future[tuple[Degrees, NodeArray, NodeArray]]] = deque()
+        for bucket in range(self.num_buckets + self._num_threads):
+            if bucket < self.num_buckets:
+                coming.append(pool.submit(self._merged, bucket))
+            if bucket < self._num_threads:
+                continue
+            degrees, cols, values = coming.popleft().result()
+            write("degrees", degrees, (len(starts) - 1) << self.shift)
+            write("cols", cols, starts[-1])
+            write("values", values, starts[-1])
+            starts.append(starts[-1] + len(cols))
+        return starts
+
+    def _merged(self, bucket: int) -> tuple[Degrees, NodeArray, NodeArray]:
+        """Degrees of a bucket's rows, its columns and weights."""
+        records = self._spill.read(bucket)
+        degrees = self._no_degrees(bucket)
+        kernels().count_rows(records, self._record_bytes, degrees)
+        count = self._spill.count(bucket)
+        cols, values = np.empty(count, self.col_dtype), np.empty(count, self.value_dtype)
+        places = np.cumsum(degrees, dtype=np.int64) - degrees
+        kernels().place_rows(records, places, 0, cols, values)
+        count = kernels().merge_repeated(degrees, cols, values)
+        return degrees, cols[:count], values[:count]
+
+    def _no_degrees(self, bucket: int) -> Degrees:
+        left = self.num_rows - (bucket << self.shift)
+        return np.zeros(max(min(1 << self.shift, left), 0), dtype=np.uint32)
+
+    def _sort(self, bucket: int, start: int, write: _Write) -> None:
+        """Sort a bucket whose first edge has the number ``start``."""
+        degrees, firsts = self._no_degrees(bucket), self._no_degrees(bucket)
         count = self._spill.count(bucket)
         most = max(self._memory // self._num_threads // (2 * self._record_bytes), 1 << 16)
-        is_whole = merges or count <= most
+        is_whole = count <= most
         whole = [self._spill.read(bucket)] if is_whole else []
 
         def segments() -> Iterable[Bytes]:
             return whole if is_whole else self._spill.segments(bucket, most)
 
+        left = self._spill.count(bucket, self._split) * self._record_bytes
         for records in segments():
-            kernels().count_rows(records, self._record_bytes, degrees)
+            kernels().count_rows(records[:left], self._record_bytes, firsts)
+            kernels().count_rows(records[left:], self._record_bytes, degrees)
+            left = max(left - len(records), 0)
+        degrees += firsts
         ends = np.cumsum(degrees, dtype=np.int64)
         window = count if is_whole else most
         for begin in range(0, count, max(window, 1)):
@@ -450,20 +544,12 @@ class EdgeSorter:
             for records in segments():
                 kernels().place_rows(records, places, begin, cols, values)
             whole.clear()
-            if merges:
-                assert values is not None
-                count = kernels().merge_repeated(degrees, cols, values)
-                cols, values = cols[:count], values[:count]
-            for name, items in (("cols", cols), ("values", values)):
-                if items is not None:
-                    with writing(paths[name]):
-                        place = (start + begin) * items.itemsize
-                        _write_at(descriptors[name], items.view(np.uint8).data, place)
-            if merges:
-                break
-        with writing(paths["degrees"]):
-            _write_at(descriptors["degrees"], degrees.view(np.uint8).data, 4 * first)
-        return count
+            write("cols", cols, start + begin)
+            if values is not None:
+                write("values", values, start + begin)
+        write("degrees", degrees, bucket << self.shift)
+        if self._split is not None:
+            write("firsts", firsts, bucket << self.shift)
 
 
 def batch_ends(degrees: Degrees, most_rows: int, most_edges: int) -> EdgeCounts:

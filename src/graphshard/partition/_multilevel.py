@@ -17,6 +17,15 @@ hub, and nodes without neighbours. As they count for little in the cut, those th
 cluster are put together, up to the same size; otherwise a level would hardly shrink (two-hop
 matching: D. LaSalle and others, "Improving graph partitioning for modern graphs and architectures",
 2015).
+
+[Note: prices of halos]
+The first level is refined for the cut and for the largest halo at once, in passes. A node moves
+where that saves more than it costs: 1 for an edge that is cut, and for a node in the halo of a part
+a price, which rises from pass to pass, from nothing to 16 in the largest halo; in another one it is
+that times the eighth power of its share of the largest. So the largest is paid for first, and those
+that come near to it. No halo may pass the largest of before, nor the cut 1.02 times the smallest so
+far. What is kept has the least product of cut and largest halo, as a percent of the one is worth
+one of the other.
 """
 
 from __future__ import annotations
@@ -51,11 +60,14 @@ NodeWeights = npt.NDArray[np.uint32]
 MOST_PARTS = 2**16
 DEFAULT_HALO_TOLERANCE = 1.05
 
-_HALO_PASSES = 4
-_HALO_PRICE = 1  # edges for a node less in a halo
+# See the note on halos. Every second price for graphs that are too large for METIS.
+_HALO_PRICES = (0, 0, 0, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
+_MOST_CUT_FOR_HALOS = 1.02
 
 _LABEL_PASSES = 3
 _REFINE_PASSES = 5
+# Passes end when at most one of so many nodes moves.
+_FEW_OF = 10_000
 _MOST_REPAIRS = 24
 # Clusters are at most so small a share of a part that METIS can balance them.
 _CLUSTERS_PER_PART = 30
@@ -68,6 +80,8 @@ _LEAST_SHRINKING = 0.9
 _MOST_WEIGHT = 2**30
 # So many ends of edges, and how often they are divided to take the best: it costs next to nothing.
 _TRIALS = ((200_000, 16), (1_000_000, 4))
+# So many of which are refined on all levels.
+_FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
 
@@ -163,25 +177,39 @@ def multilevel_partition(
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
-    parts, places = _divide(levels[-1], num_parts, limits, tolerance, seed, folder, num_threads)
+    refine = [_refine] * len(levels)
+    if halo_tolerance is not None:
+        refine[0] = _repair  # the rest is done with regard to halos
+    candidates, places = _divide(
+        levels[-1], num_parts, limits, tolerance, seed, refine[-1], num_threads
+    )
+    is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
+    made: list[tuple[int, int, PartNumbers]] = []
+    for parts in candidates[: _FINALISTS if is_small else 1]:
+        for depth in range(len(levels) - 1, 0, -1):
+            finer = levels[depth - 1]
+            progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
+            parts = parts[np.load(folder / f"clusters-{depth}.npy")]
+            refine[depth - 1](finer, parts, num_parts, limits, num_threads)
+        cut, largest = 0, 0
+        if halo_tolerance is not None:
+            progress("making the cut and the largest halo smaller")
+            cut, largest = _limit_halos(
+                level, parts, num_parts, limits, halo_tolerance, num_threads
+            )
+        made.append((cut, largest, parts))
+    most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
+    near = [item for item in made if item[0] <= most_cut]
+    parts = min(near, key=lambda item: item[0] * item[1])[2]
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
-        finer = levels[depth - 1]
-        progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
-        clusters = np.load(folder / f"clusters-{depth}.npy")
-        parts = parts[clusters]
-        places = places[clusters]
+        places = places[np.load(folder / f"clusters-{depth}.npy")]
         if depth > 1:  # in an order of their own, which nodes of the level before go by
             order = np.argsort(places, kind="stable")
             places = np.empty(len(order), dtype=node_dtype(len(order)))
             places[order] = np.arange(len(order), dtype=places.dtype)
             num_clusters = len(order)
             del order
-        del clusters
-        _refine(finer, parts, num_parts, limits, num_threads)
-    if halo_tolerance is not None:
-        progress("making the largest halo smaller")
-        _limit_halos(level, parts, num_parts, limits, halo_tolerance, num_threads)
     return Multilevel(parts, places, num_clusters)
 
 
@@ -218,7 +246,7 @@ def _find_clusters(level: Level, num_parts: int, num_threads: int) -> tuple[Node
         if number == _LABEL_PASSES - 1:
             favourites = np.arange(num_nodes, dtype=dtype)
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches):
+        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
             moved += kernels().propagate_labels(
                 block.degrees,
                 block.cols,
@@ -307,7 +335,7 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    for block, _ in level.edges.blocks():
+    for block, _ in level.edges.blocks(num_threads=num_threads):
         rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
         weights = np.empty(len(block.cols), dtype=np.uint32)
         count = kernels().contract(
@@ -337,10 +365,10 @@ def _divide(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
-    folder: Path,
+    refine: Callable[..., None],
     num_threads: int,
-) -> tuple[PartNumbers, NodeArray]:
-    """Parts of the nodes of the last level, by METIS; and an order of them."""
+) -> tuple[list[PartNumbers], NodeArray]:
+    """Parts of the nodes of the last level, by METIS, best first; and an order of these nodes."""
     edges = level.edges
     degrees = edges.degrees(0, edges.num_rows)
     indptr = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)])
@@ -354,7 +382,7 @@ def _divide(
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
     trials = next((count for most, count in _TRIALS if len(indices) <= most), 1)
-    best: tuple[float, PartNumbers] | None = None
+    made: dict[float, PartNumbers] = {}
     for trial in range(trials):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -366,15 +394,12 @@ def _divide(
                 seed=(seed + 7 * trial) % 2**31,
                 weigh_edges=True,
             ).astype(np.uint16)
-        _refine(level, parts, num_parts, limits, num_threads)
-        cut = _cut(graph, parts)
-        if best is None or cut < best[0]:
-            best = cut, parts
-    assert best is not None
+        refine(level, parts, num_parts, limits, num_threads)
+        made.setdefault(_cut(graph, parts), parts)
     order = clustered_order(graph.matrix())
     places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
     places[order] = np.arange(level.num_nodes, dtype=places.dtype)
-    return best[1], places
+    return [made[cut] for cut in sorted(made)], places
 
 
 def _undirected(
@@ -415,37 +440,48 @@ def _refine(
     num_threads: int,
 ) -> None:
     """Move nodes to where more of their neighbours are, within the limits; writes ``parts``."""
-    weights = level.weights
-    loads = loads_of(parts, weights, num_parts).astype(np.int64)
-    most = np.floor(limits).astype(np.int64)
-
-    def one_pass(allowed_loss: int) -> int:
-        moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches):
-            moved += kernels().refine_parts(
-                block.degrees,
-                block.cols,
-                block.values,
-                ends,
-                block.first_row,
-                weights,
-                parts,
-                loads,
-                most,
-                allowed_loss,
-                num_threads,
-            )
-        return moved
-
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
     for _ in range(_REFINE_PASSES):
-        if one_pass(0) <= level.num_nodes // 10_000:
+        moved = _refine_once(level, parts, loads, limits, 0, num_threads)
+        if moved <= level.num_nodes // _FEW_OF:
             break
-    # What is too heavy gives nodes away at any price that it takes, the least first.
+    _repair(level, parts, num_parts, limits, num_threads)
+
+
+def _repair(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    num_threads: int,
+) -> None:
+    """What is too heavy gives nodes away at any price that it takes, the least first."""
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
     for repair in range(_MOST_REPAIRS):
-        if not (loads > most).any():
+        if not (loads > np.floor(limits)).any():
             break
-        if one_pass(1 << repair) == 0 and repair > 12:
+        moved = _refine_once(level, parts, loads, limits, 1 << repair, num_threads)
+        if moved == 0 and repair > 12:
             break
+
+
+def _refine_once(
+    level: Level,
+    parts: PartNumbers,
+    loads: npt.NDArray[np.int64],
+    limits: npt.NDArray[np.float64],
+    allowed_loss: int,
+    num_threads: int,
+) -> int:
+    """A pass; writes ``parts`` and ``loads``. How many nodes moved."""
+    most = np.floor(limits).astype(np.int64)
+    moved = 0
+    for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+        moved += kernels().refine_parts(
+            *(block.degrees, block.cols, block.values, ends, block.first_row),
+            *(level.weights, parts, loads, most, allowed_loss, num_threads),
+        )
+    return moved
 
 
 def _limit_halos(
@@ -455,32 +491,48 @@ def _limit_halos(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     num_threads: int,
-) -> None:
-    """Make halos smaller that are too large; writes ``parts`` where the largest one becomes so."""
-    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+) -> tuple[int, int]:
+    """Make the cut and the largest halo smaller; writes ``parts``. Both then; see the note."""
+    is_small = level.edges.num_edges <= _COARSE_EDGES
+    each_edge = 1 if level.edges.is_split else 2  # counted so often
+    few = level.num_nodes // _FEW_OF
     most = np.floor(limits).astype(np.int64)
-    largest: int | None = None
-    before = parts
-    for number in range(_HALO_PASSES + 1):
-        halos = np.zeros(num_parts, dtype=np.int64)
-        for block, _ in level.edges.blocks():
-            kernels().count_halos(
-                block.degrees, block.cols, block.first_row, parts, table, halos, num_threads
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
+    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+    least: int | None = None
+    best: tuple[int, int, PartNumbers] | None = None
+    moved = level.num_nodes
+    for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
+        if price == 0 and moved <= few:
+            continue
+        cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
+        for block, _ in level.edges.blocks(num_threads=num_threads):
+            cut += kernels().count_halos(
+                *(block.degrees, block.cols, block.firsts, block.first_row),
+                *(parts, table, halos, num_threads),
             )
-        if largest is not None and halos.max() >= largest:
-            parts[:] = before
+        largest = int(halos.max())
+        least = cut if least is None else min(cut, least)
+        most_cut = int(_MOST_CUT_FOR_HALOS * least)
+        if best is None:
+            best = cut, largest, parts.copy()
+        elif cut <= most_cut and cut * largest < best[0] * best[1]:
+            best = cut, largest, best[2]
+            best[2][:] = parts
+        is_even = largest <= tolerance * halos.mean()
+        if price is None or cut == 0 or (is_even and moved <= few):
             break
-        largest, goal = int(halos.max()), int(tolerance * halos.mean())
-        if largest <= goal or number == _HALO_PASSES:
-            break
-        before = parts.copy()
-        loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
-        for block, ends in level.edges.blocks(batches=level.batches):
-            kernels().limit_halos(
-                *(block.degrees, block.cols, block.values, ends, block.first_row),
-                *(level.weights, parts, loads, most, table, halos, goal, _HALO_PRICE),
-                num_threads,
+        budget = np.array([(most_cut - cut) // each_edge])
+        moved = 0
+        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+            moved += kernels().limit_halos(
+                *(block.degrees, block.cols, block.firsts, ends, block.first_row),
+                *(level.weights, parts, loads, most, table, halos, largest, int(256 * price)),
+                *(budget, num_threads),
             )
+    assert best is not None
+    parts[:] = best[2]
+    return best[0], best[1]
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:

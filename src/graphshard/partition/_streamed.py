@@ -54,6 +54,7 @@ from ._edge_files import (
     combined,
     kernels,
     node_dtype,
+    read_ahead,
 )
 from ._graph_source import IdArray
 from ._metis import UndirectedGraph
@@ -277,7 +278,7 @@ class Stages:
             for relation in range(len(source.canonical_etypes)):
                 ends = (source.dst_type[relation], source.src_type[relation])
                 row_type, col_type = reversed(ends) if is_reverse else ends
-                for src, dst in source.edge_batches(relation):
+                for src, dst in _batches(source, relation, self.asked.num_threads):
                     rows, cols = (src, dst) if is_reverse else (dst, src)
                     first_row, first_col = source.offsets[row_type], source.offsets[col_type]
                     if not is_reverse:
@@ -296,6 +297,8 @@ class Stages:
                     )
             if asymmetry % 2**64 == 0:  # every edge is there from both ends already
                 break
+            if not is_reverse:
+                sorter.split()
         return _without_folder(sorter.finish())
 
     def _make_assignment(self, folder: Path) -> dict[str, Any]:
@@ -401,7 +404,7 @@ class Stages:
         )
         src_type, dst_type = source.src_type[relation], source.dst_type[relation]
         done = 0
-        for src, dst in source.edge_batches(relation):
+        for src, dst in _batches(source, relation, self.asked.num_threads):
             sorter.add(
                 dst,
                 src,
@@ -528,19 +531,27 @@ def places_by_readers(
         ``[num_nodes]``; 0 for nodes that no other part reads.
     """
     pairs = np.zeros((num_parts, num_parts), dtype=np.int64)
-    for src, dst, ranges in _edges_with_ranges(source):
+    for src, dst, ranges in _edges_with_ranges(source, num_threads):
         kernels().count_cut(src, dst, parts, *ranges, pairs, num_threads)
     # Digit [owner, reader]: that of the reader that reads most is 0.
     by_number = np.argsort(-pairs, axis=1, kind="stable")
     digits = np.minimum(np.argsort(by_number, axis=1), NUM_DIGITS).astype(np.uint8)
     masks = np.zeros(source.num_nodes, dtype=np.uint8)
-    for src, dst, ranges in _edges_with_ranges(source):
+    for src, dst, ranges in _edges_with_ranges(source, num_threads):
         kernels().mark_readers(src, dst, parts, *ranges, digits, masks, num_threads)
     return GRAY_PLACES[masks]
 
 
+def _batches(
+    source: EdgeSource, relation: int, num_threads: int
+) -> Iterator[tuple[IdArray, IdArray]]:
+    """The edges of a relation; with several threads, some are read while others are used."""
+    is_worth_it = num_threads > 1 and source.edge_counts[relation] > BATCH_EDGES
+    return read_ahead(source.edge_batches(relation), is_worth_it=is_worth_it)
+
+
 def _edges_with_ranges(
-    source: EdgeSource,
+    source: EdgeSource, num_threads: int
 ) -> Iterator[tuple[IdArray, IdArray, tuple[int, int, int, int]]]:
     """Ends of edges, and the first and the number of the nodes of their types."""
     for relation in range(len(source.canonical_etypes)):
@@ -549,7 +560,7 @@ def _edges_with_ranges(
             *(source.offsets[src_type], source.node_counts[src_type]),
             *(source.offsets[dst_type], source.node_counts[dst_type]),
         )
-        for src, dst in source.edge_batches(relation):
+        for src, dst in _batches(source, relation, num_threads):
             yield src, dst, ranges
 
 
@@ -833,7 +844,7 @@ def _work_of(source: EdgeSource, asked: Streaming) -> dict[str, Any]:
     if asked.given is not None:
         digest.update(np.ascontiguousarray(asked.given).data)
     return {
-        "version": 2,
+        "version": 3,
         "graph": dict(source.identity()),
         "nodes": dict(zip(source.ntypes, source.node_counts, strict=True)),
         "edges": [

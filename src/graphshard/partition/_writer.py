@@ -278,8 +278,12 @@ class Journal:
             for i, name in enumerate(stages)
             if ranks is None or ranks.is_mine(i) or name in self._stages
         ]
-        with ThreadPoolExecutor(max_workers=max(min(num_threads, len(mine)), 1)) as pool:
-            list(pool.map(self.run, mine, map(stages.__getitem__, mine)))
+        if num_threads == 1 or len(mine) < 2:
+            for name in mine:
+                self.run(name, stages[name])
+        else:
+            with ThreadPoolExecutor(max_workers=min(num_threads, len(mine))) as pool:
+                list(pool.map(self.run, mine, map(stages.__getitem__, mine)))
         if ranks is not None:
             for name in stages:
                 if name not in self._stages:

@@ -123,9 +123,9 @@ def partition_graph(
             have no more than so many bytes of them in memory. By default 512 MiB with
             "multilevel". Files go to the folder ``.<graph_name>-work`` in ``out_path``; a run that
             was killed goes on where it stood, when it is started again with the same arguments.
-        halo_tolerance: With "multilevel": where the largest halo (nodes of others next to a part,
-            which set the time of an epoch) is more than so many times the mean, it is made smaller,
-            as far as the cut grows by no more edges than the halo loses nodes. None leaves it.
+        halo_tolerance: With "multilevel": the largest halo (nodes of others that a part reads,
+            which set the time of an epoch) is made smaller together with the cut, which it may
+            cost 2 %, until it is at most so many times the mean. None looks at the cut alone.
         ranks: Processes that make the parts of `GraphFiles` together, with edges on disk; this is
             rank 0 of them.
         quiet: Do not print the table of statistics.
