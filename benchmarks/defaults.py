@@ -34,6 +34,8 @@ class Line:
 
     Args:
         published: In percent; None where none is known for this model on this data.
+        expected: In percent, from and to: what the data set's README expects of the data as its
+            folder has them, where they lack something that the published number had.
         metric: What is compared.
         options: Options besides data, model and seed; of metrics alone.
     """
@@ -41,6 +43,7 @@ class Line:
     data: str
     model: str
     published: float | None = None
+    expected: tuple[float, float] | None = None
     metric: str = "accuracy"
     options: tuple[str, ...] = ()
 
@@ -63,7 +66,7 @@ LINES = [
     Line(data="citeseer", model="sage"),
     Line(data="citeseer", model="gat", published=72.5),
     Line(data="pubmed-partial", model="gcn"),
-    Line(data="nell", model="gcn", published=66.0),
+    Line(data="nell", model="gcn", published=66.0, expected=(55, 62)),
     Line(data="amazon-computers", model="gcn", published=82.6),
     Line(data="amazon-computers", model="sage", published=82.4),
     Line(data="amazon-computers", model="gat", published=78.0),
@@ -84,7 +87,10 @@ LINES = [
 ]
 
 
-NOTES = """
+NOTES = r"""
+\* NELL's folder lacks the 500 validation labels by which the published runs ended. Its README says
+that 66.0 is no target without them, and that 55 to 62 is what to expect; see below.
+
 Lines with fewer than three seeds were measured with fewer for want of time. Lines of one table come
 from several commits of two days; settings and code of each have not changed since it was measured,
 but for the number of epochs of FB15k-237, see below. PubMed's folder has features of 1,060 nodes of
@@ -116,14 +122,15 @@ validation facts; its CPU time was not taken.
 
 ## NELL
 
+The reference for the data as they are here is 55 to 62: the folder lacks the 500 validation labels
+by which Kipf and Welling ended, and its README says that their 66.0 is no target without them.
+
 The published 66.0 is not reached, and was not by any network tried here at any epoch: Kipf and
 Welling's in plain torch, seed 0, has 61 at best (58 with 256 hidden, with means in place of
 symmetric norms, or with three layers; 57 with own rows; 61 with dropout 0.5 of the input; 62 with
-smoothed labels), and the data set's README expects 55 to 62. It falls to 56 by epoch 100, while
-the training loss goes on falling. Kipf and Welling ended by 500 validation labels, which the
-folder lacks; without validation rows a run now has 50 epochs, as those of R-GCN's paper on data
-without any (61.1 there, 60 to 61.3 from epoch 40 to 57). The number was known when that rule was
-made.
+smoothed labels). It falls to 56 by epoch 100, while the training loss goes on falling. Without
+validation rows a run now has 50 epochs, as those of R-GCN's paper on data without any (61.1 there,
+60 to 61.3 from epoch 40 to 57). The number was known when that rule was made.
 
 Until this day a matrix of 64 columns stood between sparse features and the network, so that the
 first layer was a product of two; now it is the layer's own where the widths are equal. With two,
@@ -233,6 +240,10 @@ def page(results: dict[str, Any], date: str) -> str:
         if line.published is not None:
             gap = line.published - mean
             verdict = "yes" if gap <= 2 else f"**no**, {gap:.1f} short"
+            if line.expected is not None:
+                low, high = line.expected
+                where = "within" if low <= mean else "**below**"
+                verdict = rf"{where} {low:g} to {high:g}, for the data as they are here\*"
         lines.append(
             f"| {line.data} | {line.model} | {line.metric} | "
             + ", ".join(f"{value:.1f}" for value in best)

@@ -34,20 +34,32 @@ int64_t size_of_integers(const SharedIntegers& self) {
   return self.table.size();
 }
 
+// Calls function(rows) for rows of int32 or int64 that can hold the numbers of a table; what adds
+// to it writes int64.
+template <typename Table, typename Function>
+void with_rows(const Table& table, const OutVector& rows, const Function& function) {
+  with_id_type(rows.dtype(), [&](auto row) {
+    using Row = decltype(row);
+    require(table.size() <= std::numeric_limits<Row>::max(), "rows must hold the numbers of keys");
+    function(static_cast<Row*>(rows.data()));
+  });
+}
+
 void look_up_integers(SharedIntegers& self, const InVector& keys, const OutVector& rows,
                       bool inserts) {
   require(keys.shape(0) == rows.shape(0), "rows must have one entry per key");
   require_apart({rows}, {keys});
   const int64_t* from = data_of<int64_t>(keys);
-  int64_t* to = data_of<int64_t>(rows);
   const int64_t count = rows_in(keys);
-  const nb::gil_scoped_release release;
   if (inserts) {
+    int64_t* to = data_of<int64_t>(rows);
+    const nb::gil_scoped_release release;
     const std::unique_lock lock(self.mutex);
     self.table.insert(from, count, to);
   } else {
+    const nb::gil_scoped_release release;
     const std::shared_lock lock(self.mutex);
-    self.table.find(from, count, to);
+    with_rows(self.table, rows, [&](auto* to) { self.table.find(from, count, to); });
   }
 }
 
@@ -95,15 +107,15 @@ void look_up_bytes(SharedBytes& self, const InVector& offsets, const InVector& d
                    const OutVector& rows, bool inserts) {
   require(offsets.shape(0) == rows.shape(0) + 1, "offsets must have one entry more than rows");
   require_apart({rows}, {offsets, data});
-  int64_t* to = data_of<int64_t>(rows);
+  int64_t* numbers = inserts ? data_of<int64_t>(rows) : nullptr;
   const int64_t count = rows_in(rows);
   with_strings(offsets, data, [&](const auto* begins, const uint8_t* text) {
     if (inserts) {
       const std::unique_lock lock(self.mutex);
-      self.table.insert(begins, text, count, to);
+      self.table.insert(begins, text, count, numbers);
     } else {
       const std::shared_lock lock(self.mutex);
-      self.table.find(begins, text, count, to);
+      with_rows(self.table, rows, [&](auto* to) { self.table.find(begins, text, count, to); });
     }
   });
 }
@@ -155,10 +167,13 @@ int64_t repeated(const InVector& src, const InVector& dst, int64_t num_src, int6
   require(num_src >= 0 && num_dst >= 0 &&
               (num_dst == 0 || num_src <= std::numeric_limits<int64_t>::max() / num_dst),
           "num_src times num_dst must be below 2^63");
-  const int64_t* from = data_of<int64_t>(src);
-  const int64_t* to = data_of<int64_t>(dst);
-  const nb::gil_scoped_release release;
-  return count_repeated(from, to, rows_in(src), num_src, num_dst, num_threads);
+  return with_id_type(src.dtype(), [&](auto id) {
+    using Id = decltype(id);
+    const Id* from = data_of<Id>(src);
+    const Id* to = data_of<Id>(dst);
+    const nb::gil_scoped_release release;
+    return count_repeated(from, to, rows_in(src), num_src, num_dst, num_threads);
+  });
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ uint64_t IntegerTable::line_of(int64_t key) const {
   return ((bits ^ bits >> 32) * 0xD6E8FEB86659FD93u >> 32) * lines_.size() >> 32;
 }
 
-void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const {
+template <typename Row>
+void IntegerTable::find(const int64_t* keys, int64_t count, Row* rows) const {
   if (is_direct_) {
     const uint64_t size = direct_.size();
     const int32_t* table = direct_.data();
@@ -122,12 +123,15 @@ void IntegerTable::find(const int64_t* keys, int64_t count, int64_t* rows) const
       same |= static_cast<uint32_t>(line.keys[slot] == key) << slot;
     }
     if (same != 0) {  // the first of them is the key, or it is empty, as those before are not
-      rows[i] = line.row(static_cast<uint64_t>(std::countr_zero(same)));
+      rows[i] = static_cast<Row>(line.row(static_cast<uint64_t>(std::countr_zero(same))));
     } else {
-      rows[i] = line.row(kSlots - 1) < 0 ? -1 : row_beyond(number, key);
+      rows[i] = static_cast<Row>(line.row(kSlots - 1) < 0 ? -1 : row_beyond(number, key));
     }
   }
 }
+
+template void IntegerTable::find(const int64_t*, int64_t, int32_t*) const;
+template void IntegerTable::find(const int64_t*, int64_t, int64_t*) const;
 
 // The number of a key whose line is full and does not have it.
 int64_t IntegerTable::row_beyond(uint64_t line, int64_t key) const {
@@ -293,11 +297,10 @@ void BytesTable::copy_keys(int64_t* offsets, uint8_t* data) const {
   offsets[size_] = at;
 }
 
-template <typename Offset>
-void BytesTable::find(const Offset* offsets, const uint8_t* data, int64_t count,
-                      int64_t* rows) const {
+template <typename Offset, typename Row>
+void BytesTable::find(const Offset* offsets, const uint8_t* data, int64_t count, Row* rows) const {
   if (slots_.empty()) {
-    std::fill(rows, rows + count, -1);
+    std::fill(rows, rows + count, Row{-1});
     return;
   }
   const uint64_t mask = slots_.size() - 1;
@@ -328,7 +331,7 @@ void BytesTable::find(const Offset* offsets, const uint8_t* data, int64_t count,
         place = (place + 1) & mask;
       }
       const uint32_t next = slots_[place].next;
-      rows[begin + i] = next == 0 ? -1 : static_cast<int64_t>(header_at(next - 1).row);
+      rows[begin + i] = next == 0 ? Row{-1} : static_cast<Row>(header_at(next - 1).row);
     }
   }
 }
@@ -393,7 +396,9 @@ void BytesTable::insert(const Offset* offsets, const uint8_t* data, int64_t coun
   }
 }
 
+template void BytesTable::find(const int32_t*, const uint8_t*, int64_t, int32_t*) const;
 template void BytesTable::find(const int32_t*, const uint8_t*, int64_t, int64_t*) const;
+template void BytesTable::find(const int64_t*, const uint8_t*, int64_t, int32_t*) const;
 template void BytesTable::find(const int64_t*, const uint8_t*, int64_t, int64_t*) const;
 template void BytesTable::insert(const int32_t*, const uint8_t*, int64_t, int64_t*);
 template void BytesTable::insert(const int64_t*, const uint8_t*, int64_t, int64_t*);
@@ -462,10 +467,75 @@ template bool any_outer_blank(const int64_t*, const uint8_t*, int64_t);
 
 namespace {
 
-// What count_repeated does; the codes of edges are numbers of num_bits.
+// Finds repeated codes of one part; its arrays are used again for the next.
+//
+// Few codes are repeated, and a hash table of all of them costs twice what this does: the first
+// pass sets a bit for each code, and where it was set before, a bit of another hash in a second
+// map. All codes that are repeated have the latter, and few others: only these are compared.
 template <typename Code>
-int64_t count_repeated_codes(const int64_t* src, const int64_t* dst, int64_t num_edges,
-                             int64_t num_dst, int num_bits, int part_bits, int num_threads) {
+class RepeatedCodes {
+ public:
+  int64_t count(const Code* codes, int64_t number) {
+    const int bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(4 * number, 1024)));
+    const int shift = 64 - bits;
+    seen_.assign(size_t{1} << (bits - 6), 0);
+    doubted_.assign(size_t{1} << (bits - 6), 0);
+    chosen_.resize(static_cast<size_t>(number) + 1);  // one more is written, and not counted
+    size_t num_chosen = 0;
+    for (int64_t i = 0; i < number; ++i) {
+      const uint64_t hash = codes[i] * kFactor >> shift;
+      const uint64_t bit = uint64_t{1} << (hash & 63);
+      chosen_[num_chosen] = codes[i];
+      num_chosen += (seen_[hash >> 6] & bit) != 0 ? 1 : 0;
+      seen_[hash >> 6] |= bit;
+    }
+    if (num_chosen == 0) return 0;
+    for (size_t i = 0; i < num_chosen; ++i) {
+      const uint64_t hash = chosen_[i] * kOtherFactor >> shift;
+      doubted_[hash >> 6] |= uint64_t{1} << (hash & 63);
+    }
+    num_chosen = 0;
+    for (int64_t i = 0; i < number; ++i) {
+      const uint64_t hash = codes[i] * kOtherFactor >> shift;
+      chosen_[num_chosen] = codes[i];
+      num_chosen += doubted_[hash >> 6] >> (hash & 63) & 1;
+    }
+    return compare(static_cast<int64_t>(num_chosen));
+  }
+
+ private:
+  static constexpr uint64_t kOtherFactor = 0xD6E8FEB86659FD93u;
+
+  // How many of the chosen codes are equal to an earlier one.
+  int64_t compare(int64_t num_chosen) {
+    const int64_t num_slots = slots_for(num_chosen);
+    const int shift = shift_for(num_slots);
+    const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
+    table_.assign(static_cast<size_t>(num_slots), Code{0});  // 0 is an empty slot
+    int64_t number = 0;
+    int64_t num_zeros = 0;
+    for (int64_t i = 0; i < num_chosen; ++i) {
+      const Code code = chosen_[static_cast<size_t>(i)];
+      uint64_t place = code * kFactor >> shift;
+      while (table_[place] != 0 && table_[place] != code) place = (place + 1) & mask;
+      number += table_[place] == code ? 1 : 0;
+      num_zeros += code == 0 ? 1 : 0;
+      table_[place] = code;
+    }
+    // Each code of 0 found its slot as it was, and counts as repeated; the first is not.
+    return number - (num_zeros > 0 ? 1 : 0);
+  }
+
+  std::vector<uint64_t> seen_;
+  std::vector<uint64_t> doubted_;
+  std::vector<Code> chosen_;
+  std::vector<Code> table_;
+};
+
+// What count_repeated does; the codes of edges are numbers of num_bits.
+template <typename Code, typename Id>
+int64_t count_repeated_codes(const Id* src, const Id* dst, int64_t num_edges, int64_t num_dst,
+                             int num_bits, int part_bits, int num_threads) {
   const uint64_t all_bits = std::numeric_limits<uint64_t>::max() >> (64 - num_bits);
   const int rest_bits = num_bits - part_bits;
   const uint64_t rest_mask = (uint64_t{1} << rest_bits) - 1;
@@ -506,26 +576,18 @@ int64_t count_repeated_codes(const int64_t* src, const int64_t* dst, int64_t num
       codes[static_cast<size_t>(places[code >> rest_bits]++)] = static_cast<Code>(code & rest_mask);
     });
   });
-  std::vector<int64_t> repeated(static_cast<size_t>(parts), 0);
-  run_tasks(parts, num_threads, [&](int64_t part) {
-    const int64_t begin = starts[static_cast<size_t>(part)];
-    const int64_t end = starts[static_cast<size_t>(part) + 1];
-    const int64_t num_slots = slots_for(end - begin);
-    const int table_shift = shift_for(num_slots);
-    const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
-    std::vector<Code> table(static_cast<size_t>(num_slots), Code{0});  // 0 is an empty slot
+  // Some parts after each other, with the same arrays.
+  const int64_t num_runs = std::min<int64_t>(parts, 16 * int64_t{num_threads});
+  std::vector<int64_t> repeated(static_cast<size_t>(num_runs), 0);
+  run_tasks(num_runs, num_threads, [&](int64_t run) {
+    RepeatedCodes<Code> of_part;
     int64_t number = 0;
-    int64_t num_zeros = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const Code code = codes[static_cast<size_t>(i)];
-      uint64_t place = code * kFactor >> table_shift;
-      while (table[place] != 0 && table[place] != code) place = (place + 1) & mask;
-      number += table[place] == code ? 1 : 0;
-      num_zeros += code == 0 ? 1 : 0;
-      table[place] = code;
+    const int64_t last = part_begin(parts, run + 1, num_runs);
+    for (int64_t part = part_begin(parts, run, num_runs); part < last; ++part) {
+      const int64_t begin = starts[static_cast<size_t>(part)];
+      number += of_part.count(codes.get() + begin, starts[static_cast<size_t>(part) + 1] - begin);
     }
-    // Each code of 0 found its slot as it was, and counts as repeated; the first is not.
-    repeated[static_cast<size_t>(part)] = number - (num_zeros > 0 ? 1 : 0);
+    repeated[static_cast<size_t>(run)] = number;
   });
   int64_t total = 0;
   for (const int64_t number : repeated) total += number;
@@ -534,7 +596,8 @@ int64_t count_repeated_codes(const int64_t* src, const int64_t* dst, int64_t num
 
 }  // namespace
 
-int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_src,
+template <typename Id>
+int64_t count_repeated(const Id* src, const Id* dst, int64_t num_edges, int64_t num_src,
                        int64_t num_dst, int num_threads) {
   if (num_edges < 2) return 0;
   const uint64_t num_codes = static_cast<uint64_t>(num_src) * static_cast<uint64_t>(num_dst);
@@ -542,13 +605,16 @@ int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges
   // Parts in which equal edges meet, and which fit the cache next to a core.
   const int part_bits =
       std::min(static_cast<int>(std::bit_width(
-                   static_cast<uint64_t>(std::clamp<int64_t>(num_edges / 24576, 1, 4096)) - 1)),
+                   static_cast<uint64_t>(std::clamp<int64_t>(num_edges / 49152, 1, 4096)) - 1)),
                num_bits);
   const auto count = [&](auto* count_codes) {
     return count_codes(src, dst, num_edges, num_dst, num_bits, part_bits, num_threads);
   };
-  return num_bits - part_bits <= 32 ? count(&count_repeated_codes<uint32_t>)
-                                    : count(&count_repeated_codes<uint64_t>);
+  return num_bits - part_bits <= 32 ? count(&count_repeated_codes<uint32_t, Id>)
+                                    : count(&count_repeated_codes<uint64_t, Id>);
 }
+
+template int64_t count_repeated(const int32_t*, const int32_t*, int64_t, int64_t, int64_t, int);
+template int64_t count_repeated(const int64_t*, const int64_t*, int64_t, int64_t, int64_t, int);
 
 }  // namespace graphshard

@@ -17,8 +17,10 @@ class IntegerTable {
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
   const int64_t* keys() const { return keys_.data(); }
 
-  // Writes the number of each key, -1 where it has none.
-  void find(const int64_t* keys, int64_t count, int64_t* rows) const;
+  // Writes the number of each key, -1 where it has none. Row is int32_t or int64_t, and holds every
+  // number.
+  template <typename Row>
+  void find(const int64_t* keys, int64_t count, Row* rows) const;
   // Writes the number of each key; a new one gets the next.
   void insert(const int64_t* keys, int64_t count, int64_t* rows);
   // Tells how many keys there will be, so that the table does not grow step by step.
@@ -65,8 +67,8 @@ class BytesTable {
   // Writes the texts in the order of their numbers; offsets has room for size() + 1.
   void copy_keys(int64_t* offsets, uint8_t* data) const;
 
-  template <typename Offset>
-  void find(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows) const;
+  template <typename Offset, typename Row>
+  void find(const Offset* offsets, const uint8_t* data, int64_t count, Row* rows) const;
   template <typename Offset>
   void insert(const Offset* offsets, const uint8_t* data, int64_t count, int64_t* rows);
   // Tells how many texts there will be.
@@ -111,8 +113,10 @@ ParsedIntegers parse_integers(const Offset* offsets, const uint8_t* data, int64_
 template <typename Offset>
 bool any_outer_blank(const Offset* offsets, const uint8_t* data, int64_t count);
 
-// How many edges have both ends of an earlier one. There are fewer than 2^63 pairs of nodes.
-int64_t count_repeated(const int64_t* src, const int64_t* dst, int64_t num_edges, int64_t num_src,
+// How many edges have both ends of an earlier one. There are fewer than 2^63 pairs of nodes. Id is
+// int32_t or int64_t.
+template <typename Id>
+int64_t count_repeated(const Id* src, const Id* dst, int64_t num_edges, int64_t num_src,
                        int64_t num_dst, int num_threads);
 
 }  // namespace graphshard

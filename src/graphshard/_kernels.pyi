@@ -373,7 +373,7 @@ class IntegerTable:
     def look_up(
         self,
         keys: Any,  # [n] int64
-        rows: Any,  # [n] int64, written: the number of each key, -1 for none
+        rows: Any,  # [n] written: the number of each key, -1 for none; int32, too, if not inserts
         inserts: bool,  # new keys get numbers
     ) -> None: ...
     def copy_keys(self, keys: Any) -> None:
@@ -392,7 +392,7 @@ class BytesTable:
         self,
         offsets: Any,  # [n + 1] int32 or int64, ascending: ends of texts
         data: Any,  # uint8
-        rows: Any,  # [n] int64, written
+        rows: Any,  # [n] written; int64, or int32 if not inserts
         inserts: bool,
     ) -> None: ...
     def copy_keys(
@@ -415,9 +415,10 @@ def has_outer_blank(
     """Whether some text begins or ends with a blank."""
 
 def count_repeated(
-    src: Any,  # [num_edges] int64
-    dst: Any,  # [num_edges] int64
-    num_dst: int,  # above every dst, below 2^32
+    src: Any,  # [num_edges] int32 or int64
+    dst: Any,  # [num_edges] of the same dtype
+    num_src: int,  # above every src
+    num_dst: int,  # above every dst
     num_threads: int,
 ) -> int:
     """How many edges have both ends of an earlier one."""

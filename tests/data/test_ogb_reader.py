@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch
 from ogb_files import arxiv, mag, put, put_split
 
 from graphshard.data import from_ogb
+from graphshard.data._array_graph import Arrays
+from graphshard.data._ogb import read_ogb_arrays
 from graphshard.dgl.data import DglNodePropPredDataset
 
 
@@ -74,6 +77,49 @@ def test_npz_layout(tmp_path: Path) -> None:
     assert g.ndata["feat"].shape == (4, 2)
     assert g.ndata["node_year"].tolist() == [1, 2, 3, 4]
     assert [side.tolist() for side in g.edges()] == [[0, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_labels_and_splits_stay_on_disk(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphshard.data._array_graph._BLOCK_ROWS", 1 << 12)
+    num_nodes = 400_000 if form == "npz" else 40_000
+    draw = np.random.default_rng(0)
+    label = draw.integers(0, 50, num_nodes).astype(np.float32)
+    label[draw.random(num_nodes) < 0.5] = np.nan
+    raw = tmp_path / "ogbn_papers100M" / "raw"
+    raw.mkdir(parents=True)
+    if form == "npz":
+        counts = {"num_nodes_list": np.array([num_nodes]), "num_edges_list": np.array([1])}
+        np.savez(raw / "data.npz", edge_index=np.array([[0], [1]]), **counts)
+        np.savez(raw / "node-label.npz", node_label=label[:, None])
+    else:
+        put(raw / "edge.csv.gz", [(0, 1)])
+        put(raw / "num-node-list.csv.gz", [[num_nodes]])
+        put(raw / "node-label.csv.gz", [[x] for x in label])
+    split = [list(range(first, num_nodes, 3)) for first in range(3)]
+    put_split(tmp_path / "ogbn_papers100M" / "split" / "time", *split)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    tracemalloc.start()
+    try:
+        read = read_ogb_arrays("ogbn-papers100M", tmp_path, Arrays(folder))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    if form == "npz":  # of CSV some thousand rows of text are looked at, whatever their number
+        assert peak < num_nodes * 8
+    fields = read.content.nodes["_N"]
+    names = ["label", "train_mask", "val_mask", "test_mask"]
+    assert all(isinstance(fields[name], np.memmap) for name in names)
+    whole = from_ogb("ogbn-papers100M", tmp_path)
+    assert whole.num_classes == read.num_classes == 50
+    expected = np.where(np.isnan(label), -1, label)
+    for name in names:
+        assert np.array_equal(fields[name], whole.graph.ndata[name].numpy())
+    assert np.array_equal(fields["label"], expected)
+    assert [np.flatnonzero(fields[name]).tolist() for name in names[1:]] == split
 
 
 def test_as_ogb_gives_it_to_users_of_dgl(tmp_path: Path) -> None:

@@ -167,6 +167,32 @@ def test_tables_in_a_bucket(place: str, options: str) -> None:
     assert "day" in TableSource(place + options).schema.names or "days" not in place
 
 
+def test_files_and_rows_are_called_as_they_were_given(options: str) -> None:
+    for place, name in (
+        ("s3://shop/users.csv", "s3://shop/users.csv"),
+        ("s3a://shop/a%20b/*.csv", "s3a://shop/a%20b/ü#1.csv"),
+        ("s3://testing:secret@shop/days/", "s3://testing:***@shop/days/day=0/part-0.parquet"),
+        ("s3://shop/days/day=*/*.parquet", "s3://shop/days/day=0/part-0.parquet"),
+    ):
+        assert TableSource(place + options).files[0] == name
+    tables = Tables(
+        nodes={"user": NodeTable(files=f"s3://shop/users.csv{options}", id="age")},
+        edges={
+            ("user", "follows", "user"): EdgeTable(
+                files=f"s3://shop/days{options}", source="from", target="to"
+            )
+        },
+        dangling="add",
+    )
+    (row,) = read_tables(tables).report.first
+    assert (row.file, row.row) == ("s3://shop/users.csv", 3)
+    edges = EdgeTable(files="days", source="from", target="none")
+    with pytest.raises(
+        ValueError, match=r"^s3://shop/days/day=0/part-0.parquet and others: column"
+    ):
+        read_tables(Tables(edges={("u", "e", "u"): edges}, base=f"s3://shop/{options}"))
+
+
 WRONG = {
     "s3://shop/nobody.csv": "there is no file or folder s3://shop/nobody.csv",
     "s3://shop/parts/x*": "no file fits s3://shop/parts/x*",

@@ -8,8 +8,10 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
-from graphshard._base.kernels import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension, kernels_for
+from graphshard.data._array_graph import EdgeEnds
 from graphshard.data._row_ids import IdColumn, RowIds, count_repeated, number_pairs
 
 POOLS = {
@@ -74,7 +76,11 @@ def test_many_integers(is_native: bool, spread: int) -> None:
             rows = ids.add(pa.array(batch), column)
             assert rows.tolist() == [numbers[int(key)] for key in batch]
         more = draw.integers(-3000, 3000, 5000) * spread + draw.integers(0, 2, 5000)
-        assert ids.find(pa.array(more), column).tolist() == [numbers.get(int(k), -1) for k in more]
+        wanted = [numbers.get(int(k), -1) for k in more]
+        assert ids.find(pa.array(more), column).tolist() == wanted
+        narrow = np.empty(len(more), np.int32)
+        assert ids.find(pa.array(more), column, narrow) is narrow
+        assert narrow.tolist() == wanted
     assert len(ids) == len(distinct)
 
 
@@ -100,6 +106,31 @@ def test_integers_that_meet_in_one_line_of_the_table(is_native: bool, has_zero: 
         assert ids.arrow().to_pylist() == keys.tolist()
 
 
+def test_ends_are_of_64_bits_once_a_number_needs_them() -> None:
+    ends = EdgeEnds(4)
+    for first, largest in ((0, 5), (2, 2**31 - 1), (4, 2**31), (6, 9)):
+        for column, end in zip(ends.room(2, largest), (first, -first), strict=True):
+            column[:] = end, end + 1
+        is_wide = largest > 2**31 - 1 or first == 6
+        kept = ends.keep(np.array([True, False]) if first == 2 else None)
+        assert [column.dtype for column in kept] == [np.int64 if is_wide else np.int32] * 2
+    src, dst = ends.arrays()
+    assert src.tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert dst.tolist() == [0, 1, -2, -4, -3, -6, -5]
+
+
+def test_more_ids_than_the_rows_of_a_table_can_hold_are_refused() -> None:
+    if not extension_available():
+        pytest.skip("there is no extension")
+    table = kernels_for(torch.device("cpu")).IntegerTable()
+    keys = np.arange(3)
+    with pytest.raises(TypeError):
+        table.look_up(keys, np.zeros(3, np.int32), True)  # new numbers are of int64
+    table.look_up(keys, np.zeros(3, np.int64), True)
+    with pytest.raises(TypeError):
+        table.look_up(keys, np.zeros(3, np.int16), False)
+
+
 @pytest.mark.parametrize("is_native", [True, False])
 def test_repeated_edges(is_native: bool) -> None:
     draw = np.random.default_rng(1)
@@ -116,6 +147,20 @@ def test_repeated_edges(is_native: bool) -> None:
             )
             pairs = set(zip(src.tolist(), dst.tolist(), strict=True))
             assert count_repeated(src, dst, num_nodes, num_nodes) == len(src) - len(pairs)
+            if num_nodes < 2**31:
+                ends = src.astype(np.int32), dst.astype(np.int32)
+                assert count_repeated(*ends, num_nodes, num_nodes) == len(src) - len(pairs)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 500])
+def test_edges_of_which_most_are_repeated(copies: int) -> None:
+    """Many more than those that a first look leaves over, in one part and in several."""
+    draw = np.random.default_rng(3)
+    for num_edges in (2000, 120_000):
+        distinct = draw.choice(400_000**2, num_edges // copies, replace=False)
+        codes = draw.permutation(np.repeat(distinct, copies))
+        src, dst = (end.astype(np.int32) for end in np.divmod(codes, 400_000))
+        assert count_repeated(src, dst, 400_000, 400_000) == len(codes) - len(distinct)
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])

@@ -26,6 +26,7 @@ from graphshard.partition import (
     UndirectedGraph,
     _streamed,
     _writer,
+    load_partition,
     load_partition_stats,
     metis_partition,
     partition_graph,
@@ -134,6 +135,26 @@ def test_nodes_that_others_read_come_last(tmp_path: Path, num_parts: int) -> Non
     places = places_by_readers(GraphSource(g), parts.numpy().astype(np.uint16), num_parts, 1)
     order = np.lexsort((np.arange(2000), places, parts.numpy()))
     np.testing.assert_array_equal(mapping[0], order)
+
+
+@pytest.mark.compiled
+@pytest.mark.usefixtures("small_levels")
+@pytest.mark.parametrize("method", ["metis", "random", "multilevel"])
+@pytest.mark.parametrize("make", [plain, typed])
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_ids_of_32_bits_make_the_bytes_of_those_of_64(
+    tmp_path: Path, make: Any, method: Any, num_parts: int
+) -> None:
+    g = add_features(make())
+    assert g.idtype == torch.int64
+    for name, of in (("long", g), ("int", g.int())):
+        folder = tmp_path / name
+        settings: dict[str, Any] = {"part_method": method, "idtype": torch.int64, "quiet": True}
+        partition_graph(of, "g", num_parts, folder, **settings)
+        assert load_partition(folder / "g.json", 0)[0].idtype == torch.int64
+    assert files_of(tmp_path / "int") == files_of(tmp_path / "long")
+    partition_graph(g, "g", num_parts, tmp_path / "int", idtype=torch.int32, quiet=True)
+    assert load_partition(tmp_path / "int" / "g.json", 0)[0].idtype == torch.int32
 
 
 @pytest.mark.compiled
@@ -344,6 +365,7 @@ def test_a_star_and_lonely_nodes_become_clusters(tmp_path: Path) -> None:
         ({"memory": 1000}, "memory must be a number of bytes from 16777216 up"),
         ({"memory": 1 << 30, "part_method": "metis"}, "memory cannot be bounded with"),
         ({"halo_tolerance": 0.9}, "halo_tolerance must be at least 1"),
+        ({"idtype": torch.int16}, "idtype must be torch.int32 or torch.int64"),
         ({"objtype": "vol"}, "objtype must be 'cut' with part_method='multilevel'"),
         ({"num_trainers_per_machine": 40_000}, "must be at most 65536"),
     ],

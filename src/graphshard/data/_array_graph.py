@@ -190,7 +190,9 @@ def folder_of_arrays(out: Path, arguments: Mapping[str, Any]) -> Iterator[Path |
 
 
 class EdgeEnds:
-    """Two columns of numbers that grow; memory of rows that never come is not touched.
+    """Two columns of numbers that grow, of int32 as long as that suffices.
+
+    Memory of rows that never come is not touched.
 
     Args:
         num_rows: How many there will be; None: it is not known.
@@ -198,24 +200,31 @@ class EdgeEnds:
 
     def __init__(self, num_rows: int | None) -> None:
         self._count = self._more = 0
-        self._arrays = [np.empty(num_rows or 0, np.int64) for _ in range(2)]
+        self._arrays: list[NDArray[Any]] = [np.empty(num_rows or 0, np.int32) for _ in range(2)]
 
-    def room(self, num_rows: int) -> list[NDArray[np.int64]]:
-        """Where the next rows are to be written."""
+    def room(self, num_rows: int, largest: int | None = None) -> list[NDArray[Any]]:
+        """Where the next rows are to be written.
+
+        Args:
+            largest: No number of theirs is above it; None: it is not known.
+        """
+        if largest is None or largest > _MOST_INT32:
+            self._arrays = [self._in_int64(array) for array in self._arrays]
         count = self._count + num_rows
         if count > len(self._arrays[0]):
             self._resize(count + count // 4 + (1 << 16))
         self._more = num_rows
         return [array[self._count : count] for array in self._arrays]
 
-    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
-        """Take the rows that were written, or these of them."""
+    def keep(self, is_kept: NDArray[np.bool_] | None) -> list[NDArray[Any]]:
+        """Take the rows that were written, or these of them; both columns of what is taken."""
+        rows = [array[self._count : self._count + self._more] for array in self._arrays]
         if is_kept is not None:
-            written = self.room(self._more)
             self._more = int(np.count_nonzero(is_kept))
-            for column in written:
+            for column in rows:
                 column[: self._more] = column[is_kept]
         self._count += self._more
+        return [column[: self._more] for column in rows]
 
     def arrays(self) -> EndArrays:
         """Both columns."""
@@ -223,13 +232,20 @@ class EdgeEnds:
         first, second = self._arrays
         return first, second
 
+    def _in_int64(self, array: NDArray[Any]) -> NDArray[np.int64]:
+        if array.dtype == np.int64:
+            return array
+        wide = np.empty(len(array), np.int64)
+        wide[: self._count] = array[: self._count]
+        return wide
+
     def _resize(self, num_rows: int) -> None:
         for array in self._arrays:  # moves no bytes where the system can move pages
             array.resize(num_rows, refcheck=False)
 
 
 class EdgeEndsOnDisk(EdgeEnds):
-    """The same in two files, of int32 as long as that suffices."""
+    """The same in two files."""
 
     def __init__(self, arrays: Arrays) -> None:
         super().__init__(None)
@@ -241,17 +257,19 @@ class EdgeEndsOnDisk(EdgeEnds):
             with writing(path), open(path, "wb") as file:
                 _write_header(file, self._dtype, (_MOST_ROWS,))
 
-    def keep(self, is_kept: NDArray[np.bool_] | None) -> None:
+    def keep(self, is_kept: NDArray[np.bool_] | None) -> list[NDArray[Any]]:
         """Write the rows, or these of them, to the files."""
+        rows = super().keep(is_kept)
+        self.append(rows)
         self._count = 0
-        super().keep(is_kept)
-        self.append([array[: self._more] for array in self._arrays])
-        self._count = 0
+        return rows
 
     def append(self, columns: Sequence[NDArray[Any]]) -> None:
         """Write rows to the files."""
         most = np.iinfo(self._dtype).max
-        if any(int(column.max(initial=0)) > most for column in columns):
+        if any(
+            column.dtype != self._dtype and int(column.max(initial=0)) > most for column in columns
+        ):
             self._widen()
         for path, column in zip(self._paths, columns, strict=True):
             with writing(path), open(path, "ab") as file:
@@ -283,6 +301,7 @@ class EdgeEndsOnDisk(EdgeEnds):
 
 
 _MOST_ROWS = 2**62  # has the longest header
+_MOST_INT32 = np.iinfo(np.int32).max
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
@@ -328,15 +347,22 @@ class ArrayGraph:
             self.arrays, src, dst, (self.num_nodes[etype[0]], self.num_nodes[etype[2]])
         )
 
+    @property
+    def least_idtype(self) -> torch.dtype:
+        """int32 where it holds the ids of all nodes and edges; else int64."""
+        counts = [*self.num_nodes.values(), *map(self.num_edges, self.ends)]
+        return torch.int32 if max(counts, default=0) <= _MOST_INT32 else torch.int64
+
     def graph(self, idtype: torch.dtype = torch.int64) -> Graph:
-        """The graph in memory; it shares the arrays."""
+        """The graph in memory; it shares the arrays, which first become of its idtype."""
         for ntype, count in self.num_nodes.items():
             check_fits(count, idtype, f"nodes of type '{ntype}'")
-        relations = {}
         for etype in self.etypes:
             check_fits(self.num_edges(etype), idtype, f"edges of {etype}")
-            of_src, of_dst = self.ends[etype]
-            src, dst = torch.from_numpy(of_src).to(idtype), torch.from_numpy(of_dst).to(idtype)
+        self._cast_ends(np.dtype(np.int32 if idtype == torch.int32 else np.int64))
+        relations = {}
+        for etype in self.etypes:
+            src, dst = (torch.from_numpy(end) for end in self.ends[etype])
             num_src, num_dst = self.num_nodes[etype[0]], self.num_nodes[etype[2]]
             relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
         made = Graph(dict(sorted(self.num_nodes.items())), relations)
@@ -347,6 +373,19 @@ class ArrayGraph:
             for name, rows in fields.items():
                 made.edges[etype].data[name] = torch.as_tensor(rows)
         return made
+
+    def _cast_ends(self, dtype: np.dtype[Any]) -> None:
+        """Give ends another dtype, one after the other, so that only one is there twice."""
+        places: dict[int, list[tuple[CanonicalEType, int]]] = {}
+        for etype, ends in self.ends.items():
+            for side, end in enumerate(ends):  # a relation and its inverse share theirs
+                places.setdefault(id(end), []).append((etype, side))
+        for shared in places.values():
+            etype, side = shared[0]
+            made = self.ends[etype][side].astype(dtype, copy=False)
+            for etype, side in shared:
+                first, second = self.ends[etype]
+                self.ends[etype] = (made, second) if side == 0 else (first, made)
 
     def files(self) -> GraphFiles:
         """The graph in its files."""
@@ -448,6 +487,7 @@ def both_directions(graph: ArrayGraph) -> ArrayGraph:
                 for name, rows in graph.edges[etype].items()
             }
         elif arrays.folder is None:
+            src, dst = (np.asarray(end, np.int64) for end in (src, dst))
             keys = np.unique(np.concatenate([src * size + dst, dst * size + src]))
             ends[etype] = keys // size, keys % size
         else:
@@ -463,6 +503,7 @@ def _lone_edges(graph: ArrayGraph, etype: CanonicalEType) -> NDArray[np.bool_]:
     arrays, (src, dst) = graph.arrays, graph.ends[etype]
     if arrays.folder is None:
         size = max(graph.num_nodes[etype[0]], 1)
+        src, dst = (np.asarray(end, np.int64) for end in (src, dst))
         is_lone: NDArray[np.bool_] = (src != dst) & ~np.isin(dst * size + src, src * size + dst)
         return is_lone
     is_lone = arrays.empty(len(src), bool)

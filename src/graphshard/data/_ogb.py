@@ -42,7 +42,7 @@ from ._array_graph import (
 )
 from ._folder import FILE_NAMES, edges_of_array
 from ._table_files import FileOptions, TableSource
-from .dataset import DatasetArrays, NodeDataset, count_classes
+from .dataset import DatasetArrays, NodeDataset
 from .npy import is_there, plain_numbers, read_npz
 
 _UNDIRECTED = ("ogbn-proteins", "ogbn-products")
@@ -100,7 +100,7 @@ def read_ogb_arrays(name: str, root: str | os.PathLike[str], arrays: Arrays) -> 
 
     Args:
         arrays: Where what has a row for each node or edge is. On disk, nothing of it is ever whole
-            in memory but labels and splits.
+            in memory.
     """
     if not name.startswith("ogbn-"):
         raise ValueError(f"name must be a node data set of OGB such as 'ogbn-arxiv' (got {name!r})")
@@ -129,9 +129,11 @@ def _read(name: str, folder: Path, arrays: Arrays) -> DatasetArrays:
         content, target = _read_csv(raw, name in _UNDIRECTED, arrays), DEFAULT_NTYPE
     check_ends(content, raw)
     fields = content.nodes[target]
-    for split, mask in _read_masks(folder, target, content.num_nodes[target]).items():
+    for split, mask in _read_masks(folder, target, content.num_nodes[target], arrays).items():
         fields[f"{split}_mask"] = mask
-    num_classes = count_classes(torch.as_tensor(fields["label"]))
+    label = fields["label"]
+    num_classes = label.shape[1] if label.ndim > 1 else arrays.largest(label, -1) + 1
+    arrays.release(label)
     return DatasetArrays(name=name, content=content, num_classes=num_classes, target=target)
 
 
@@ -162,18 +164,16 @@ def _read_csv(raw: Path, twice: bool, arrays: Arrays) -> ArrayGraph:
     nodes = _fields(raw, "node[-_]*", arrays, num_nodes)
     nodes |= _fields(raw, "species", arrays, num_nodes)
     if is_there(raw / "node-label.csv.gz"):
-        nodes["label"] = _labels(_table(raw / "node-label.csv.gz"))
+        table = _table(raw / "node-label.csv.gz", np.float32, arrays, num_nodes)
+        nodes["label"] = _labels(table, arrays)
     edges = _fields(raw, "edge[-_]*", arrays, num_edges, repeats=2 if twice else 1)
     return _plain_graph(arrays, num_nodes, ends, nodes, edges)
 
 
 def _read_npz(raw: Path, arrays: Arrays) -> ArrayGraph:
     path = raw / "data.npz"
-    found = read_npz(
-        path,
-        lambda field: field.startswith(("node_", "edge_", "num_")),
-        None if arrays.folder is None else arrays.new_path,
-    )
+    new_path = None if arrays.folder is None else arrays.new_path
+    found = read_npz(path, lambda field: field.startswith(("node_", "edge_", "num_")), new_path)
     ends = edges_of_array(path, found.pop("edge_index"), arrays)
     num_nodes = int(found["num_nodes_list"][0])
     check_node_count(raw, "_N", num_nodes, 2 * len(ends[0]))
@@ -187,9 +187,10 @@ def _read_npz(raw: Path, arrays: Arrays) -> ArrayGraph:
         count, owner = (num_nodes, nodes) if field.startswith("node_") else (len(ends[0]), edges)
         _check_rows(path, field, len(values), count)
         owner[_field_name(field)] = values
-    label = read_npz(raw / "node-label.npz", lambda field: field == "node_label")["node_label"]
-    nodes["label"] = _labels(plain_numbers(raw / "node-label.npz", label, "f"))
-    _check_rows(raw / "node-label.npz", "label", len(nodes["label"]), num_nodes)
+    path = raw / "node-label.npz"
+    label = read_npz(path, lambda field: field == "node_label", new_path)["node_label"]
+    _check_rows(path, "label", len(label), num_nodes)
+    nodes["label"] = _labels(plain_numbers(path, label, "f"), arrays)
     return _plain_graph(arrays, num_nodes, ends, nodes, edges)
 
 
@@ -216,24 +217,29 @@ def _read_typed(raw: Path, arrays: Arrays) -> tuple[ArrayGraph, str]:
     if len(labelled) != 1:
         raise ValueError(f"{raw / 'node-label'} must label one node type (it has {labelled})")
     target = labelled[0].parent.name
-    nodes[target]["label"] = _labels(_table(labelled[0]))
-    _check_rows(labelled[0], "label", len(nodes[target]["label"]), num_nodes[target])
+    table = _table(labelled[0], np.float32, arrays, num_nodes[target])
+    nodes[target]["label"] = _labels(table, arrays)
     content = ArrayGraph(arrays=arrays, num_nodes=num_nodes, ends=ends, nodes=nodes, edges=edges)
     return content, target
 
 
-def _read_masks(folder: Path, target: str, num_nodes: int) -> dict[str, np.ndarray]:
+def _read_masks(folder: Path, target: str, num_nodes: int, arrays: Arrays) -> dict[str, np.ndarray]:
     there = [path for name in _SPLIT_NAMES if (path := folder / "split" / name).is_dir()]
     if len(there) != 1:
         raise ValueError(f"{folder / 'split'} must hold one of the splits {_SPLIT_NAMES}")
     base = there[0] / target if (there[0] / target).is_dir() else there[0]
     masks = {}
     for split, in_file in FILE_NAMES.items():
-        ids = _table(base / f"{in_file}.csv.gz")[:, 0]
-        if ids.dtype.kind not in "iu":
-            raise ValueError(f"split must hold node ids (got {ids.dtype})")
-        masks[split] = np.zeros(num_nodes, dtype=bool)
-        masks[split][ids] = True
+        path = base / f"{in_file}.csv.gz"
+        source, mask = _source(path), arrays.zeros(num_nodes, bool)
+        for batch in source.batches(source.schema.names, _ROWS_AT_ONCE):
+            ids = _numbers(path, batch.columns, np.float32)[:, 0]
+            if ids.dtype.kind not in "iu":
+                raise ValueError(f"split must hold node ids (got {ids.dtype})")
+            mask[ids] = True
+            arrays.release(mask)
+        source.check_cells("download it again")
+        masks[split] = mask
     return masks
 
 
@@ -388,9 +394,14 @@ def _values(values: np.ndarray, field: str) -> np.ndarray:
     return values.reshape(-1) if single else values
 
 
-def _labels(label: np.ndarray) -> np.ndarray:
+def _labels(label: np.ndarray, arrays: Arrays) -> np.ndarray:
     """[N] int64 with -1 for unknown where there is one task; otherwise the matrix as it is."""
     if label.ndim == 2 and label.shape[1] > 1:
         return label
     flat = label.reshape(-1)
-    return np.where(np.isfinite(flat), flat, -1).astype(np.int64)
+    if flat.dtype == np.int64:
+        return flat
+    made = arrays.empty(len(flat), np.int64)
+    for rows in arrays.blocks(flat, made):
+        made[rows] = np.where(np.isfinite(flat[rows]), flat[rows], -1)
+    return made

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from .._base.files import write_json
@@ -121,9 +122,10 @@ def partition_tables(
             arguments["balance_ntypes"] = balance_classes(
                 graph.nodes[task.target], graph.num_nodes, task.target, balance_field
             )
-        source = graph.graph() if folder is None else graph.files()
+        source = graph.graph(graph.least_idtype) if folder is None else graph.files()
         ids, report = read.ids, read.report
         del read, graph
+        arguments.setdefault("idtype", torch.int64)
         partition_graph(source, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     files = write_id_files(json_path, ids)

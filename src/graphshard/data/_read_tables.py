@@ -471,6 +471,8 @@ class _Reading:
     # ------------------------------------------------------------------ edges
 
     def read_edges(self, etype: CanonicalEType, table: EdgeTable) -> None:
+        import pyarrow
+
         (reader,) = self.readers[etype]
         names = table.source, table.target
         needed = self._needed(etype, table, reader, reader.schema.names, names, _indices(reader))
@@ -486,6 +488,8 @@ class _Reading:
                 kept = self._edges_of(etype, batch, names, reader, report, pool, ends)
                 self._keep(reader, kept, chunks)
         self._note_malformed(reader, report.refused)
+        # What comes next writes to pages that are new unless those of batches are there again.
+        pyarrow.default_memory_pool().release_unused()
         src, dst = ends.arrays()
         if report.dangling and not len(src):
             raise ValueError(self._no_edge(etype, reader, report))
@@ -499,7 +503,8 @@ class _Reading:
             src, dst = (self.arrays.chosen(end, is_first) for end in (src, dst))
             columns = {name: self._filtered(values, is_first) for name, values in columns.items()}
         report.is_parallel_dropped = is_first is not None
-        if etype[0] == etype[2]:
+        if etype[0] == etype[2] and is_first is not None:  # else they were counted on the way
+            report.num_self_loops = 0
             for block in self.arrays.blocks(src, dst):
                 report.num_self_loops += int(np.count_nonzero(src[block] == dst[block]))
         report.num_edges = len(src)
@@ -549,7 +554,8 @@ class _Reading:
         columns = [IdColumn(f"{batch.file}, column {n!r}", reader.is_untyped) for n in names]
         # Of the first rows it is seen what kind of ids there are; later look-ups change nothing.
         is_free = ends[0] is not ends[1] or report.num_rows > len(batch.columns)
-        found = ends_of_all.room(len(kept))
+        most = max(map(len, ends)) + 2 * len(kept)  # where each end is a new node
+        found = ends_of_all.room(len(kept), most)
         other = pool.submit(ends[0].find, values[0], columns[0], found[0]) if is_free else None
         if other is None:
             ends[0].find(values[0], columns[0], found[0])
@@ -557,7 +563,7 @@ class _Reading:
         if other is not None:
             other.result()
         if all(rows.min(initial=0) >= 0 for rows in found):
-            ends_of_all.keep(None)
+            self._keep_ends(etype, ends_of_all, None, report)
             return kept
         self._add_new(etype, values, columns, found, report)
         is_edge = np.ones(len(kept), bool)
@@ -590,15 +596,27 @@ class _Reading:
                 f"an edge must be a node of type {etype[2 * side]}, as --dangling error asks (got "
                 f"{shown_id(values[side][index])!r}); add the node, or pass --dangling drop or add"
             )
-        ends_of_all.keep(is_edge)
+        self._keep_ends(etype, ends_of_all, is_edge, report)
         return kept.filter(arrow_array(is_edge))
+
+    def _keep_ends(
+        self,
+        etype: CanonicalEType,
+        ends_of_all: EdgeEnds,
+        is_edge: NDArray[np.bool_] | None,
+        report: EdgeReport,
+    ) -> None:
+        """Take the ends of the rows that are edges, and count loops while they are in the cache."""
+        src, dst = ends_of_all.keep(is_edge)
+        if etype[0] == etype[2]:
+            report.num_self_loops += int(np.count_nonzero(src == dst))
 
     def _add_new(
         self,
         etype: CanonicalEType,
         values: Sequence[Any],
         columns: Sequence[IdColumn],
-        found: list[Int64Array],
+        found: list[NDArray[Any]],
         report: EdgeReport,
     ) -> None:
         """Make nodes of the ends that are none, row by row, the source before the target."""
@@ -1170,13 +1188,13 @@ def _parallel(
         if not is_dropping:
             return count_repeated(src, dst, *num_nodes), None
         is_first = np.zeros(len(src), bool)
-        is_first[np.unique(src * num_nodes[1] + dst, return_index=True)[1]] = True
+        keys = src.astype(np.int64) * num_nodes[1] + dst
+        is_first[np.unique(keys, return_index=True)[1]] = True
         return int(np.count_nonzero(~is_first)), is_first
     edges = edge_list(arrays, src, dst, num_nodes)
     if not is_dropping:
         if len(src) <= _MOST_AT_ONCE:
-            src, dst = (np.asarray(end, np.int64) for end in ends)
-            return count_repeated(src, dst, *num_nodes), None
+            return count_repeated(np.asarray(src), np.asarray(dst), *num_nodes), None
         return edge_lists.count_repeated(edges, arrays.folder), None
     first = arrays.empty(len(src), np.int64)
     edge_lists.find_first_edges(edges, arrays.folder, first)

@@ -90,11 +90,12 @@ class RowIds:
         """
         return self._rows(ids, column, True, None)
 
-    def find(self, ids: Any, column: IdColumn, out: Int64Array | None = None) -> Int64Array:
+    def find(self, ids: Any, column: IdColumn, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """The number of each id, -1 where there is none; for the rest see `add`.
 
         Args:
-            out: Array that is written and returned.
+            out: Array that is written and returned, of int64, or of int32 if that holds all
+                numbers; None: a new one of int64.
         """
         found = self._rows(ids, column, False, out)
         if out is not None and found is not out:
@@ -144,8 +145,8 @@ class RowIds:
     # ------------------------------------------------------------------ looking up
 
     def _rows(
-        self, ids: Any, column: IdColumn, is_adding: bool, out: Int64Array | None
-    ) -> Int64Array:
+        self, ids: Any, column: IdColumn, is_adding: bool, out: NDArray[Any] | None
+    ) -> NDArray[Any]:
         """The number of each id, in ``out`` where it could be written at once."""
         import pyarrow
 
@@ -162,7 +163,7 @@ class RowIds:
             return np.zeros(0, np.int64)
         self._note_type(ids.type, column)
         keys, is_none = self._keys(ids, column, is_adding)
-        found: Int64Array
+        found: NDArray[Any]
         if is_adding:
             assert is_none is None
             found = self._table.insert(keys.values)
@@ -540,13 +541,13 @@ class _NativeIntegers:
         self._table.copy_keys(keys)
         return keys
 
-    def find(self, keys: Int64Array, out: Int64Array | None = None) -> Int64Array:
+    def find(self, keys: Int64Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
         return self._rows(keys, False, out)
 
-    def insert(self, keys: Int64Array) -> Int64Array:
+    def insert(self, keys: Int64Array) -> NDArray[Any]:
         return self._rows(keys, True, None)
 
-    def _rows(self, keys: Int64Array, inserts: bool, out: Int64Array | None) -> Int64Array:
+    def _rows(self, keys: Int64Array, inserts: bool, out: NDArray[Any] | None) -> NDArray[Any]:
         rows = np.empty(len(keys), np.int64) if out is None else out
         self._table.look_up(np.ascontiguousarray(keys), rows, inserts)
         return rows
@@ -573,13 +574,13 @@ class _NativeBytes:
         buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
         return pyarrow.Array.from_buffers(pyarrow.large_binary(), len(self), buffers)
 
-    def find(self, keys: Any, out: Int64Array | None = None) -> Int64Array:
+    def find(self, keys: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         return self._rows(keys, False, out)
 
-    def insert(self, keys: Any) -> Int64Array:
+    def insert(self, keys: Any) -> NDArray[Any]:
         return self._rows(keys, True, None)
 
-    def _rows(self, keys: Any, inserts: bool, out: Int64Array | None) -> Int64Array:
+    def _rows(self, keys: Any, inserts: bool, out: NDArray[Any] | None) -> NDArray[Any]:
         rows = np.empty(len(keys), np.int64) if out is None else out
         self._table.look_up(*_strings_of(keys), rows, inserts)
         return rows
@@ -601,7 +602,7 @@ def rows_at_once() -> int:
     return 1 << 20 if _kernels() is None else 1 << 15
 
 
-def number_pairs(src: Int64Array, dst: Int64Array, is_ordered: bool) -> tuple[int, Int64Array]:
+def number_pairs(src: NDArray[Any], dst: NDArray[Any], is_ordered: bool) -> tuple[int, Int64Array]:
     """How many different pairs of ends edges have, and the number of each edge's, by first edge.
 
     Args:
@@ -612,19 +613,23 @@ def number_pairs(src: Int64Array, dst: Int64Array, is_ordered: bool) -> tuple[in
     at_once = max(len(src), 1) if _kernels() is None else _PAIRS_AT_ONCE
     for start in range(0, len(src), at_once):
         ends = slice(start, start + at_once)
-        first, second = src[ends], dst[ends]
+        first, second = (np.asarray(end[ends], np.int64) for end in (src, dst))
         if not is_ordered:
             first, second = np.minimum(first, second), np.maximum(first, second)
         number[ends] = table.insert(first * num_dst + second)
     return len(table), number
 
 
-def count_repeated(src: Int64Array, dst: Int64Array, num_src: int, num_dst: int) -> int:
-    """How many edges have both ends of an earlier one."""
+def count_repeated(src: NDArray[Any], dst: NDArray[Any], num_src: int, num_dst: int) -> int:
+    """How many edges have both ends of an earlier one.
+
+    Args:
+        src: int32 or int64, as ``dst``.
+    """
     kernels = _kernels()
     if kernels is not None and num_src * num_dst < 2**63:
         return int(kernels.count_repeated(src, dst, num_src, num_dst, num_threads()))
-    keys = src * num_dst + dst
+    keys = src.astype(np.int64) * num_dst + dst
     keys.sort()
     return int(np.count_nonzero(keys[1:] == keys[:-1]))
 
@@ -650,7 +655,7 @@ class _SortedIntegers:
     def keys(self) -> Int64Array:
         return self._keys[: self._count].copy()
 
-    def find(self, keys: Int64Array, out: Int64Array | None = None) -> Int64Array:
+    def find(self, keys: Int64Array, out: NDArray[Any] | None = None) -> Int64Array:
         del out  # a copy is cheap beside this
         if not self._count:
             return np.full(len(keys), -1, np.int64)
@@ -721,7 +726,7 @@ class _ArrowBytes:
     def keys(self) -> Any:
         return self._keys
 
-    def find(self, keys: Any, out: Int64Array | None = None) -> Int64Array:
+    def find(self, keys: Any, out: NDArray[Any] | None = None) -> Int64Array:
         import pyarrow
         from pyarrow import compute
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from .._base.files import check_text
 from ._kept_columns import KeptColumns
-from .remote_files import in_folder, is_uri, open_uri, remote_errors, shown
+from .remote_files import in_folder, is_uri, name_of, open_uri, remote_errors, shown
 from .settings import TableFormat
 
 NULL_VALUES = (
@@ -188,6 +188,7 @@ class TableSource:
         self._dialects: dict[str, _Dialect] = {}
         self._dataset: Any = None
         self._names_in_json: dict[str, list[str]] = {}
+        self._path_of: dict[str, str] = {}
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
@@ -195,8 +196,10 @@ class TableSource:
             self.files = ["the table"]
             self.schema = self._table.schema
         else:
-            self._filesystem, self.files, self._root = find_files(source, base)
-            self.format = options.format or _format_of(self._filesystem, self.files)
+            self._filesystem, found, self._root = find_files(source, base)
+            self.files = [file.name for file in found]
+            self._path_of = {file.name: file.path for file in found}
+            self.format = options.format or _format_of(self._filesystem, found)
             self.schema = _schema_without_views(self._read_schema(), is_small=True)
         names = list(self.schema.names)
         for name in names:
@@ -335,7 +338,7 @@ class TableSource:
     def _values_of_folders(self, file: str) -> dict[str, str | None]:
         """What the names of folders say of all rows of a file, as Spark and Hive write it."""
         values: dict[str, str | None] = {}
-        for folder in os.path.relpath(file, self._root).split("/")[:-1]:
+        for folder in os.path.relpath(self._path_of[file], self._root).split("/")[:-1]:
             name, equals, value = folder.partition("=")
             if equals:
                 values[name] = None if value == _HIVE_NULL else unquote(value)
@@ -345,7 +348,8 @@ class TableSource:
         import pyarrow
         from pyarrow import dataset, fs
 
-        keys = os.path.relpath(self.files[0], self._root).split("/")[:-1]
+        paths = [self._path_of[file] for file in self.files]
+        keys = os.path.relpath(paths[0], self._root).split("/")[:-1]
         partitioning = None
         if any("=" in key for key in keys):
             partitioning = dataset.HivePartitioning.discover()
@@ -359,11 +363,11 @@ class TableSource:
             "partitioning": partitioning,
             "partition_base_dir": self._root,
         }
-        first = dataset.dataset(self.files[:1], **settings).schema
+        first = dataset.dataset(paths[:1], **settings).schema
         of_folders = [name for name in first.names if f"{name}=" in "/".join(keys)]
         unified = first
         for file in self.files[1:]:
-            schema = dataset.ParquetFileFormat().inspect(file, self._filesystem)
+            schema = dataset.ParquetFileFormat().inspect(self._path_of[file], self._filesystem)
             _check_there(file, [n for n in first.names if n not in of_folders], schema.names)
             try:
                 unified = pyarrow.unify_schemas([unified, schema], promote_options="permissive")
@@ -372,7 +376,7 @@ class TableSource:
                     f"{file}: the columns must have types that become one with those of "
                     f"{self.files[0]} ({error}); write the files alike"
                 ) from None
-        self._dataset = dataset.dataset(self.files, schema=unified, **settings)
+        self._dataset = dataset.dataset(paths, schema=unified, **settings)
         return unified
 
     # ------------------------------------------------------------------ rows
@@ -402,7 +406,9 @@ class TableSource:
 
     def _raise_of(self, error: Exception) -> NoReturn:
         """Raise what went wrong while files were read, with the name of one."""
-        if isinstance(error, OSError) and any(file in str(error) for file in self.files):
+        if isinstance(error, OSError) and any(
+            name == path and path in str(error) for name, path in self._path_of.items()
+        ):
             raise error
         raise _unreadable(self.name, self.format, error) from error
 
@@ -413,12 +419,13 @@ class TableSource:
             row += len(batch)
 
     def _parquet_batches(self, columns: list[str]) -> Iterator[TableBatch]:
+        names = {path: name for name, path in self._path_of.items()}
         path, row = "", 1
         scanner = self._dataset.scanner(columns=columns, batch_readahead=4, fragment_readahead=2)
         for tagged in scanner.scan_batches():
             if tagged.fragment.path != path:
                 path, row = tagged.fragment.path, 1
-            yield TableBatch(path, row, tagged.record_batch)
+            yield TableBatch(names[path], row, tagged.record_batch)
             row += len(tagged.record_batch)
 
     def _arrow_reader(self, file: str) -> Any:
@@ -427,9 +434,9 @@ class TableSource:
         from pyarrow import ipc
 
         try:
-            return ipc.open_file(self._filesystem.open_input_file(file))
+            return ipc.open_file(self._filesystem.open_input_file(self._path_of[file]))
         except pyarrow.ArrowInvalid:
-            return ipc.open_stream(self._filesystem.open_input_stream(file))
+            return ipc.open_stream(self._filesystem.open_input_stream(self._path_of[file]))
 
     def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
         reader = self._arrow_reader(file)
@@ -488,8 +495,9 @@ class TableSource:
                     return
 
     def _stream(self, file: str) -> Any:
-        compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
-        return self._filesystem.open_input_stream(file, compression=compression)
+        path = self._path_of[file]
+        compression = _COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+        return self._filesystem.open_input_stream(path, compression=compression)
 
     # ------------------------------------------------------------------ CSV
 
@@ -695,12 +703,24 @@ def _type_without_views(kind: Any, is_small: bool) -> Any:
     return kind
 
 
-def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[str], str]:
+class FoundFile(NamedTuple):
+    """A file of a table.
+
+    Args:
+        name: What it is called in messages: as the user gave it, with the scheme of a URI.
+        path: Where it is on its file system.
+    """
+
+    name: str
+    path: str
+
+
+def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[FoundFile], str]:
     """The files that a path, list, glob or folder means, sorted within each.
 
     Returns:
-        ``(filesystem, paths, root)``: the `pyarrow.fs` file system they are on, their paths there,
-        and the folder that they are all in.
+        ``(filesystem, files, root)``: the `pyarrow.fs` file system they are on, and the folder
+        there that they are all in.
 
     Raises:
         FileNotFoundError: There is none.
@@ -710,33 +730,35 @@ def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[s
     if not items:
         raise ValueError("files must name at least one file (got an empty list)")
     filesystem: Any = None
-    found: list[str] = []
+    found: list[FoundFile] = []
     for item in items:
-        text = check_text(os.fspath(item), "the path of a table")
-        system, path = _filesystem_of(text, base)
+        said = check_text(os.fspath(item), "the path of a table")
+        text = _located(said, base)
+        called = shown(text if is_uri(text) else said)
+        system, place = _filesystem_of(text)
         if filesystem is not None and not system.equals(filesystem):
-            raise ValueError(
-                f"the files of one table must be on one file system (got {shown(text)!r})"
-            )
+            raise ValueError(f"the files of one table must be on one file system (got {called!r})")
         filesystem = system
         with remote_errors(text):
-            found += _expanded(system, path, shown(text))
-    roots = {os.path.dirname(path) for path in found}
+            paths = _expanded(system, place, called)
+        found += [FoundFile(name_of(text, place, path), path) for path in paths]
+    roots = {os.path.dirname(file.path) for file in found}
     root = roots.pop() if len(roots) == 1 else os.path.commonpath([*roots, next(iter(roots))])
-    if len(items) == 1:
-        path = _filesystem_of(os.fspath(items[0]), base)[1]
-        if not any(mark in path for mark in "*?[") and path not in found:
-            root = path  # the folder itself: names such as day=1 are below it
+    if len(items) == 1 and not any(mark in place for mark in "*?[") and [place] != paths:
+        root = place  # the folder itself: names such as day=1 are below it
     return filesystem, found, root
 
 
-def _filesystem_of(text: str, base: str | Path | None) -> tuple[Any, str]:
+def _located(text: str, base: str | Path | None) -> str:
+    """A path or URI as it is seen from a folder."""
+    path = text if is_uri(text) else os.path.expanduser(text)
+    return path if base is None else in_folder(base, path)
+
+
+def _filesystem_of(text: str) -> tuple[Any, str]:
     from pyarrow import fs
 
-    path = text if is_uri(text) else os.path.expanduser(text)
-    if base is not None:
-        path = in_folder(base, path)
-    return open_uri(path) if is_uri(path) else (fs.LocalFileSystem(), path)
+    return open_uri(text) if is_uri(text) else (fs.LocalFileSystem(), text)
 
 
 def _expanded(filesystem: Any, path: str, text: str) -> list[str]:
@@ -787,14 +809,14 @@ def _is_note(path: str, folder: str) -> bool:
     return any(name[:1] in ("_", ".") for name in os.path.relpath(path, folder).split("/"))
 
 
-def _format_of(filesystem: Any, files: Sequence[str]) -> TableFormat:
+def _format_of(filesystem: Any, files: Sequence[FoundFile]) -> TableFormat:
     """The format of files by their endings or, where these say nothing, by how they begin."""
     formats: dict[TableFormat, str] = {}
-    for file in files:
-        stem, ending = os.path.splitext(file.lower())
+    for file, path in files:
+        stem, ending = os.path.splitext(path.lower())
         if ending in _COMPRESSIONS:
             ending = os.path.splitext(stem)[1]
-        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, file)
+        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, path)
         if known is None:
             raise ValueError(
                 f"{file}: neither the ending {ending!r} nor its first bytes tell of what format it "

@@ -547,7 +547,7 @@ def _norm(
     arrays, (_, dst) = graph.arrays, graph.ends[DEFAULT_CANONICAL_ETYPE]
     if arrays.folder is None:
         _, group, count = np.unique(
-            dst * num_relations + etype, return_inverse=True, return_counts=True
+            dst.astype(np.int64) * num_relations + etype, return_inverse=True, return_counts=True
         )
         return torch.from_numpy(1.0 / count[group.reshape(-1)]).to(dtype).unsqueeze(1)
     counts = arrays.empty(len(dst), np.int64)

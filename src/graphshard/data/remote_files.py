@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote
@@ -145,6 +146,23 @@ def in_folder(folder: str | os.PathLike[str], path: str) -> str:
     if {".", ".."} & set(path.split("/")):
         whole = posixpath.normpath(whole)
     return "?".join([f"{scheme}://{whole}", *options])
+
+
+def name_of(text: str, place: str, path: str) -> str:
+    """What a file is called in messages: as what a user wrote begins, without options and keys.
+
+    Args:
+        text: What was written: a path or URI of the file, of a folder around it, or a glob.
+        place: The path of that on its file system, as of `open_uri`.
+        path: That of the file there.
+    """
+    if not is_uri(text):
+        return path
+    said = _OPTIONS.split(text, maxsplit=1)[0].rstrip("/")
+    pairs = zip(reversed(said), reversed(place), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Both end alike; the rest is how they begin.
+    return shown(said[: len(said) - same] + path.removeprefix(place[: len(place) - same]))
 
 
 def shown(text: str) -> str:

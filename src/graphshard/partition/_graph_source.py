@@ -28,9 +28,13 @@ BATCH_EDGES = 1 << 21
 
 
 class GraphSource:
-    """A graph to be partitioned; nothing is copied and the graph is never written to."""
+    """A graph to be partitioned; nothing is copied and the graph is never written to.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        idtype: Of the local ids of parts that are loaded; None: that of the graph.
+    """
+
+    def __init__(self, graph: Graph, idtype: torch.dtype | None = None) -> None:
         if not isinstance(graph, Graph):
             raise TypeError(
                 f"g must be a graphshard Graph (got {type(graph).__name__}); build one with "
@@ -44,7 +48,7 @@ class GraphSource:
         self.edge_counts = [graph.num_edges(etype) for etype in self.canonical_etypes]
         self.src_type = [self.ntypes.index(src) for src, _, _ in self.canonical_etypes]
         self.dst_type = [self.ntypes.index(dst) for _, _, dst in self.canonical_etypes]
-        self.idtype: torch.dtype = graph.idtype
+        self.idtype: torch.dtype = graph.idtype if idtype is None else idtype
         self.num_nodes, self.num_edges = sum(self.node_counts), sum(self.edge_counts)
         #: First homogenised id of each node type, and the number of nodes at the end.
         self.offsets = list(itertools.accumulate(self.node_counts, initial=0))

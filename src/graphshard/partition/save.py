@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .._base.files import check_text
 from .._base.kernels import kernels_for, num_threads
-from .._base.typing import CanonicalEType
+from .._base.typing import INDEX_DTYPES, CanonicalEType
 from ..graph import Graph
 from ._book import RangePartitionBook
 from ._graph_source import GraphSource
@@ -73,6 +73,7 @@ def partition_graph(
     reorder: bool | None = None,
     memory: int | None = None,
     halo_tolerance: float | None = 1.05,
+    idtype: torch.dtype | None = None,
     ranks: PartitionRanks | None = None,
     quiet: bool = False,
     overwrite: bool = True,
@@ -126,6 +127,7 @@ def partition_graph(
         halo_tolerance: With "multilevel": the largest halo (nodes of others that a part reads,
             which set the time of an epoch) is made smaller together with the cut, which it may
             cost 2 %, until it is at most so many times the mean. None looks at the cut alone.
+        idtype: int32 or int64: of the local ids of parts that are loaded; None: that of ``g``.
         ranks: Processes that make the parts of `GraphFiles` together, with edges on disk; this is
             rank 0 of them.
         quiet: Do not print the table of statistics.
@@ -174,7 +176,12 @@ def partition_graph(
             raise NotImplementedError(
                 f"{name}=False leaves out what every partition file holds here; leave it out"
             )
-    source = FileSource(g) if isinstance(g, GraphFiles) else GraphSource(g)
+    if idtype not in (None, *INDEX_DTYPES):
+        raise ValueError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
+    if isinstance(g, GraphFiles):
+        source: GraphSource = FileSource(g if idtype is None else replace(g, idtype=idtype))
+    else:
+        source = GraphSource(g, idtype)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )

@@ -24,6 +24,7 @@ from forked_programs import run_program, start_program
 from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
 from graphshard.train.commands import run
+from graphshard.train.commands._options import is_partition, partition_json
 from graphshard.train.commands._train import ProgressDisplay
 from type_name_cases import RELATIONS, SIZES, named
 
@@ -293,6 +294,24 @@ def test_a_traceback_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHSHARD_TRACEBACK", "1")
     with pytest.raises(FileNotFoundError):
         call("partition --data nowhere --parts 2 --out x".split())
+
+
+def test_a_partition_by_its_folder_or_without_its_ending(
+    tmp_path: Path, cora: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = partition_json(cora)
+    assert partition_json(cora.parent) == partition_json(cora.with_suffix("")) == whole == cora
+    assert not is_partition(tmp_path / "none")
+    monkeypatch.chdir(cora.parent)  # where a name alone is that of a data set
+    assert partition_json(Path("cora")) == Path("cora")
+    for name in ("cora", "other"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    (tmp_path / "part0").mkdir()
+    for words in (["inspect"], ["train", "--quiet", "--data"]):
+        assert call([*words, tmp_path]) == 2
+        error = capsys.readouterr().err
+        assert "must be one partition (got cora.json, other.json); name the JSON of one" in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.usefixtures("nested_forks")

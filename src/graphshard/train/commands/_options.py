@@ -143,7 +143,11 @@ def _shown(hint: Any, default: Any) -> str:
 
 
 def partition_json(path: Path) -> Path:
-    """The path of a partition's JSON; the folder that holds just one will do too."""
+    """The path of a partition's JSON; it without its ending, or the folder of just one, will do.
+
+    Raises:
+        ValueError: It is a folder of several partitions.
+    """
     if path.is_dir() and (path / "META.json").exists():  # of PyG's Partitioner
         return path / "META.json"
     if path.is_dir():
@@ -151,6 +155,16 @@ def partition_json(path: Path) -> Path:
         files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(notes)]
         if len(files) == 1 and (path / "part0").is_dir():
             return files[0]
+        if len(files) > 1 and (path / "part0").is_dir() and not any(path.glob("*.npy")):
+            raise ValueError(
+                f"{path} must be one partition (got {', '.join(p.name for p in files)}); name the "
+                "JSON of one"
+            )
+    # A name without a folder is that of a data set, whatever lies here.
+    elif len(path.parts) > 1 and not path.exists():
+        with_ending = path.with_name(f"{path.name}.json")
+        if with_ending.is_file():
+            return with_ending
     return path
 
 
