@@ -29,34 +29,80 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from _common import RESULTS
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "sage": {"model": "sage", "layers": 3, "hidden": 128},
     "gcn": {"model": "gcn", "layers": 2, "hidden": 64},
     "gat": {"model": "gat", "layers": 2, "hidden": 16, "heads": 8},
+    "edges": {"model": "sage", "layers": 2, "hidden": 64, "task": "edge classification"},
+    "links": {"model": "sage", "layers": 2, "hidden": 64, "task": "link prediction"},
+    "sparse": {"model": "sage", "layers": 2, "hidden": 64},
+    "own": {"model": "plan:OwnNetwork", "layers": 3, "hidden": 64},
 }
 EPOCHS = 4
+_SPARSE_COLUMNS, _MOST_NON_ZEROS = 5000, 40
 
 
-def partitioned(nodes: int, degree: int, num_parts: int, folder: Path) -> Path:
-    """A graph of communities in parts; returns the path of the JSON."""
+class OwnNetwork(torch.nn.Module):
+    """A network as a user writes one: an encoder, and sums of neighbours with a normalisation."""
+
+    def __init__(self, schema: Any, hidden: int, layers: int, dropout: float, out: int) -> None:
+        from graphshard.nn import SAGEConv
+
+        super().__init__()
+        (width,) = schema.node_widths.values()
+        widths = [hidden] * layers + [out]
+        self.encoder = torch.nn.Linear(width, hidden)
+        self.layers = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(widths))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(layers))
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, graphs: Any, features: torch.Tensor) -> torch.Tensor:
+        rows = self.encoder(features)
+        for layer, norm, graph in zip(self.layers, self.norms, graphs, strict=True):
+            rows = layer(graph, self.dropout(torch.nn.functional.silu(norm(rows))))
+        return rows
+
+
+def partitioned(nodes: int, degree: int, num_parts: int, folder: Path, name: str) -> Path:
+    """A graph of communities in parts, with what a network's task needs; the path of the JSON."""
     from graphshard.data import community_graph
     from graphshard.partition import partition_graph
 
-    out = folder / f"parts{num_parts}"
+    kind = name if name in ("edges", "links", "sparse") else "nodes"
+    out = folder / f"{kind}{num_parts}"
+    if (out / "g.json").exists():
+        return out / "g.json"
     graph = community_graph(nodes, nodes * degree, seed=0, feat_dim=128, num_classes=40)
+    if kind == "sparse":
+        del graph.ndata["feat"]
+        size = nodes, _MOST_NON_ZEROS
+        columns = torch.randint(1, _SPARSE_COLUMNS, size).masked_fill_(torch.rand(size) < 0.3, 0)
+        columns = columns.sort(1, descending=True).values
+        graph.ndata["feat_columns"], graph.ndata["feat_values"] = columns.int(), torch.rand(size)
+    elif kind != "nodes":
+        for column in ("label", "train_mask", "val_mask", "test_mask"):
+            del graph.ndata[column]
+        count, chosen = graph.num_edges(), torch.rand(graph.num_edges())
+        held_out = 0.0005 if kind == "links" else 0.02  # links are ranked among all nodes
+        for number, split in enumerate(("train", "val", "test")):
+            low, high = (0.0, 0.1) if not number else (0.1 + (number - 1) * held_out, 0.0)
+            high = high or low + held_out
+            graph.edata[f"{split}_mask"] = (chosen >= low) & (chosen < high)
+        if kind == "edges":
+            graph.edata["label"] = torch.randint(5, (count,))
     partition_graph(graph, "g", num_parts, str(out), quiet=True)
     return out / "g.json"
 
 
 def worker(data: str, settings: str) -> None:
     """One rank: trains, and prints a line of JSON with its peak and its epochs."""
-    import torch
-
     from graphshard._base.memory import peak_memory
     from graphshard.comm import barrier, initialize_comms, rank, shutdown_comms
     from graphshard.comm.collectives import reduce_floats
@@ -147,8 +193,6 @@ def from_sample(data: Path, names: list[str], folder: Path) -> None:
     """Plans of the whole from its sample, by the least CPU seconds; prints a row for each."""
     from dataclasses import replace
 
-    import torch
-
     from graphshard.plan import Rates
     from graphshard.train import FullBatchConfig
     from graphshard.train import _calibrate as calibration
@@ -193,7 +237,7 @@ def main() -> None:
     parser.add_argument("--degree", type=int, default=16)
     parser.add_argument("--ranks", help="numbers between commas")
     parser.add_argument("--rates", default="200,400,1000,2000", help="of links, in Mbit/s")
-    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--networks", default="sage,gcn,gat", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--write", action="store_true", help="write the file of results")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -208,7 +252,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of ranks that calibrate, too
     if arguments.question == "sample":
         with tempfile.TemporaryDirectory() as folder:
-            data = partitioned(arguments.nodes, arguments.degree, 1, Path(folder))
+            data = partitioned(arguments.nodes, arguments.degree, 1, Path(folder), "sage")
             from_sample(data, arguments.networks.split(","), Path(folder))
         return
     cores = len(os.sched_getaffinity(0))
@@ -218,14 +262,15 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
-            data = partitioned(arguments.nodes, arguments.degree, number, Path(folder))
             rates = calibrate([number], 0.5) if arguments.question == "memory" else None
             for name in arguments.networks.split(","):
+                size = arguments.nodes, arguments.degree, number
+                data = partitioned(*size, Path(folder), name)
                 settings = NETWORKS[name]
                 if arguments.question != "memory":
                     config = FullBatchConfig(data=str(data), **settings)
-                    size, kind = size_of_partition(data, config)
-                    trial = TrialNetwork.of(config.resolved(facts_of(size)), size, kind, data)
+                    sizes, kind = size_of_partition(data, config)
+                    trial = TrialNetwork.of(config.resolved(facts_of(sizes)), sizes, kind, data)
                     on_host = 1 if arguments.question == "link" else number
                     rates = calibrate([on_host], 5.0, trial, arguments.clock)
                 for rate in links:

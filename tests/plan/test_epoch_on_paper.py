@@ -76,6 +76,11 @@ def write_hubs(folder: Path, num_parts: int) -> str:
 
 
 def write_typed(folder: Path, num_parts: int) -> str:
+    partition_graph(typed(), "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
+def typed() -> gs.Graph:
     sizes = {"author": 60, "paper": 120}
     torch.manual_seed(0)
 
@@ -95,6 +100,54 @@ def write_typed(folder: Path, num_parts: int) -> str:
     graph.nodes["paper"].data["label"] = torch.randint(5, (120,))
     for number, split in enumerate(("train", "val", "test")):
         graph.nodes["paper"].data[f"{split}_mask"] = torch.arange(120) % 3 == number
+    return graph
+
+
+def write_edges(folder: Path, num_parts: int) -> str:
+    """The typed graph with a class of each citation, and with links of two relations."""
+    torch.manual_seed(1)
+    graph = typed()
+    for number, name in enumerate(("writes", "cites")):
+        data, count = graph.edges[name].data, graph.num_edges(name)
+        chosen = torch.rand(count)
+        for split, low in (("train", 0.0), ("val", 0.6), ("test", 0.8)):
+            data[f"{split}_mask"] = (chosen >= low) & (chosen < low + (0.6, 0.2)[low > 0])
+        if number:
+            data["label"] = torch.randint(-1, 5, (count,))
+            data["feat"] = torch.randn(count, 3)
+    partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
+def write_links(folder: Path, num_parts: int, num_relations: int = 0) -> str:
+    """Links both ways, of which the held-out ones lose their reverses; numbers of relations."""
+    torch.manual_seed(2)
+    src, dst = torch.randint(300, (2, 700))
+    graph = gs.graph((torch.cat([src, dst]), torch.cat([dst, src])), num_nodes=300)
+    graph.ndata["feat"] = torch.randn(300, 12)
+    chosen = torch.rand(1400)
+    for split, low in (("train", 0.0), ("val", 0.8), ("test", 0.9)):
+        graph.edata[f"{split}_mask"] = (chosen >= low) & (chosen < low + (0.8, 0.1)[low > 0])
+    if num_relations:
+        number = torch.randint(num_relations // 2, (700,))
+        graph.edata["etype"] = torch.cat([number, number + num_relations // 2])
+    partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
+    return str(folder / "g.json")
+
+
+def write_numbered_links(folder: Path, num_parts: int) -> str:
+    return write_links(folder, num_parts, 6)
+
+
+def write_columns(folder: Path, num_parts: int) -> str:
+    """Papers have categories beside features, authors sparse features and nothing else."""
+    graph = typed()
+    papers, authors = graph.nodes["paper"].data, graph.nodes["author"].data
+    papers["categories"] = torch.stack([torch.arange(120) % n for n in (3, 40)], dim=1)
+    del authors["feat"]
+    columns = torch.randint(1, 90, (60, 7)).sort(1, descending=True).values
+    columns[:, 5:] = 0
+    authors["feat_columns"], authors["feat_values"] = columns.int(), torch.rand(60, 7)
     partition_graph(graph, "g", num_parts, str(folder), part_method="random", quiet=True)
     return str(folder / "g.json")
 
@@ -154,9 +207,41 @@ MORE_TYPED: list[dict[str, Any]] = [
 ]
 
 
+ON_CITES = {"task": "edge classification", "relations": "cites"}
+ON_BOTH = {"task": "link prediction", "relations": "writes,cites"}
+EDGE_CASES: list[dict[str, Any]] = [{"model": "sage", **ON_CITES}, {"model": "sage", **ON_BOTH}]
+MORE_EDGES: list[dict[str, Any]] = [
+    {"model": "gat", "heads": 2, "halo_dtype": "bfloat16", **ON_CITES},
+    {"model": "hgt", "heads": 2, **ON_CITES},
+    {"model": "gcn", "predictor": "dot", **ON_BOTH, **SEQUENTIAL},
+    {"model": "rgcn", "negatives": 20, **ON_BOTH, "relations": "writes"},
+]
+LINK_CASES: list[dict[str, Any]] = [
+    {"model": "gcn", "task": "link prediction"},
+    {"model": "sage", "task": "link prediction", "loss": "bce", **SEQUENTIAL},
+]
+NUMBERED: list[dict[str, Any]] = [
+    {"model": "gcn", "task": "link prediction", "both_directions": False, "negatives": 30},
+    {"model": "sage", "task": "link prediction", "both_directions": False, "negatives": 30},
+]
+COLUMN_CASES: list[dict[str, Any]] = [{"model": "sage"}, {"model": "hgt", "heads": 2}]
+
+
 @pytest.mark.parametrize(
     ("write", "num_ranks", "cases"),
     [
+        pytest.param(write_edges, 2, EDGE_CASES, id="edges-2"),
+        pytest.param(write_links, 3, LINK_CASES[:1], id="links-3"),
+        pytest.param(write_columns, 2, COLUMN_CASES[:1], id="columns-2"),
+        *(
+            pytest.param(write, 3, cases, id=f"{name}-3", marks=pytest.mark.exhaustive)
+            for name, write, cases in (
+                ("edges", write_edges, EDGE_CASES + MORE_EDGES),
+                ("numbered", write_numbered_links, NUMBERED),
+                ("more-links", write_links, LINK_CASES),
+                ("columns", write_columns, COLUMN_CASES),
+            )
+        ),
         pytest.param(write_plain, 3, PLAIN_CASES, id="plain-3"),
         pytest.param(write_typed, 2, TYPED_CASES, id="typed-2"),
         pytest.param(write_hubs, 2, HUB_CASES, id="hubs-2"),
@@ -289,7 +374,7 @@ def test_blocks_of_a_sampled_step() -> None:
         name="g", nodes={"_N": 1e9}, edges={EDGE: 1e11}, features={"_N": 8}, num_classes=2,
         target="_N", train=1e6,
     )  # fmt: skip
-    (first, last), drawn = sampled_parts(graph, (5, 10), 100)
+    (first, last), drawn = sampled_parts(graph, (5, 10), {"_N": 100.0}, 100)
     assert last.edges[EDGE] == 1000
     assert last.sources is not None
     assert last.sources["_N"] == pytest.approx(1100, rel=1e-3)  # of a billion, hardly one twice

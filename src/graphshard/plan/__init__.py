@@ -3,7 +3,7 @@
 
 from ._choices import budget_of, fits_oneshot, fits_replicated, oneshot_bytes
 from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
-from ._networks import Exchanges, Network, PartSize, scores
+from ._networks import EdgeScorer, Exchanges, LearntColumns, Network, OwnNetwork, PartSize
 from ._plan import (
     BATCHES_EVALUATED,
     EXTENDED_BYTES_PER_EDGE,
@@ -22,25 +22,31 @@ from ._plan import (
     plan_sampled,
 )
 from ._rates import Rates, parse_bytes, parse_link, read_rates
-from ._tape import Memory, Tape, TapeRows
+from ._tape import AllocationKind, BlockEvent, Memory, StepEvents, Tape, TapeRows
 
 __all__ = [
     "BATCHES_EVALUATED",
     "EXTENDED_BYTES_PER_EDGE",
     "SHARES_OF_RANDOM",
     "STRUCTURE_BYTES_PER_EDGE",
+    "AllocationKind",
+    "BlockEvent",
+    "EdgeScorer",
     "EpochPlan",
     "Exchanges",
     "GraphSize",
+    "LearntColumns",
     "Machines",
     "Memory",
     "Network",
+    "OwnNetwork",
     "PartSize",
     "PartitioningPlan",
     "Range",
     "Rates",
     "RunPlan",
     "Sampling",
+    "StepEvents",
     "Tape",
     "TapeRows",
     "best_epoch",
@@ -58,5 +64,4 @@ __all__ = [
     "plan_sampled",
     "read_rates",
     "sampled_parts",
-    "scores",
 ]

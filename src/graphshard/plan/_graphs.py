@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .._base.typing import CanonicalEType
-from ._networks import PartSize
+from ._networks import LearntColumns, PartSize
 
 SHARES_OF_RANDOM = 0.07, 0.26, 0.61
 """Halo of a good assignment, over that of a random one: lowest, middle, highest that was seen."""
@@ -42,6 +42,13 @@ class GraphSize:
         share: Halo over that of a random assignment: lowest, expected, highest.
         disk: Bytes of the partition that there is; 0 where there is none.
         num_stored_edges: Edges before any were added for training; None: as many.
+        learnt: Node type to the columns of its features that are learnt.
+        edge_widths: Relation to the width of what its edges have, by name: ``weight``, ``feat``.
+        relations: Of a task on edges, those that it is on; ``train`` are edges then.
+        is_of_links: Whether the task is to predict links.
+        scored: Edges of the task that are in a split; of which ``evaluated`` are in the larger one
+            of those that are not for training.
+        scored_width: Columns of their features.
         label_counts: Training rows of each class; empty where that is not known.
         has_val: Whether a validation row has a label.
     """
@@ -59,6 +66,13 @@ class GraphSize:
     share: tuple[float, float, float] = SHARES_OF_RANDOM
     disk: float = 0.0
     num_stored_edges: float | None = None
+    learnt: Mapping[str, LearntColumns] = field(default_factory=dict)
+    edge_widths: Mapping[CanonicalEType, Mapping[str, int]] = field(default_factory=dict)
+    relations: tuple[CanonicalEType, ...] = ()
+    is_of_links: bool = False
+    scored: float = 0.0
+    evaluated: float = 0.0
+    scored_width: int = 0
     label_counts: tuple[int, ...] = ()
     has_val: bool = True
 
@@ -91,7 +105,15 @@ def estimated_parts(
         uneven: The largest part over the mean.
     """
     if num_ranks == 1:
-        return (PartSize(nodes=graph.nodes, edges=graph.edges, train=graph.train),)
+        return (
+            PartSize(
+                nodes=graph.nodes,
+                edges=graph.edges,
+                train=graph.train,
+                scored=graph.scored,
+                evaluated=graph.evaluated,
+            ),
+        )
     by_source: dict[str, float] = {}
     halo_of: dict[CanonicalEType, float] = {}
     for etype, count in graph.edges.items():
@@ -101,6 +123,9 @@ def estimated_parts(
         ntype: _halo(graph.nodes[ntype], count, num_ranks, share) * uneven
         for ntype, count in by_source.items()
     }
+    fetched = 0.0
+    if graph.scored:
+        fetched = _halo(graph.num_nodes, graph.train, num_ranks, share) * uneven
     part = PartSize(
         nodes={t: n / num_ranks * uneven for t, n in graph.nodes.items()},
         edges={t: n / num_ranks * uneven for t, n in graph.edges.items()},
@@ -112,6 +137,9 @@ def estimated_parts(
             t: n / num_ranks * uneven * (1 - 1 / num_ranks) * share for t, n in graph.edges.items()
         },
         train=graph.train / num_ranks * uneven,
+        scored=graph.scored / num_ranks * uneven,
+        evaluated=graph.evaluated / num_ranks * uneven,
+        fetched=(fetched, fetched),
     )
     return (part,)
 
@@ -124,18 +152,20 @@ def _halo(nodes: float, edges: float, num_ranks: int, share: float) -> float:
 
 
 def sampled_parts(
-    graph: GraphSize, fanouts: tuple[int, ...], batch: float
+    graph: GraphSize, fanouts: tuple[int, ...], seeds: Mapping[str, float], batch: float
 ) -> tuple[tuple[PartSize, ...], float]:
     """Blocks of a step by layer, first layer first, and the edges that are drawn.
 
     A block's sources are its destinations and what is drawn, each once; draws are taken as even
     over all nodes of the type.
+
+    Args:
+        seeds: Node type to the destinations of the last layer.
+        batch: Rows that have a loss.
     """
     layers: list[PartSize] = []
-    wanted = dict.fromkeys(graph.nodes, 0.0)
-    wanted[graph.target] = min(batch, graph.nodes[graph.target])
+    wanted = {**dict.fromkeys(graph.nodes, 0.0), **seeds}
     drawn = 0.0
-    train = wanted[graph.target]
     for fanout in reversed(fanouts):
         edges = {}
         reached = dict.fromkeys(graph.nodes, 0.0)
@@ -148,6 +178,6 @@ def sampled_parts(
             for t, n in wanted.items()
         }
         drawn += sum(edges.values())
-        layers.append(PartSize(nodes=wanted, sources=sources, edges=edges, train=train))
+        layers.append(PartSize(nodes=wanted, sources=sources, edges=edges, train=batch))
         wanted = sources
     return tuple(reversed(layers)), drawn

@@ -7,17 +7,95 @@ variables; see `_tape`. A plain graph is one of one node type and one relation.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 from .._base.typing import CanonicalEType
-from ._tape import Exchange, Tape, TapeRows
+from ._tape import Exchange, Memory, StepEvents, Tape, TapeRows
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
+
+
+_LINK_SCORES, _RANKED, _CANDIDATES = 1 << 24, 1024, 8192  # as in train/_links.py
+_LINK_METRICS = 5  # numbers of each relation that ranks are summed to
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearntColumns:
+    """What a node type has beside dense features: rows of tables, of categories and non-zeros.
+
+    Args:
+        widths: Of the rows of each column of categories.
+        categories: Rows of all these tables times their widths: numbers that are learnt.
+        entries: Non-zeros of a row of sparse features, in the mean.
+        stored_entries: As many a row takes, which is as many as the longest has.
+        columns: Of sparse features, which have a row of ``sparse_width`` each; 0: there are none.
+    """
+
+    widths: tuple[int, ...] = ()
+    categories: float = 0.0
+    entries: float = 0.0
+    stored_entries: int = 0
+    columns: int = 0
+    sparse_width: int = 0
+
+    @property
+    def width(self) -> int:
+        """Of the rows that go into the network."""
+        return sum(self.widths) + self.sparse_width
+
+    def stored_bytes(self, itemsize: int) -> float:
+        """Of a node: numbers of categories, and columns and values of non-zeros."""
+        return 8.0 * len(self.widths) + self.stored_entries * (8.0 + itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeScorer:
+    """What scores edges by the rows of their ends.
+
+    Args:
+        ends: Node types of the sources and of the destinations, each once.
+        edge_width: Columns of the features of an edge that are read; 0 in link prediction.
+        out: Columns of the scores; 0 in link prediction.
+        negatives: Of link prediction, nodes that are drawn as wrong ends of each kind.
+        ranks_sources: Whether sources are drawn, too.
+        num_factors: Relations that have a factor for each column of a row; 0: there are none.
+        num_relations: Of link prediction.
+    """
+
+    ends: tuple[tuple[str, ...], tuple[str, ...]]
+    edge_width: int = 0
+    out: int = 0
+    negatives: int = 0
+    ranks_sources: bool = False
+    num_factors: int = 0
+    num_relations: int = 1
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """Of all ends, each once."""
+        return tuple(dict.fromkeys((*self.ends[0], *self.ends[1])))
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Ends that are told from wrong ones, 1 for destinations."""
+        return (1, 0) if self.ranks_sources else (1,)
+
+
+class OwnNetwork(Protocol):
+    """A network of which nothing is known but what it is seen to take."""
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether an evaluation of features in files goes layer by layer."""
+
+    def __call__(self, parts: Sequence[PartSize], *, trains: bool) -> StepEvents:
+        """What a step takes whose layers run on these parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +104,13 @@ class Network:
 
     Args:
         features: Node type to the width of its features; types without have learnt rows.
-        out: Width of the scores.
+        out: Width of what the network gives to a node.
+        learnt: Node type to the columns of its features that are learnt, which are the last ones.
+        edges: Of a task on edges, what scores these.
+        own: Of the user, whose blocks are those that were seen; work, and rows of other ranks, are
+            taken to be those of ``model``.
         num_relations: Of a plain graph whose edges carry relation numbers.
+        edge_features: Relation to the width of what scores of attention read of its edges.
         in_files: In full batch, features stay in files, and layers begin with products of them.
     """
 
@@ -44,8 +127,17 @@ class Network:
     encoder: bool = False
     num_bases: int = 0
     num_relations: int = 0
+    edge_features: Mapping[CanonicalEType, int] = field(default_factory=dict)
     itemsize: int = 4
     in_files: bool = False
+    learnt: Mapping[str, LearntColumns] = field(default_factory=dict)
+    edges: EdgeScorer | None = None
+    own: OwnNetwork | None = field(default=None, compare=False)
+
+    def dense_width(self, ntype: str) -> int:
+        """Columns of features that are numbers of each node."""
+        learnt = self.learnt.get(ntype)
+        return self.features.get(ntype, 0) - (0 if learnt is None else learnt.width)
 
     @property
     def sums_rows(self) -> bool:
@@ -112,7 +204,10 @@ class PartSize:
         fewest: Node type to rows and partial sums that come, and that are sent, where the relations
             from it are summed together; absent where rows travel.
         cut: Relation to edges from rows of others.
-        train: TapeRows with a loss.
+        train: Rows with a loss: nodes, or edges.
+        scored: Of a task on edges, those that an evaluation scores.
+        evaluated: Of link prediction, those of the largest split that is ranked.
+        fetched: Of a task on edges, rows of sources that come for ``train``, and that are sent.
     """
 
     nodes: Mapping[str, float]
@@ -124,6 +219,9 @@ class PartSize:
     fewest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
     train: float = 0.0
+    scored: float = 0.0
+    evaluated: float = 0.0
+    fetched: tuple[float, float] = (0.0, 0.0)
     sources: Mapping[str, float] | None = None
 
     def num_sources(self, ntype: str) -> float:
@@ -159,13 +257,13 @@ class _Layers:
         )
 
     def note_unread_gradients(
-        self, part: PartSize, etype: CanonicalEType, width: float, target: str | None
+        self, part: PartSize, etype: CanonicalEType, width: float, targets: Collection[str]
     ) -> None:
         """The gradients, of zeros, of a relation that no loss reads, in sequential mode.
 
         They return with those of the relations that shared its pass, which a loss does read.
         """
-        if any(other[0] == etype[0] and other[2] == target for other in part.edges):
+        if any(other[0] == etype[0] and other[2] in targets for other in part.edges):
             columns = self.how.row_bytes(width, self.tape.itemsize)
             sent, halo = part.sent.get(etype[0], 0.0), part.halo.get(etype[0], 0.0)
             self._note("backward", halo * columns, sent * columns, 0.0, "edges")
@@ -374,9 +472,15 @@ class _Layers:
         heads: float,
         dropout: float,
         is_v2: bool,
+        edge_width: int = 0,
     ) -> TapeRows:
         """``width`` is that of all heads."""
         tape = self.tape
+        of_edges = [tape.new(size[1], width if is_v2 else heads)] if edge_width else []
+        if of_edges:
+            tape.num_parameters += (edge_width + (not is_v2)) * width
+            tape.do("product", 2.0 * size[1] * edge_width * of_edges[0].width)
+            of_edges = [tape.force(of_edges[0], [], [], lambda grad: [])]
         is_same = own is x
         x = tape.dropout(x, dropout)
         own = x if is_same else tape.dropout(own, dropout)
@@ -387,7 +491,8 @@ class _Layers:
             there = tape.affine([own], width)
             kept = [] if recomputes else [rows, there]
             result = self.passed(
-                [rows], size, width, "attention", reads_again=True, others=[there], kept=kept,
+                [rows], size, width, "attention", reads_again=True, others=[there, *of_edges],
+                kept=[*kept, *of_edges],
                 passes=2.5, keeps_result=True, heads=heads,
             )  # fmt: skip
             del there
@@ -410,8 +515,9 @@ class _Layers:
                 er = tape.record(er, [there], [there], lambda grad: [tape.new(*there_shape)])
                 del there
             result = self.passed(
-                [rows, el], size, width, "attention", reads_again=True, others=[er],
-                kept=[*([] if recomputes else [rows]), el, er], passes=2.5, keeps_result=True,
+                [rows, el], size, width, "attention", reads_again=True,
+                others=[er, *of_edges], kept=[*([] if recomputes else [rows]), el, er, *of_edges],
+                passes=2.5, keeps_result=True,
                 heads=heads,
             )  # fmt: skip
             del el, er
@@ -514,25 +620,27 @@ def _size_of_sums(size: _Size, part: PartSize, etype: CanonicalEType) -> _Size:
     return *size[:3], min(size[3], come), min(size[4], sent)
 
 
-def scores(
+def network_rows(
     tape: Tape,
     network: Network,
     parts: Sequence[PartSize],
     how: Exchanges,
-    target: str,
-) -> TapeRows:
-    """The network's output for the target type.
+    targets: Collection[str],
+) -> dict[str, TapeRows]:
+    """What the network gives to nodes of some types.
 
     Args:
         parts: What each layer runs on.
     """
+    if network.own is not None:
+        return _own_rows(tape, network, parts, how, targets)
     layers = _Layers(tape, how)
     ntypes = list(parts[0].nodes)
     is_typed = len(ntypes) > 1 or len(parts[0].edges) > 1
     has_heads = network.model in ("gat", "gatv2")
     wide = network.hidden * network.heads if has_heads else network.hidden
     if is_typed or network.model == "hgt":
-        return _typed(layers, network, parts, target, wide)
+        return _typed(layers, network, parts, targets, wide)
     (ntype,) = ntypes
     (etype,) = parts[0].edges
     rows = _input(tape, network, ntype, parts[0].num_sources(ntype), wide)
@@ -565,7 +673,8 @@ def scores(
             is_last = index == network.layers - 1
             heads = 1 if is_last else network.heads
             drop = network.dropout if index else 0.0
-            out = layers.gat(rows, own, size, width, heads, drop, network.model == "gatv2")
+            read = network.edge_features.get(etype, 0)
+            out = layers.gat(rows, own, size, width, heads, drop, network.model == "gatv2", read)
         if network.residual and network.model != "rgcn":
             out = tape.add(out, tape.affine([own], width, kind="heap"))
         del own
@@ -574,19 +683,118 @@ def scores(
             tape.num_parameters += 2 * width
         h = out
         del out, rows
-    return h
+    return {ntype: h}
+
+
+def _own_rows(
+    tape: Tape,
+    network: Network,
+    parts: Sequence[PartSize],
+    how: Exchanges,
+    targets: Collection[str],
+) -> dict[str, TapeRows]:
+    """What a network of the user's own gives to nodes of some types."""
+    assert network.own is not None
+    seen = network.own(parts, trains=tape.records)
+    # Another network says how long it takes, and what comes of other ranks.
+    beside = Tape(Memory({"features": 0.0}), tape.itemsize, tape.records)
+    like = network_rows(beside, replace(network, own=None), parts, how, targets)
+    ends = list(like.values())
+    like.clear()
+    while tape.records and ends:
+        if ends[-1].node is not None:
+            beside.backward(ends[-1])
+        ends.pop()
+    for work, amount in beside.work.items():
+        if work != "pages":
+            tape.do(work, amount)
+    tape.exchanges += beside.exchanges
+    tape.num_parameters += seen.num_parameters
+    from_others = [
+        tape.new(beside.memory.most.get(item, 0.0) / tape.itemsize, 1, "pool", item)
+        for item in ("halo", "exchange")
+    ]
+    blocks: dict[int, TapeRows] = {}
+    tape.replay(seen.forward, blocks, "activations")
+    given = {}
+    left = list(targets)
+    for ntype in targets:
+        rows = blocks.get(seen.outputs.get(ntype, -1))
+        block = None if rows is None else rows.block
+        result = TapeRows(parts[-1].nodes[ntype], network.out, block)
+
+        def backward(grad: TapeRows) -> list[TapeRows | None]:
+            left.pop()
+            if not left:  # when gradients of all have come
+                tape.replay(seen.backward, blocks, "gradients")
+                blocks.clear()
+                from_others.clear()
+            return []
+
+        given[ntype] = tape.force(result, [], [result], backward)
+        del rows, result
+    if not tape.records:  # what is not given has gone
+        blocks.clear()
+        from_others.clear()
+    return given
 
 
 def _input(tape: Tape, network: Network, ntype: str, count: float, wide: float) -> TapeRows:
-    if ntype in network.features:
-        is_stored = network.in_files and network.model != "rgcn"
-        return tape.given(count, network.features[ntype], is_stored=is_stored)
-    return tape.learnt(count, wide)
+    if ntype not in network.features:
+        return tape.learnt(count, wide)
+    is_stored = network.in_files and network.model != "rgcn"
+    learnt, dense = network.learnt.get(ntype), network.dense_width(ntype)
+    if learnt is None:
+        return tape.given(count, dense, is_stored=is_stored)
+    return _with_learnt_columns(tape, learnt, count, dense, is_stored=is_stored)
+
+
+def _with_learnt_columns(
+    tape: Tape, learnt: LearntColumns, count: float, dense: int, *, is_stored: bool
+) -> TapeRows:
+    """Features, and rows of tables beside them."""
+    tape.num_parameters += learnt.categories + learnt.columns * learnt.sparse_width
+    ids_per_number = 8 / tape.itemsize
+    numbers = [tape.new(count, ids_per_number) for _ in learnt.widths]  # kept for their gradients
+    rows = [tape.new(count, width) for width in learnt.widths]
+    tape.do("elements", 3 * count * sum(learnt.widths) * tape.itemsize)
+    if learnt.columns:
+        entries = count * learnt.entries
+        numbers.append(tape.new(entries, ids_per_number))  # of which row each is
+        rows.append(tape.new(count, learnt.sparse_width))
+        tape.do("edges", entries * learnt.sparse_width * tape.itemsize)
+    beside = tape.new(count, learnt.width)
+    tape.do("elements", 2 * count * learnt.width * tape.itemsize)
+    rows.clear()
+
+    def backward(grad: TapeRows) -> list[TapeRows | None]:
+        tape.do("elements", 3 * count * learnt.width * tape.itemsize)
+        tables = tape.new(learnt.categories + learnt.columns * learnt.sparse_width, 1)
+        if learnt.columns:
+            order = tape.new(count * learnt.entries, 4 * ids_per_number)
+            tape.do("edges", count * learnt.entries * learnt.sparse_width * tape.itemsize)
+            del order
+        del tables
+        return []
+
+    beside = tape.force(beside, [], numbers, backward)
+    if not dense:
+        return beside
+    if is_stored:
+        beside.width, beside.is_stored, beside.num_learnt = dense + learnt.width, True, learnt.width
+        return beside
+    whole = tape.new(count, dense + learnt.width)
+    tape.do("elements", 2 * count * whole.width * tape.itemsize)
+    return tape.record(whole, [beside], [], lambda grad: [grad])
 
 
 def _typed(
-    layers: _Layers, network: Network, parts: Sequence[PartSize], target: str, wide: float
-) -> TapeRows:
+    layers: _Layers,
+    network: Network,
+    parts: Sequence[PartSize],
+    targets: Collection[str],
+    wide: float,
+) -> dict[str, TapeRows]:
     """Networks of graphs with several types."""
     tape = layers.tape
     ntypes = list(parts[0].nodes)
@@ -621,7 +829,7 @@ def _typed(
             t: x if part.sources is None else TapeRows(part.nodes[t], x.width, x.block, x.node)
             for t, x in h.items()
         }
-        read_after = target if index == network.layers - 1 else None
+        read_after = targets if index == network.layers - 1 else None
         if is_hgt:
             h = _hgt(layers, network, part, h, own, read_after)
         else:
@@ -630,12 +838,14 @@ def _typed(
         if network.norm and index < network.layers - 1 and network.model not in ("rgcn", "hgt"):
             h = {t: tape.elementwise(x, "input") for t, x in h.items()}
             tape.num_parameters += 2 * width * len(h)
-    rows = h[target]
+    given = {t: h[t] for t in h if t in targets}
     del h
-    if is_hgt:
+    for number, ntype in enumerate(given if is_hgt else ()):
         tape.layer = "output"
-        rows = tape.affine([tape.dropout(rows, network.dropout)], network.out, kind="heap")
-    return rows
+        rows = tape.dropout(given[ntype], network.dropout)
+        given[ntype] = tape.affine([rows], network.out, kind="heap", is_again=number > 0)
+        del rows
+    return given
 
 
 def _relations(
@@ -645,14 +855,14 @@ def _relations(
     h: Mapping[str, TapeRows],
     own: Mapping[str, TapeRows],
     width: float,
-    target: str | None,
+    targets: Collection[str] | None,
 ) -> dict[str, TapeRows]:
     """A layer for each relation, summed at each node type, and the own rows.
 
     Args:
-        target: The only type whose rows are read after the last layer; None before it.
+        targets: The types whose rows are read after the last layer; None before it.
     """
-    tape, how, is_last = layers.tape, layers.how, target is not None
+    tape, how, is_last = layers.tape, layers.how, targets is not None
     layers.travelled.clear()
     used = {etype[0] for etype in part.edges}
     oneshot = how.mode == "oneshot"
@@ -684,12 +894,15 @@ def _relations(
             result = local.gcn(x, size, width, "right", network.model == "gcn")
         else:
             heads = 1 if is_last else network.heads
-            result = local.gat(x, own[etype[2]], size, width, heads, 0.0, network.model == "gatv2")
+            result = local.gat(
+                x, own[etype[2]], size, width, heads, 0.0, network.model == "gatv2",
+                network.edge_features.get(etype, 0),
+            )  # fmt: skip
         gathered[etype[2]].append(result)
-        if target not in (None, etype[2]):
+        if targets is not None and etype[2] not in targets:
             tape.num_unused += tape.num_parameters - before
             if shares_pass and x.width > width and tape.records:
-                layers.note_unread_gradients(part, etype, width, target)
+                layers.note_unread_gradients(part, etype, width, targets)
         del x, result
     del sources
     out = {}
@@ -698,7 +911,7 @@ def _relations(
         rows = tape.affine([x], width, kind="heap", bias=network.model != "rgcn")
         if network.model == "rgcn":
             rows = tape.bias(rows)
-        if target not in (None, ntype):
+        if targets is not None and ntype not in targets:
             tape.num_unused += tape.num_parameters - before
         results = gathered.pop(ntype)
         while results:
@@ -721,9 +934,9 @@ def _hgt(
     part: PartSize,
     h: Mapping[str, TapeRows],
     own: Mapping[str, TapeRows],
-    target: str | None,
+    targets: Collection[str] | None,
 ) -> dict[str, TapeRows]:
-    """`graphshard.nn.TypedHGTConv`; ``target`` is the only type whose rows are read after it."""
+    """`graphshard.nn.TypedHGTConv`; ``targets`` are the types whose rows are read after it."""
     tape, width, heads = layers.tape, network.hidden, network.heads
     used = {etype[0] for etype in part.edges}
     before = tape.num_parameters
@@ -733,10 +946,11 @@ def _hgt(
         t: tape.affine([own[t]], width, kind="heap") for t in {etype[2] for etype in part.edges}
     }
     tape.num_parameters = before + 3 * sum((x.width + 1) * width for x in h.values())
-    if target is not None:
-        feeding = {etype[0] for etype in part.edges if etype[2] == target}
+    if targets is not None:
+        feeding = {etype[0] for etype in part.edges if etype[2] in targets}
         tape.num_unused += sum(
-            (x.width + 1) * width * ((t != target) + 2 * (t not in feeding)) for t, x in h.items()
+            (x.width + 1) * width * ((t not in targets) + 2 * (t not in feeding))
+            for t, x in h.items()
         )
     head = width / heads
     rows_of, scores_of, copies = {}, {}, []
@@ -758,7 +972,7 @@ def _hgt(
             copies.append(x)
             del x
         tape.num_parameters += heads
-        if target is not None and etype[2] != target:
+        if targets is not None and etype[2] not in targets:
             tape.num_unused += 2 * heads * head * head + heads
         size = _size_of(part, etype, True)
         key, query = rows_of[etype, "key"], queries[etype[2]]
@@ -767,7 +981,7 @@ def _hgt(
             others=[query], kept=[key, query], passes=2.0,
         )  # fmt: skip
         del key, query
-    _note_hgt(layers, part, width, target)
+    _note_hgt(layers, part, width, targets)
     sums: dict[str, list[TapeRows]] = {t: [] for t in own}
     for etype, score in scores_of.items():
         weight = tape.elementwise(score, "result")
@@ -794,7 +1008,7 @@ def _hgt(
             total = tape.add(total, parts.pop())
         rows = tape.affine([tape.elementwise(total, "input")], width, kind="heap")
         tape.num_parameters += 1
-        if target not in (None, ntype):
+        if targets is not None and ntype not in targets:
             tape.num_unused += (width + 1) * width + 1
         del total
         out[ntype] = tape.add(tape.elementwise(rows, "other"), tape.elementwise(x, "other"))
@@ -802,7 +1016,9 @@ def _hgt(
     return out
 
 
-def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None) -> None:
+def _note_hgt(
+    layers: _Layers, part: PartSize, width: float, targets: Collection[str] | None
+) -> None:
     """Exchanges of `graphshard.nn.TypedHGTConv`, forward and backward, and the halo rows.
 
     In one-shot mode keys and values of a relation travel together, once. In sequential mode values
@@ -820,7 +1036,7 @@ def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None)
     for etype in part.edges:
         rows = part.halo_of.get(etype, 0.0), part.sent_of.get(etype, 0.0)
         if oneshot or num_into[etype[2]] > 1:
-            is_used = not oneshot or target in (None, etype[2])
+            is_used = not oneshot or targets is None or etype[2] in targets
             passes.append((*rows, 2 * width if oneshot else width, is_used))
     for ntype, number in () if oneshot else num_from.items():
         rows = part.halo.get(ntype, 0.0), part.sent.get(ntype, 0.0)
@@ -833,3 +1049,236 @@ def _note_hgt(layers: _Layers, part: PartSize, width: float, target: str | None)
             if not oneshot and how.rematerialize:
                 layers._note("backward", *of_pass, 0.0, "edges")
             layers._note("backward", *of_pass[::-1], 0.0, "edges")
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def loss_of(
+    tape: Tape,
+    network: Network,
+    parts: Sequence[PartSize],
+    how: Exchanges,
+    target: str,
+) -> TapeRows:
+    """The loss of the rows that are trained on, of nodes of a type or of edges."""
+    part = parts[-1]
+    if network.edges is None:
+        (rows,) = network_rows(tape, network, parts, how, (target,)).values()
+        return tape.cross_entropy(rows, part.train)
+    given = network_rows(tape, network, parts, how, network.edges.node_types)
+    tape.layer = "edges"
+    if network.edges.out:
+        scores = _pair_scores(tape, network, given, part, how, part.train)
+        del given
+        return tape.cross_entropy(scores, part.train)
+    return _link_loss(tape, network, given, part, how, part.train)
+
+
+def evaluate(
+    tape: Tape, network: Network, parts: Sequence[PartSize], how: Exchanges, target: str
+) -> None:
+    """An evaluation of the whole graph, on a tape without a backward."""
+    part = parts[-1]
+    if network.edges is None:
+        network_rows(tape, network, parts, how, (target,))
+        return
+    given = network_rows(tape, network, parts, how, network.edges.node_types)
+    score_edges(tape, network, given, part, how)
+
+
+def score_edges(
+    tape: Tape, network: Network, given: Mapping[str, TapeRows], part: PartSize, how: Exchanges
+) -> None:
+    """Scores of all edges of a task from the rows of all nodes, or ranks of links."""
+    assert network.edges is not None
+    tape.layer = "edges"
+    if network.edges.out:
+        _pair_scores(tape, network, given, part, how, part.scored)
+        return
+    _link_loss(tape, network, given, part, how, part.evaluated)
+    ends = [_ends(tape, network, given, part, how, part.evaluated, side) for side in (0, 1)]
+    width = ends[0].width
+    held = [tape.new(part.evaluated, width)]  # queries times answers
+    queries = tape.new(_RANKED * 2, width + 2)  # of all ranks, and padded ones of this one
+    most = max(x.count for x in given.values())
+    found = tape.new(_RANKED, min(_CANDIDATES, most) * 1.5)  # and a truth value for each, twice
+    held += [queries, found]
+
+
+def _ends(
+    tape: Tape,
+    network: Network,
+    given: Mapping[str, TapeRows],
+    part: PartSize,
+    how: Exchanges,
+    count: float,
+    side: int,
+) -> TapeRows:
+    """Rows of the sources (side 0) or destinations (1) of edges."""
+    assert network.edges is not None
+    ntypes = network.edges.ends[side]
+    of_types = [given[t] for t in ntypes]
+    width, num_nodes = of_types[0].width, sum(x.count for x in of_types)
+    distinct: TapeRows | None = None
+    halo, sent = part.fetched if how.num_ranks > 1 and side == 0 else (0.0, 0.0)
+    if side == 0:
+        distinct = tape.new(num_nodes * -math.expm1(-count / max(1.0, num_nodes)), width)
+    if halo or sent:
+        wire = width * tape.itemsize  # not in the dtype of halos
+        arrived = tape.new(halo, width, "pool", "halo")
+        outgoing = tape.new(sent, width, "shared", "exchange")
+        tape.exchanges.append(Exchange(tape.layer, "forward", sent * wire, halo * wire))
+        del outgoing
+        distinct = tape.new(num_nodes * -math.expm1(-count / max(1.0, num_nodes)) + halo, width)
+        del arrived
+    result = tape.new(count, width)
+    tape.do("elements", 2 * count * width * tape.itemsize)
+    if len(ntypes) > 1:  # side by side, and put in their order
+        joined = tape.new(count, width)
+        result = tape.new(count, width)
+        tape.do("elements", 4 * count * width * tape.itemsize)
+        del joined
+    num_distinct = 0.0 if distinct is None else distinct.count
+    del distinct
+    shapes = [x.count for x in of_types]
+
+    def backward(grad: TapeRows) -> list[TapeRows | None]:
+        tape.do("elements", 3 * count * width * tape.itemsize)
+        held = [tape.new(num_distinct, width)] if num_distinct else []
+        if len(ntypes) > 1:
+            held.append(tape.new(count, width))
+        if halo or sent:
+            wire = width * tape.itemsize  # not in the dtype of halos
+            tape.exchanges.append(Exchange(tape.layer, "backward", halo * wire, sent * wire))
+            held.append(tape.new(halo, width, "shared", "exchange"))
+            held.append(tape.new(sent, width, "pool", "exchange"))
+        return [tape.new(number, width) for number in shapes]
+
+    return tape.record(result, of_types, [], backward)
+
+
+def _pair_scores(
+    tape: Tape,
+    network: Network,
+    given: Mapping[str, TapeRows],
+    part: PartSize,
+    how: Exchanges,
+    count: float,
+) -> TapeRows:
+    """`graphshard.train._edges.PairPredictor` on some edges."""
+    scorer = network.edges
+    assert scorer is not None
+    ends = [_ends(tape, network, given, part, how, count, side) for side in (0, 1)]
+    width = ends[0].width
+    both = tape.new(count, 2 * width + scorer.edge_width)
+    tape.do("elements", 2 * count * both.width * tape.itemsize)
+
+    def halves(grad: TapeRows) -> list[TapeRows | None]:
+        return [TapeRows(count, width, grad.block) for _ in range(2)]
+
+    both = tape.record(both, ends, [], halves)
+    hidden = tape.elementwise(tape.affine([both], width, kind="heap"), "result")
+    del both
+    hidden = tape.dropout(hidden, network.dropout)
+    return tape.affine([hidden], scorer.out, kind="heap")
+
+
+def _link_loss(
+    tape: Tape,
+    network: Network,
+    given: Mapping[str, TapeRows],
+    part: PartSize,
+    how: Exchanges,
+    count: float,
+) -> TapeRows:
+    """The loss of some edges against wrong ends, a block of edges at a time."""
+    scorer = network.edges
+    assert scorer is not None
+    ends = [_ends(tape, network, given, part, how, count, side) for side in (0, 1)]
+    width = ends[0].width
+    tape.num_parameters += scorer.num_factors * width
+    losses = []
+    for side in scorer.sides:
+        wrong = _wrong_rows(tape, scorer, given, how, side)
+        queries = tape.dropout(ends[1 - side], network.dropout)
+        if scorer.num_factors:
+            factors = tape.new(count, width)
+            product = tape.new(count, width)
+            tape.do("elements", 5 * count * width * tape.itemsize)
+            held = [queries, factors]
+            queries = tape.record(
+                product, [queries], held, lambda grad: [tape.new(grad.count, grad.width)]
+            )
+            del factors, product, held
+        losses.append(_loss_of_side(tape, scorer, queries, ends[side], wrong, count))
+        del queries, wrong
+    return losses[0] if len(losses) == 1 else tape.add(*losses)
+
+
+def _wrong_rows(
+    tape: Tape, scorer: EdgeScorer, given: Mapping[str, TapeRows], how: Exchanges, side: int
+) -> TapeRows:
+    """Rows of what is drawn, of all types of the ends of a side, on every rank."""
+    of_types = [given[t] for t in scorer.ends[side]]
+    width = of_types[0].width
+    rows = tape.new(scorer.negatives, width)
+    shapes = [x.count for x in of_types]
+    # Each rank has a few of them; all are summed, and so are their gradients.
+    size = scorer.negatives * width * tape.itemsize * len(of_types)
+    ids = 8.0 * scorer.negatives * len(of_types)
+    if how.num_ranks > 1:
+        tape.exchanges.append(Exchange(tape.layer, "forward", size + ids, size + ids))
+
+    def backward(grad: TapeRows) -> list[TapeRows | None]:
+        if how.num_ranks > 1:
+            tape.exchanges.append(Exchange(tape.layer, "backward", size, size))
+        return [tape.new(number, width) for number in shapes]
+
+    return tape.record(rows, of_types, [], backward)
+
+
+def _loss_of_side(
+    tape: Tape,
+    scorer: EdgeScorer,
+    queries: TapeRows,
+    right: TapeRows,
+    wrong: TapeRows,
+    count: float,
+) -> TapeRows:
+    """`graphshard.train._links.link_loss`; scores are numbers of 4 bytes at least."""
+    width, wide = queries.width, max(1.0, 4 / tape.itemsize)
+    number = scorer.negatives * wide
+    size = min(count, max(1.0, _LINK_SCORES // max(1, scorer.negatives)))
+    is_one = size >= count
+
+    def forward() -> tuple[TapeRows, TapeRows]:
+        product = tape.new(size, width * wide)
+        negative = tape.new(size, number)
+        is_right = tape.new(size, scorer.negatives / tape.itemsize)
+        masked = tape.new(size, number)
+        del product, negative
+        both = tape.new(size, number + wide)
+        exponents = tape.new(size, number + wide)
+        del masked, exponents
+        return both, is_right
+
+    tape.do("product", 2.0 * count * scorer.negatives * width)
+    tape.do("elements", 12 * count * number * tape.itemsize)
+    kept = forward()
+    saved = [queries, right, wrong, *(kept if is_one else ())]
+    del kept
+
+    def backward(grad: TapeRows) -> list[TapeRows | None]:
+        of_ends: list[TapeRows | None] = [tape.new(count, width), tape.new(count, width)]
+        if not is_one:  # slices of gradients are as long as the whole
+            of_ends.append(tape.new(count, width))
+        held = () if is_one else forward()
+        grads = tape.new(size, 2 * (number + wide))
+        masked = tape.new(size, number)
+        tape.do("product", 4.0 * count * scorer.negatives * width)
+        tape.do("elements", 12 * count * number * tape.itemsize)
+        del held, grads, masked
+        return [*of_ends[:2], tape.new(scorer.negatives, width)]
+
+    return tape.record(tape.new(1, 1), [queries, right, wrong], saved, backward)

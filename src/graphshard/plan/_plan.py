@@ -16,9 +16,16 @@ from typing import Any, Literal
 from .._base.file_rows import BLOCK_BYTES
 from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
-from ._networks import Exchanges, Network, PartSize, scores
+from ._networks import (
+    Exchanges,
+    Network,
+    PartSize,
+    evaluate,
+    loss_of,
+    score_edges,
+)
 from ._rates import Rates
-from ._tape import Memory, Tape, Work
+from ._tape import Memory, Tape, TapeRows, Work
 
 Mode = Literal[
     "full batch",
@@ -39,6 +46,15 @@ NODE_BYTES = 60.0
 
 SET_UP_BYTES_PER_EDGE = 50.0
 """While a part is read and its missing edges are found."""
+
+EDGE_ROW_BYTES = 72.0
+"""Of an edge of a task on edges: five ids, a label, its split, and places of its ends."""
+
+EDGE_STEP_BYTES = 48.0
+"""Of those among them that a step scores: their ids once more."""
+
+FACT_BYTES = 16.0
+"""Of an edge of a task on links, for each side that is ranked: what is known of its other end."""
 
 ADAM = 4
 """Numbers for each parameter: itself, its gradient, two moments."""
@@ -338,11 +354,26 @@ def parts_of(
 
 
 def fixed_items(
-    graph: GraphSize, network: Network, part: PartSize, rates: Rates
+    graph: GraphSize,
+    network: Network,
+    part: PartSize,
+    rates: Rates,
+    sampling: Sampling | None = None,
 ) -> dict[str, float]:
     """What a rank has in memory all the time, but for the model."""
-    features = sum(n * network.features.get(t, 0) for t, n in part.nodes.items())
-    copies = graph.itemsize + (network.itemsize if graph.itemsize != network.itemsize else 0)
+    features = sum(n * network.dense_width(t) for t, n in part.nodes.items())
+    copies = _copies(graph, network)
+    learnt_columns = sum(
+        n * network.learnt[t].stored_bytes(network.itemsize)
+        for t, n in part.nodes.items()
+        if t in network.learnt
+    )
+    in_files = network.in_files or (sampling is not None and sampling.in_files)
+    of_edges = (
+        0.0
+        if in_files
+        else sum(n * sum(graph.edge_widths.get(t, {}).values()) for t, n in part.edges.items())
+    )
     learnt = sum(n for t, n in part.nodes.items() if t not in network.features)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     reading = 0.0
@@ -350,13 +381,29 @@ def fixed_items(
         reading, features = _BLOCKS_READ * min(float(BLOCK_BYTES), features * graph.itemsize), 0.0
     return {
         "interpreter": rates.own if network.in_files else rates.interpreter,
-        "features": features * copies,
+        "features": (features + of_edges) * copies + learnt_columns,
+        "edges of the task": task_bytes(graph, network, part),
         "blocks of features": reading,
         "structure": sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
         + sum(part.nodes.values()) * NODE_BYTES
         + sum(part.halo.values()) * 16,
         "parameters and optimizer": learnt * wide * ADAM * network.itemsize,
     }
+
+
+def _copies(graph: GraphSize, network: Network) -> int:
+    """Bytes of a number of the features: as they are stored, and as they are computed with."""
+    return graph.itemsize + (network.itemsize if graph.itemsize != network.itemsize else 0)
+
+
+def task_bytes(graph: GraphSize, network: Network, part: PartSize) -> float:
+    """Of the edges of a task on edges, and of what is known of links."""
+    if network.edges is None:
+        return 0.0
+    size = part.scored * (EDGE_ROW_BYTES + network.edges.edge_width * network.itemsize)
+    if not network.edges.out:
+        size += part.scored * FACT_BYTES * len(network.edges.sides)
+    return size
 
 
 def full_batch_step(
@@ -367,13 +414,28 @@ def full_batch_step(
     set_up = sum(part.edges.values()) * (SET_UP_BYTES_PER_EDGE - STRUCTURE_BYTES_PER_EDGE)
     memory.take(set_up, "mapped", "setting up")
     memory.give_back(set_up, "mapped", "setting up")
+    if network.learnt:  # non-zeros one after the other
+        entries = sum(
+            n * network.learnt[t].entries for t, n in part.nodes.items() if t in network.learnt
+        )
+        memory.fixed["features"] += entries * (8 + network.itemsize)
     tape = Tape(memory, network.itemsize)
-    rows = scores(tape, network, [part] * network.layers, how, graph.target)
-    loss = tape.cross_entropy(rows, part.train)
-    del rows
-    tape.backward(loss)
+    parts = [part] * network.layers
+    ids = _ids_of_edges(memory, network, part)
+    tape.backward(loss_of(tape, network, parts, how, graph.target))
+    del ids
+    if network.edges is not None:  # which may score more edges than a step
+        evaluate(Tape(memory, network.itemsize, records=False), network, parts, how, graph.target)
     _add_model(memory, tape, network)
     return _Step(memory, tape)
+
+
+def _ids_of_edges(memory: Memory, network: Network, part: PartSize) -> TapeRows | None:
+    """What a step on edges has for each of them, besides their rows."""
+    if network.edges is None:
+        return None
+    width = EDGE_STEP_BYTES + network.edges.edge_width * network.itemsize
+    return Tape(memory, 1).new(part.train, width)
 
 
 def _add_model(memory: Memory, tape: Tape, network: Network) -> None:
@@ -568,13 +630,16 @@ def plan_sampled(
     mine = graph.train / num_ranks
     batch = min(float(sampling.batch_size or mine), mine) or 1.0
     steps = max(1, math.ceil(mine / batch))
-    blocks, drawn = sampled_parts(graph, sampling.fanouts, batch)
+    blocks, drawn = sampled_parts(graph, sampling.fanouts, seeds_of(graph, network, batch), batch)
     part = max(parts, key=lambda p: sum(p.edges.values()))
     here = machines.on_host(num_ranks)
-    items = fixed_items(graph, network, part, rates)
+    items = fixed_items(graph, network, part, rates, sampling)
     whole = graph.num_edges * 4 + graph.num_nodes * 12
     if sampling.in_files:
-        items["features"], items["interpreter"] = 0.0, rates.own
+        items["features"] -= sum(
+            n * network.dense_width(t) for t, n in part.nodes.items()
+        ) * _copies(graph, network)
+        items["interpreter"] = rates.own
         edge_bytes = sampling.edge_bytes
         if edge_bytes is None:
             is_as_stored = graph.num_stored_edges in (None, graph.num_edges)
@@ -588,7 +653,9 @@ def plan_sampled(
     if num_ranks > 1 and replicated:
         items["structure"] += whole / here
     inputs = blocks[0].sources or {}
-    row_bytes = {t: network.features.get(t, 0) * graph.itemsize for t in inputs}
+    row_bytes = {t: network.dense_width(t) * float(graph.itemsize) for t in inputs}
+    for ntype, learnt in network.learnt.items():
+        row_bytes[ntype] = row_bytes.get(ntype, 0.0) + learnt.stored_bytes(network.itemsize)
     fetched = sum(n * row_bytes[t] for t, n in inputs.items())
     of_batch = fetched + drawn * 12
     # Rows of files are read before they go to their places, while another batch is computed.
@@ -596,7 +663,8 @@ def plan_sampled(
     cacheable = graph.nodes if sampling.in_files else part.halo
     cached = min(sampling.cache_bytes, sum(cacheable.get(t, 0.0) * b for t, b in row_bytes.items()))
     items["cache"] = cached
-    if sampling.in_files:
+    is_layered = network.own is None or network.own.is_layered
+    if sampling.in_files and is_layered:
         evaluation = _evaluation_in_files(graph, network, sampling, part, items)
     else:
         evaluation = _evaluation(graph, network, part, num_ranks, items)
@@ -604,10 +672,9 @@ def plan_sampled(
         evaluation = _evaluation(graph, network, part, num_ranks, items, "sequential")
     memory = Memory(items)
     tape = Tape(memory, network.itemsize)
-    rows = scores(tape, network, blocks, Exchanges(mode="oneshot"), graph.target)
-    loss = tape.cross_entropy(rows, batch)
-    del rows
-    tape.backward(loss)
+    ids = _ids_of_edges(memory, network, blocks[-1])
+    tape.backward(loss_of(tape, network, blocks, Exchanges(mode="oneshot"), graph.target))
+    del ids
     _add_model(memory, tape, network)
     largest = max(memory, evaluation, key=lambda m: m.peak)
     remote = 1 - 1 / num_ranks
@@ -665,7 +732,7 @@ def _evaluation(
     memory = Memory(dict(items))
     tape = Tape(memory, network.itemsize, records=False)
     how = Exchanges(mode=mode, num_ranks=num_ranks)
-    scores(tape, network, [part] * network.layers, how, graph.target)
+    evaluate(tape, network, [part] * network.layers, how, graph.target)
     return memory
 
 
@@ -680,15 +747,36 @@ def _evaluation_in_files(
     memory = Memory(dict(items))
     owned = max(1.0, sum(part.nodes.values()))
     batch = min(float(sampling.batches_evaluated * sampling.batch_size or owned), owned)
-    (block,), drawn = sampled_parts(graph, (-1,), batch)
+    (block,), drawn = sampled_parts(graph, (-1,), {graph.target: batch}, batch)
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     ahead = sampling.prefetch + 2
     is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
     first = network.widths_read(graph.nodes, is_typed=is_typed)
     rows = sum(n * max(first.get(t, 0), wide) * ahead for t, n in (block.sources or {}).items())
     rows += 3 * sum(block.nodes.values()) * max(wide, network.out)
-    memory.take(rows * network.itemsize + drawn * 12 * ahead, "mapped", "evaluation")
+    size = rows * network.itemsize + drawn * 12 * ahead
+    memory.take(size, "mapped", "evaluation")
+    if network.edges is not None:
+        memory.give_back(size, "mapped", "evaluation")
+        tape = Tape(memory, network.itemsize, records=False)
+        given = {t: tape.new(part.nodes[t], network.out) for t in network.edges.node_types}
+        score_edges(tape, network, given, part, Exchanges(mode="oneshot"))
     return memory
+
+
+def seeds_of(graph: GraphSize, network: Network, batch: float) -> dict[str, float]:
+    """Node type to the nodes whose rows a step of so many rows of the task reads."""
+    if network.edges is None:
+        return {graph.target: min(batch, graph.nodes[graph.target])}
+    seeds = dict.fromkeys(network.edges.node_types, 0.0)
+    for side, ntypes in enumerate(network.edges.ends):
+        for ntype in ntypes:
+            seeds[ntype] += batch / len(ntypes)
+            if side in network.edges.sides:
+                seeds[ntype] += network.edges.negatives
+    # Ends are met again, the more, the fewer nodes there are.
+    nodes = {t: max(1.0, graph.nodes[t]) for t in seeds}
+    return {t: nodes[t] * -math.expm1(-n / nodes[t]) for t, n in seeds.items()}
 
 
 # -- partitioning ----------------------------------------------------------------------------------

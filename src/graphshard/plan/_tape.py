@@ -23,9 +23,9 @@ stands for, and nothing else has to be said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .._base.kernels import LARGE_BYTES
 
@@ -57,6 +57,8 @@ class Memory:
         )
         self._kept: dict[AllocationKind, float] = dict.fromkeys(("pool", "heap", "shared"), 0.0)
         self._items: dict[str, float] = {}
+        #: Item to the most bytes that it took.
+        self.most: dict[str, float] = {}
         self.peak = sum(fixed.values())
         #: Item to bytes when most was resident.
         self.at_peak = dict(fixed)
@@ -64,6 +66,7 @@ class Memory:
     def take(self, size: float, kind: AllocationKind, item: str) -> None:
         self._in_use[kind] += size
         self._items[item] = self._items.get(item, 0.0) + size
+        self.most[item] = max(self.most.get(item, 0.0), self._items[item])
         if kind in self._kept:
             taken = self._in_use[kind] * (HEAP_HOLES if kind == "heap" else 1.0)
             self._kept[kind] = max(self._kept[kind], taken)
@@ -95,6 +98,29 @@ class _Allocation:
 
     def __del__(self) -> None:
         self._memory.give_back(self._size, self.kind, self._item)
+
+
+class BlockEvent(NamedTuple):
+    """A block of memory that is taken, or goes."""
+
+    block: int
+    size: float | None  # in bytes; None: it goes
+    kind: AllocationKind
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """What a network was seen to take in a step.
+
+    Args:
+        outputs: Node type to the block of what the network gives to it.
+        num_parameters: Numbers that are learnt.
+    """
+
+    forward: tuple[BlockEvent, ...]
+    backward: tuple[BlockEvent, ...]
+    outputs: Mapping[str, int]
+    num_parameters: float
 
 
 class Node:
@@ -131,6 +157,8 @@ class TapeRows:
     is_constant: bool = False
     #: Whether they stay in files, and are read for products.
     is_stored: bool = False
+    #: Of rows in files, columns beside them that are learnt, and get gradients.
+    num_learnt: int = 0
 
 
 @dataclass
@@ -192,6 +220,18 @@ class Tape:
     def given(self, count: float, width: float, *, is_stored: bool = False) -> TapeRows:
         """TapeRows that are counted among what is there all the time."""
         return TapeRows(count, width, None, is_constant=True, is_stored=is_stored)
+
+    def replay(self, events: Sequence[BlockEvent], blocks: dict[int, TapeRows], item: str) -> None:
+        """Take and give back what a network was seen to take.
+
+        Args:
+            blocks: Number to the block, of those that are there.
+        """
+        for block, size, kind in events:
+            if size is None:
+                blocks.pop(block, None)
+            else:
+                blocks[block] = self.new(size / self.itemsize, 1, kind, item)
 
     def learnt(self, count: float, width: float) -> TapeRows:
         """Parameters, counted likewise, that get a gradient."""
@@ -306,7 +346,7 @@ class Tape:
         self.do("elements", 2 * stored)
         self.do("elements", (1 + (plus is not None)) * self._size(result))
         wanted = [x.node is not None for x in rows]
-        shapes = [(x.count, x.width) for x in rows]
+        shapes = [(x.count, x.num_learnt or x.width) for x in rows]
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             grads: list[TapeRows | None] = []

@@ -97,17 +97,18 @@ class TrialNetwork:
     def of(
         cls, config: ResolvedConfig, graph: GraphSize, kind: str, data: Path | None = None
     ) -> TrialNetwork | None:
-        """None for what is not planned as it is, and for typed graphs that are sizes alone.
+        """None for tasks on edges, own models that read edges, and typed graphs that are sizes.
 
         Args:
             kind: Of the task.
         """
         is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
-        is_planned = ":" not in config.model and kind.startswith("node")
-        if not is_planned or (is_typed and data is None) or graph.num_relations:
+        is_lacking = (is_typed and data is None) or (":" in config.model and graph.edge_widths)
+        if not kind.startswith("node") or is_lacking or graph.num_relations:
             return None
         names = ["model", "hidden", "layers", "dropout", "residual", "norm", "encoder", "dtype"]
         names += ["self_loops", "both_directions"]
+        names += ["model_args"] * (":" in config.model)
         names += ["heads"] * (config.model in ("gat", "gatv2", "hgt"))
         names += ["aggregator"] * (config.model == "sage")
         names += ["num_bases"] * (config.model == "rgcn")

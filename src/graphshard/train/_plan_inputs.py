@@ -10,18 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..data.dataset import NodeDataset
-from ..data.task import read_task
+from ..data.dataset import SPLITS, NodeDataset
+from ..data.task import TaskInfo, read_task
 from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import LocalEdges, count_fewest_rows, saves_rows
 from ..partition.format import etype_key, read_config
-from ..plan import Exchanges, GraphSize, Network, PartSize, Sampling
+from ..plan import (
+    EdgeScorer,
+    Exchanges,
+    GraphSize,
+    LearntColumns,
+    Network,
+    PartSize,
+    Sampling,
+)
+from ._categories import CategoryTables, table_width
 from ._config import (
     NEED_IN_EDGES,
     FullBatchConfig,
@@ -31,9 +42,12 @@ from ._config import (
     SampledConfig,
     torch_dtype,
 )
-from ._defaults import GraphFacts
+from ._defaults import GraphFacts, num_negatives
 from ._graph_edges import is_answered
+from ._own_model import ModelSchema
+from ._rehearsal import Rehearsal
 from ._tasks import LINK_PREDICTION
+from ._training_shard import edge_columns, with_asked_task
 
 _EXACT_EDGES = 40_000_000
 _MOST_MARKS = 4_000_000_000
@@ -43,10 +57,21 @@ _NUMBER = "_N", "_E", "_N"
 def network_of(config: ResolvedConfig, graph: GraphSize, kind: str) -> Network:
     """The network of a run on a graph; ``kind`` is that of the task."""
     wide = config.hidden * (config.heads if config.model in ("gat", "gatv2") else 1)
+    is_on_nodes = kind.startswith("node")
+    is_own = ":" in config.model
+    out = graph.num_classes if is_on_nodes else wide
     return Network(
-        model="sage" if ":" in config.model else config.model,
+        model="sage" if is_own else config.model,
+        own=_rehearsal_of(config, graph, out) if is_own else None,
+        edge_features={
+            etype: widths["feat"]
+            for etype, widths in graph.edge_widths.items()
+            if "feat" in widths and "feat" in edge_columns(config.model) and not is_own
+        },
         features=graph.features,
-        out=graph.num_classes if kind.startswith("node") else wide,
+        learnt=graph.learnt,
+        edges=None if is_on_nodes else _scorer_of(config, graph),
+        out=out,
         hidden=config.hidden,
         layers=config.layers,
         heads=config.heads,
@@ -61,6 +86,80 @@ def network_of(config: ResolvedConfig, graph: GraphSize, kind: str) -> Network:
     )
 
 
+def _rehearsal_of(config: ResolvedConfig, graph: GraphSize, out: int) -> Rehearsal:
+    """What a model of the user's own is seen to take.
+
+    Raises:
+        ValueError: There is no such model, or it does not take what it is given.
+    """
+    ntypes = tuple(graph.nodes)
+    is_typed = len(ntypes) > 1 or len(graph.edges) > 1
+    ends = dict.fromkeys(t for source, _, target in graph.relations for t in (source, target))
+    schema = ModelSchema(
+        node_types=ntypes,
+        canonical_etypes=tuple(graph.edges),
+        target=tuple(ends) if ends and is_typed else graph.target,
+        node_widths={t: graph.features.get(t, config.hidden) for t in ntypes},
+        edge_widths={e: w for e, w in graph.edge_widths.items() if e in graph.edges},
+        num_relations=graph.num_relations,
+    )
+    arguments = {"hidden": config.hidden, "layers": config.layers, "dropout": config.dropout}
+    learnt = [t for t in ntypes if t not in graph.features or t in graph.learnt]
+    return Rehearsal(
+        config.model,
+        schema,
+        {**arguments, "out": out, **(config.model_args or {})},
+        config.torch_dtype,
+        learnt,
+        autocast=config.autocast,
+    )
+
+
+def _scorer_of(config: ResolvedConfig, graph: GraphSize) -> EdgeScorer:
+    """What scores the edges of a task."""
+    sides = tuple(tuple(dict.fromkeys(etype[side] for etype in graph.relations)) for side in (0, 2))
+    ends = sides[0], sides[1]
+    if not graph.is_of_links:
+        return EdgeScorer(ends=ends, edge_width=graph.scored_width, out=graph.num_classes)
+    has_numbers, several = graph.num_relations > 0, len(graph.relations) > 1
+    has_factors = config.predictor == "distmult" or (
+        config.predictor is None and (has_numbers or several)
+    )
+    num_relations = graph.num_relations or len(graph.relations)
+    return EdgeScorer(
+        ends=ends,
+        negatives=config.negatives or num_negatives(has_numbers),
+        ranks_sources=has_numbers,
+        num_factors=num_relations if has_factors else 0,
+        num_relations=num_relations,
+    )
+
+
+def learnt_columns(
+    counts: Sequence[int], sparse_count: int = 0, columns: Tensor | None = None
+) -> LearntColumns:
+    """Of a node type with categories, or with sparse features.
+
+    Args:
+        counts: Of the values of each column of categories.
+        sparse_count: Of the columns of sparse features, plus 1.
+        columns: Of the non-zeros of each row, counted from 1, with 0 behind the last.
+    """
+    widths = tuple(map(table_width, counts))
+    entries = stored = 0.0
+    if columns is not None:
+        stored = columns.shape[1]
+        entries = int((columns > 0).sum()) / max(1, len(columns))
+    return LearntColumns(
+        widths=widths,
+        categories=float(sum(c * w for c, w in zip(counts, widths, strict=True))),
+        entries=entries,
+        stored_entries=int(stored),
+        columns=sparse_count,
+        sparse_width=CategoryTables.widths({}, {"": sparse_count})[""] if sparse_count else 0,
+    )
+
+
 def facts_of(graph: GraphSize) -> GraphFacts:
     """What open settings of a run depend on, as far as sizes say it."""
     stored = graph.num_edges if graph.num_stored_edges is None else graph.num_stored_edges
@@ -68,12 +167,19 @@ def facts_of(graph: GraphSize) -> GraphFacts:
     shares = [count / total for count in graph.label_counts if count]
     return GraphFacts(
         num_train=int(graph.train),
-        width=graph.features.get(graph.target, 0),
+        width=_dense_width(graph, graph.target),
         mean_degree=stored / max(1.0, graph.num_nodes),
         is_typed=len(graph.nodes) > 1 or len(graph.edges) > 1,
         entropy=-sum(share * math.log(share) for share in shares) if shares else None,
         has_val=graph.has_val,
+        is_of_links=graph.is_of_links,
+        num_relations=graph.num_relations if graph.is_of_links else 0,
     )
+
+
+def _dense_width(graph: GraphSize, ntype: str) -> int:
+    learnt = graph.learnt.get(ntype)
+    return graph.features.get(ntype, 0) - (0 if learnt is None else learnt.width)
 
 
 def exchanges_of(config: RunConfig) -> Exchanges:
@@ -137,12 +243,8 @@ def size_of_numbers(
 def size_of_dataset(dataset: NodeDataset, config: RunConfig) -> GraphSize:
     """A data set, or tables, that have been read."""
     graph = dataset.graph
-    features, itemsize = {}, 4
-    for ntype in graph.ntypes:
-        columns = graph.nodes[ntype].data
-        if "feat" in columns:
-            features[ntype] = int(columns["feat"].shape[1])
-            itemsize = columns["feat"].element_size()
+    tables = [{f"{t}/{name}": x for t in graph.ntypes for name, x in graph.nodes[t].data.items()}]
+    features, learnt, itemsize = _widths_of(graph.ntypes, tables)
     target, data = dataset.target, graph.nodes[dataset.target].data
     train = float(data["train_mask"].sum())
     edges: dict[CanonicalEType, float] = {}
@@ -159,6 +261,7 @@ def size_of_dataset(dataset: NodeDataset, config: RunConfig) -> GraphSize:
         nodes=nodes,
         edges=edges,
         features=features,
+        learnt=learnt,
         num_classes=max(1, dataset.num_classes),
         num_relations=len(dataset.relation_names),
         target=target,
@@ -189,6 +292,86 @@ def _has_labels(rows: Sequence[tuple[Tensor, Tensor]]) -> bool:
     return any(bool((label >= 0).any() if label.ndim == 1 else len(label)) for label in known)
 
 
+def _widths_of(
+    ntypes: Sequence[str], tables: Sequence[Mapping[str, Tensor]]
+) -> tuple[dict[str, int], dict[str, LearntColumns], int]:
+    """Node type to the columns that a network is given, those that are learnt, bytes of a number.
+
+    Args:
+        tables: Of each part, ``type/name`` to rows of nodes.
+    """
+    features: dict[str, int] = {}
+    learnt: dict[str, LearntColumns] = {}
+    itemsize = 4
+    for ntype in ntypes:
+        rows = tables[0].get(f"{ntype}/feat")
+        if rows is not None and rows.ndim == 2:
+            features[ntype], itemsize = int(rows.shape[1]), rows.element_size()
+        of_type = [
+            [table[f"{ntype}/{name}"] for table in tables if f"{ntype}/{name}" in table]
+            for name in ("categories", "feat_columns")
+        ]
+        tops = [[int(x.max()) + 1 if x.numel() else 1 for x in parts] for parts in of_type]
+        counts = [
+            max(int(x[:, number].max()) + 1 if len(x) else 1 for x in of_type[0])
+            for number in range(of_type[0][0].shape[1] if of_type[0] else 0)
+        ]
+        columns = max(of_type[1], key=len, default=None)
+        if counts or columns is not None:
+            learnt[ntype] = learnt_columns(counts, max(tops[1], default=0), columns)
+            features[ntype] = features.get(ntype, 0) + learnt[ntype].width
+    return features, learnt, itemsize
+
+
+@dataclass(frozen=True)
+class _EdgesOfTask:
+    """Of a part, which edges of each relation that a task is on have a loss or are scored.
+
+    Args:
+        held_out: Those of link prediction that carry no messages.
+        reverse_of: The relation that holds their reverses.
+        number: Relation numbers of all edges, where the only relation's carry them.
+    """
+
+    train: Mapping[CanonicalEType, Tensor]
+    scored: Mapping[CanonicalEType, Tensor]
+    held_out: Mapping[CanonicalEType, Tensor]
+    evaluated: int
+    reverse_of: Mapping[CanonicalEType, CanonicalEType]
+    number: Tensor | None
+
+
+def _edges_of_task(data: PartitionData, task: TaskInfo, is_of_links: bool) -> _EdgesOfTask:
+    train, scored, held_out, sizes = {}, {}, {}, [0, 0]
+    for etype in task.targets:
+        key, fields = etype_key(etype), data.edge_features
+        is_known = torch.ones(data.edges[etype].num_edges, dtype=torch.bool)
+        label = fields.get(f"{key}/label")
+        if label is not None and not is_of_links:
+            is_known = ~label.isnan() if label.is_floating_point() else label >= 0
+            is_known = is_known if is_known.ndim == 1 else is_known.all(1)
+        masks = [
+            fields[f"{key}/{split}_mask"].bool() & is_known
+            if f"{key}/{split}_mask" in fields
+            else torch.zeros_like(is_known)
+            for split in SPLITS
+        ]
+        train[etype], scored[etype] = masks[0], masks[0] | masks[1] | masks[2]
+        sizes = [size + int(mask.sum()) for size, mask in zip(sizes, masks[1:], strict=True)]
+        if is_of_links:
+            held_out[etype] = masks[1] | masks[2]
+    is_plain = len(data.canonical_etypes) == 1
+    reverse_of = {
+        etype: back or etype
+        for etype, back in zip(task.targets, task.reverses, strict=True)
+        if back or is_plain
+    }
+    number = data.edge_features.get(f"{etype_key(task.targets[0])}/etype") if task.targets else None
+    return _EdgesOfTask(
+        train, scored, held_out, max(sizes), reverse_of, number if is_plain else None
+    )
+
+
 def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
     """A partition, counted, and the kind of its task.
 
@@ -199,12 +382,12 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
     stored = read_config(path)
     parts = [load_dgl_partition_data(path, part) for part in range(stored.num_parts)]
     first = parts[0]
-    kind = config.task or task.kind
-    features, itemsize = {}, 4
-    for ntype in first.node_type_names:
-        rows = first.node_features.get(f"{ntype}/feat")
-        if rows is not None and rows.ndim == 2:
-            features[ntype], itemsize = int(rows.shape[1]), rows.element_size()
+    task = with_asked_task(first, task, config)
+    kind, is_of_links = task.kind, task.kind == LINK_PREDICTION
+    features, learnt, itemsize = _widths_of(
+        first.node_type_names, [data.node_features for data in parts]
+    )
+    of_task = [_edges_of_task(data, task, is_of_links) for data in parts]
     train_of, classes = [], task.num_classes or 1
     masked: dict[str, list[tuple[Tensor, Tensor]]] = {"train_mask": [], "val_mask": []}
     target = task.target if isinstance(task.target, str) else None
@@ -228,7 +411,7 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         if key is not None and not task.is_on_edges:
             target = key
     relations = task.num_relations or 0
-    if config.model == "rgcn" and not relations:
+    if (config.model == "rgcn" or is_of_links) and not relations:
         numbers = [
             int(rows.max()) + 1
             for data in parts
@@ -236,7 +419,7 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
             if name.endswith("/etype") and rows.numel()
         ]
         relations = max(numbers, default=0)
-    sizes = _part_sizes(parts, config, train_of)
+    sizes = _part_sizes(parts, config, train_of, of_task)
     edges: dict[CanonicalEType, float] = {}
     for size in sizes:
         for etype, count in size.edges.items():
@@ -246,9 +429,16 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         nodes={t: first.node_map(t).num_ids for t in first.node_type_names},
         edges=edges,
         features=features,
+        learnt=learnt,
+        edge_widths=_edge_widths(first),
+        relations=task.targets,
+        is_of_links=is_of_links,
+        scored=sum(size.scored for size in sizes),
+        evaluated=sum(size.evaluated for size in sizes),
+        scored_width=sum(_edge_width(first, etype) for etype in task.targets),
         num_classes=classes,
-        target=target or first.node_type_names[0],
-        train=sum(train_of),
+        target=task.targets[0][2] if task.targets else target or first.node_type_names[0],
+        train=sum(size.train for size in sizes),
         itemsize=itemsize,
         num_relations=relations,
         num_stored_edges=float(sum(e.num_edges for data in parts for e in data.edges.values())),
@@ -257,7 +447,31 @@ def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
         parts=tuple(sizes),
         disk=float(sum(f.stat().st_size for f in path.parent.rglob("*") if f.is_file())),
     )
-    return graph, kind if kind != LINK_PREDICTION else LINK_PREDICTION
+    return graph, kind
+
+
+def _edge_widths(data: PartitionData) -> dict[CanonicalEType, dict[str, int]]:
+    """Relation to the width of what its edges have, by name."""
+    widths: dict[CanonicalEType, dict[str, int]] = {}
+    for etype in data.canonical_etypes:
+        if width := _edge_width(data, etype):
+            widths.setdefault(etype, {})["feat"] = width
+        if f"{etype_key(etype)}/weight" in data.edge_features:
+            widths.setdefault(etype, {})["weight"] = 1
+    is_typed = len(data.node_type_names) > 1 or len(data.canonical_etypes) > 1
+    for etype in tuple(widths):  # reverses that are added have what their edges have
+        widths.setdefault(_reverse_of(etype, is_typed), widths[etype])
+    return widths
+
+
+def _edge_width(data: PartitionData, etype: CanonicalEType) -> int:
+    """Columns of the features of an edge that a scorer is given."""
+    columns = data.edge_features
+    rows, numbers = (columns.get(f"{etype_key(etype)}/{name}") for name in ("feat", "categories"))
+    width = 0 if rows is None or rows.ndim != 2 else int(rows.shape[1])
+    if numbers is not None and numbers.numel():
+        width += sum(table_width(int(top) + 1) for top in numbers.max(0).values)
+    return width
 
 
 def _wants(config: RunConfig, is_typed: bool) -> tuple[bool, bool]:
@@ -338,7 +552,10 @@ def _added(
 
 
 def _part_sizes(
-    parts: Sequence[PartitionData], config: RunConfig, train_of: Sequence[float]
+    parts: Sequence[PartitionData],
+    config: RunConfig,
+    train_of: Sequence[float],
+    of_task: Sequence[_EdgesOfTask],
 ) -> list[PartSize]:
     """What each rank has when a run has added its edges."""
     first = parts[0]
@@ -357,6 +574,12 @@ def _part_sizes(
             dst = int(starts[etype[2]][data.rank]) + of_type.dst.long()
             ends.setdefault(etype, []).append((src, dst))
             owners.setdefault(etype, []).append(owner)
+    on_edges = _sizes_on_edges(first, ends, owners, of_task)
+    for etype, lost in _held_out(ends, of_task).items():
+        ends[etype] = [
+            (src[~gone], dst[~gone]) for (src, dst), gone in zip(ends[etype], lost, strict=True)
+        ]
+        owners[etype] = [o[~gone] for o, gone in zip(owners[etype], lost, strict=True)]
     # By part: (source, destination, owner of the source) of all edges into it.
     into: list[dict[CanonicalEType, list[tuple[Tensor, Tensor, Tensor]]]] = []
     for rank in range(num_parts):
@@ -388,7 +611,83 @@ def _part_sizes(
                 lacks[dst[src == dst] - begin] = False
             nodes = lacks.nonzero().view(-1) + begin
             edges[etype].append((nodes, nodes, torch.full_like(nodes, rank)))
-    return _counted(first, into, train_of)
+    counted = _counted(first, into, train_of)
+    return (
+        counted
+        if not of_task[0].train
+        else [replace(part, **more) for part, more in zip(counted, on_edges, strict=True)]
+    )
+
+
+def _held_out(
+    ends: Mapping[CanonicalEType, _EndsByPart], of_task: Sequence[_EdgesOfTask]
+) -> dict[CanonicalEType, list[Tensor]]:
+    """Relation to the edges, by part, that are evaluated, and their reverses."""
+    lost = {e: [of.held_out[e].clone() for of in of_task] for e in of_task[0].held_out}
+    for etype in of_task[0].held_out:
+        back = of_task[0].reverse_of.get(etype)
+        if back is None:
+            continue
+        most = 1 + max((int(x.max()) for pair in ends[back] for x in pair if x.numel()), default=0)
+        numbers = [
+            torch.zeros_like(src) if of.number is None else of.number.long()
+            for (src, _), of in zip(ends[back], of_task, strict=True)
+        ]
+        count = 1 + max((int(x.max()) for x in numbers if x.numel()), default=0)
+
+        def codes(src: Tensor, dst: Tensor, number: Tensor, most: int, count: int) -> Tensor:
+            return (src * most + dst) * count + number
+
+        of_reverses = []
+        for (src, dst), of, number in zip(ends[etype], of_task, numbers, strict=True):
+            chosen = of.held_out[etype]
+            # Numbers of reverses are further by half of them.
+            of_edges = number[chosen]
+            if of.number is not None:
+                of_edges = (of_edges + count // 2) % count
+            of_reverses.append(codes(dst[chosen], src[chosen], of_edges, most, count))
+        wanted = torch.unique(torch.cat(of_reverses))
+        found = [
+            torch.isin(codes(src, dst, number, most, count), wanted)
+            for (src, dst), number in zip(ends[back], numbers, strict=True)
+        ]
+        before = lost.get(back, [torch.zeros_like(f) for f in found])
+        lost[back] = [a | b for a, b in zip(before, found, strict=True)]
+    return lost
+
+
+def _sizes_on_edges(
+    first: PartitionData,
+    ends: Mapping[CanonicalEType, _EndsByPart],
+    owners: Mapping[CanonicalEType, Sequence[Tensor]],
+    of_task: Sequence[_EdgesOfTask],
+) -> list[dict[str, Any]]:
+    """Of each part the edges of the task, and the rows of sources that come and are sent."""
+    lost = _held_out(ends, of_task)
+    sent: list[dict] = [{} for _ in of_task]
+    sizes: list[dict[str, Any]] = []
+    for rank, of in enumerate(of_task):
+        remote: dict[str, list[Tensor]] = {}
+        train = 0
+        for etype, mask in of.train.items():
+            chosen = mask & ~lost[etype][rank] if etype in lost else mask
+            train += int(chosen.sum())
+            is_remote = chosen & (owners[etype][rank] != rank)
+            remote.setdefault(etype[0], []).append(ends[etype][rank][0][is_remote])
+        distinct = {t: torch.unique(torch.cat(parts)) for t, parts in remote.items()}
+        for ntype, ids in distinct.items():
+            _note_senders(sent, "", ids, torch.tensor(first.node_map(ntype).starts[1:]))
+        sizes.append(
+            {
+                "train": float(train),
+                "scored": float(sum(int(mask.sum()) for mask in of.scored.values())),
+                "evaluated": float(of.evaluated),
+                "fetched": float(sum(map(len, distinct.values()))),
+            }
+        )
+    for size, of_rank in zip(sizes, sent, strict=True):
+        size["fetched"] = size["fetched"], float(of_rank.get("", 0.0))
+    return sizes
 
 
 def _counted(

@@ -9,12 +9,17 @@ without one only memory and bytes are, which need no rates.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from .._base.memory import PeakMemory, available_memory, own_memory, peak_own_memory
+from .._base.typing import CanonicalEType
 from ..comm import rank, world_size
-from ..comm.collectives import gather_int, reduce_floats
+from ..comm.collectives import gather_int, reduce_floats, reduce_ints
+from ..errors import ModelError
 from ..fullbatch import ExtendedEdges, StoredEdges
 from ..plan import (
     BATCHES_EVALUATED,
@@ -22,6 +27,7 @@ from ..plan import (
     STRUCTURE_BYTES_PER_EDGE,
     EpochPlan,
     GraphSize,
+    LearntColumns,
     Machines,
     PartSize,
     Rates,
@@ -32,7 +38,7 @@ from ..plan import (
 )
 from ._config import FullBatchConfig, ResolvedConfig
 from ._learner import Learner
-from ._plan_inputs import exchanges_of, network_of, sampling_of
+from ._plan_inputs import exchanges_of, learnt_columns, network_of, sampling_of
 from ._result import TrainResult
 from ._training_shard import TrainingShard
 
@@ -127,6 +133,7 @@ def planned_run(
     memory: PeakMemory,
     cache_bytes: float = 0.0,
     batches_evaluated: int = 1,
+    tell: Callable[[str], None] | None = None,
 ) -> PlannedRun | None:
     """The plan of a run that has been set up; collective.
 
@@ -134,20 +141,13 @@ def planned_run(
         memory: Made when the run began.
         cache_bytes: What a cache of rows in files may take.
         batches_evaluated: Batches that are one in evaluations of features in files.
+        tell: Called with the reason if a model of the user's own cannot be planned.
 
     Returns:
         What the largest and the slowest of all ranks need.
-        None where there is no plan: of an own model, tasks on edges, features that are not rows
-        of numbers, and on a GPU.
+        None where there is no plan: of an own model that fails on small graphs, and on a GPU.
     """
-    is_known = (
-        ":" not in config.model
-        and shard.edges is None
-        and not shard.sparse_counts
-        and not any(shard.category_counts.values())
-        and learner.device.type == "cpu"
-    )
-    if not is_known:
+    if learner.device.type != "cpu":
         return None
     path = os.environ.get(RATES_VARIABLE)
     rates = Rates() if path is None else read_rates(path)
@@ -158,7 +158,15 @@ def planned_run(
         interpreter=trains if path is None else max(rates.interpreter, memory.base),
         own=max(rates.own, memory.base_own),
     )
-    epoch = _epoch(learner, shard, config, rates, cache_bytes, batches_evaluated)
+    epoch, why = None, ""
+    try:
+        epoch = _epoch(learner, shard, config, rates, cache_bytes, batches_evaluated)
+    except ModelError as error:
+        why = f": {error}"
+    if reduce_ints([epoch is None], "max")[0] or epoch is None:
+        if tell is not None:
+            tell(f"there is no plan{why}")
+        return None
     # Of each rank: memory, with a margin, bytes and seconds, which differ.
     memory_planned = epoch.memory.expected - epoch.items.get("interpreter", 0.0)
     figures = [0.0] * (4 * world_size())
@@ -225,6 +233,51 @@ def room_beside(planned: PlannedRun | None, memory: float, cure: str) -> int:
     return int(memory - needed)
 
 
+def _sizes_on_edges(shard: TrainingShard) -> dict[str, Any]:
+    """Of this rank's part, the edges of the task, and the rows of their sources that come."""
+    edges = shard.edges
+    if edges is None:
+        return {}
+    chosen, come = edges.at(shard.rows["train"]), 0
+    for ntype, places in chosen.by_type(0):
+        distinct = torch.unique(chosen.src[places])
+        come += int((shard.data.node_map(ntype).part_of(distinct) != rank()).sum())
+    return {
+        "scored": float(len(edges)),
+        "evaluated": float(max(shard.rows[split].numel() for split in ("val", "test"))),
+        "fetched": (float(come), float(come)),  # over all ranks as many are sent
+    }
+
+
+def _scored_width(shard: TrainingShard) -> int:
+    """Columns of the features of edges that are scored."""
+    if shard.edges is None or shard.links is not None:
+        return 0
+    return sum(shard.edge_feature_widths.get(etype, 0) for etype in shard.edges.relations)
+
+
+def _learnt_columns(shard: TrainingShard) -> dict[str, LearntColumns]:
+    learnt = {}
+    for ntype in dict.fromkeys([*shard.category_counts, *shard.sparse_counts]):
+        sparse = shard.sparse.get(ntype)
+        learnt[ntype] = learnt_columns(
+            shard.category_counts.get(ntype, ()),
+            shard.sparse_counts.get(ntype, 0),
+            None if sparse is None else sparse.columns,
+        )
+    return learnt
+
+
+def _edge_widths(shard: TrainingShard) -> dict[CanonicalEType, dict[str, int]]:
+    """Relation to the width of what its edges have, by name."""
+    widths: dict[CanonicalEType, dict[str, int]] = {}
+    for etype, width in shard.edge_feature_widths.items():
+        widths.setdefault(etype, {})["feat"] = width
+    for etype in shard.edge_weights:
+        widths.setdefault(etype, {})["weight"] = 1
+    return widths
+
+
 def _epoch(
     learner: Learner,
     shard: TrainingShard,
@@ -247,6 +300,7 @@ def _epoch(
         sent=halo,  # over all ranks it is as much
         cut=cut,
         train=float(shard.rows["train"].numel()) if "train" in shard.rows else 0.0,
+        **_sizes_on_edges(shard),
     )
     graph = GraphSize(
         name=data.graph_name,
@@ -255,6 +309,13 @@ def _epoch(
             etype: float(data.partition_book.num_edges(etype)) for etype in data.canonical_etypes
         },
         features=shard.feature_widths,
+        learnt=_learnt_columns(shard),
+        edge_widths=_edge_widths(shard),
+        relations=() if shard.edges is None else shard.edges.relations,
+        is_of_links=shard.links is not None,
+        scored=part.scored,
+        evaluated=part.evaluated,
+        scored_width=_scored_width(shard),
         num_classes=shard.task.width,
         target=shard.target,
         train=float(shard.num_nodes.get("train", 0)),
@@ -262,7 +323,7 @@ def _epoch(
         num_relations=shard.num_relations,
         parts=(part,) * num_ranks,
     )
-    network = network_of(config, graph, "node")
+    network = network_of(config, graph, shard.task_info.kind)
     if isinstance(config, FullBatchConfig):
         network = replace(network, in_files=config.memory_bytes is not None)
     machines = Machines(rates=rates)

@@ -145,6 +145,7 @@ class TrainingRun:
             self._memory,
             self._cache_bytes,
             self._evaluated,
+            lambda note: self._report(note=note),
         )
         if self._planned is not None:
             self._report(note=self._planned.at_start())

@@ -281,7 +281,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     data = load_dgl_partition_data(config.data, rank(), checksums=True, leave_features=stays)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
-    task = _task_info(data, task, config)
+    task = with_asked_task(data, task, config)
     owned = []
     for etype in task.targets:
         key, count = etype_key(etype), data.partition_book.num_edges()
@@ -403,7 +403,7 @@ def _rows_of_splits(
     return rows
 
 
-def _task_info(data: PartitionData, task: TaskInfo, config: ResolvedConfig) -> TaskInfo:
+def with_asked_task(data: PartitionData, task: TaskInfo, config: RunConfig) -> TaskInfo:
     """The task that the partition is for, or another one that is asked for."""
     kind = config.task or task.kind
     if kind.endswith("regression") and kind != task.kind and task.class_names:

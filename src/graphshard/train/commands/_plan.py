@@ -175,9 +175,12 @@ def plan(
 def _taken_for(config: FullBatchConfig | SampledConfig, kind: str) -> Iterator[str]:
     """What is planned in place of what was asked for."""
     if ":" in config.model:
-        yield f"{config.model} is taken for sage of the same width, as nothing is known of it"
+        yield (
+            f"what {config.model} takes is drawn on from two small graphs; its work, and rows of "
+            "other ranks, are taken to be those of sage of the same width"
+        )
     if not kind.startswith("node"):
-        yield f"{kind} is taken for node classification: scores of edges are left out"
+        yield f"no epoch of {kind} on a sample was held against the rates"
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
