@@ -105,11 +105,13 @@ def test_one_shot_gat_needs_one_exchange_per_layer_and_direction(
     tmp_path: Path, num_ranks: int
 ) -> None:
     parts = write_parts(tmp_path, plain_graph(), num_ranks, "random")
-    for epochs in run_ranks(measure, num_ranks, parts, "gat", "oneshot", 2):
-        sent, halo = epochs[1]["sent_rows"], epochs[1]["halo_rows"]
-        row = sum(width + NUM_HEADS for width in WIDTHS[1:]) * 4
-        assert epochs[1]["bytes"] == {"all_to_all": (sent + halo) * row}
-        assert epochs[1]["calls"] == {"all_to_all": 2 * (len(WIDTHS) - 1)}
+    for first, second in run_ranks(measure, num_ranks, parts, "gat", "oneshot", 2):
+        sent, halo = second["sent_rows"], second["halo_rows"]
+        row = sum(width + NUM_HEADS for width in WIDTHS[2:]) * 4
+        assert second["bytes"] == {"all_to_all": (sent + halo) * row}
+        assert second["calls"] == {"all_to_all": 2 * (len(WIDTHS) - 2)}
+        # Features travel in place of their projections, once, and have no gradient.
+        assert first["bytes"]["all_to_all"] == (sent + halo) * row + sent * WIDTHS[0] * 4
 
 
 @pytest.mark.parametrize(

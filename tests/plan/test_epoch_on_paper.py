@@ -177,6 +177,7 @@ def planned(data: str, case: dict[str, Any], mode: str, num_ranks: int) -> tuple
 PLAIN_CASES: list[dict[str, Any]] = [
     {"model": "gcn", "halo_dtype": "bfloat16", "residual": True},
     {"model": "gat", "heads": 2, **SEQUENTIAL},
+    {"model": "gat", "heads": 2, "encoder": False},
     {"model": "sage", "halo_dtype": "int8"},
 ]
 MORE_PLAIN: list[dict[str, Any]] = [
@@ -191,6 +192,9 @@ MORE_PLAIN: list[dict[str, Any]] = [
     {"model": "gat", "heads": 2, "rematerialize": False, **SEQUENTIAL},
     {"model": "gatv2", "heads": 2},
     {"model": "gatv2", "heads": 2, **SEQUENTIAL},
+    {"model": "gatv2", "heads": 2, "encoder": False},
+    {"model": "gat", "heads": 2, "encoder": False, "dropout": 0.0},
+    {"model": "sage", "aggregator": "pool", "encoder": False, "halo_dtype": "int8"},
 ]
 HUB_CASES: list[dict[str, Any]] = [{"model": "sage"}, {"model": "gcn", **SEQUENTIAL}]
 TYPED_CASES: list[dict[str, Any]] = [{"model": "sage"}, {"model": "hgt", "heads": 2}]

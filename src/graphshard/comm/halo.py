@@ -547,6 +547,18 @@ def start_return_all(requests: Requests, wire: Wire = None) -> Pending:
     return _start_return(plans, tensors, wire)
 
 
+def are_messages(requests: Requests, wire: Wire = None) -> bool:
+    """Whether such a fetch is sent by gloo, not through memory that the ranks share.
+
+    Equal on all ranks; each must call, with as many requests of equal dtypes and trailing shapes.
+    """
+    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
+    state = plans[0].state
+    if state.world_size == 1 or state.backend != "gloo":
+        return False
+    return shared_blocks(state, most_bytes(plans, tensors, wire)) is None
+
+
 def return_halo(requests: Requests, reduce: Literal["sum", "max", "min"] = "sum") -> list[Tensor]:
     """Return halo rows to their owners, which combine them; every rank must call.
 

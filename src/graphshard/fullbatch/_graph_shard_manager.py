@@ -47,7 +47,7 @@ from ._homogenised import (
     homogenised_graph,
     shard_of,
 )
-from ._localized import EdgesOfAllRanks, LocalizedShards, picked
+from ._localized import EdgesOfAllRanks, ExtendedRows, LocalizedShards, picked
 from ._partition_data import owned_ranges
 from .execution import AggregationMode, Compiled, Runner
 from .lazy import DeferredEdges, expression_of, materialized
@@ -590,25 +590,43 @@ class GraphShardManager(EdgesOfAllRanks):
         return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
     def localize(
-        self, inputs: dict[str, Tensor], *, are_summed: bool = False
+        self,
+        inputs: dict[str, Tensor],
+        *,
+        are_summed: bool = False,
+        instead_of: int | None = None,
     ) -> tuple[Any, dict[str, Tensor]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
         Returns:
             A graph whose sources are own and halo rows, and the inputs with halo rows appended.
-            This graph and the inputs as they are in sequential mode, and where inputs are summed
-            and partial sums save rows of some type.
+            Those of `instead_of` are `ExtendedRows`. This graph and the inputs as they are in
+            sequential mode, and where inputs are summed and partial sums save rows of some type.
         """
         if self.mode != "oneshot":
             return self, inputs
-        unions = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
-        halos = {t: halo for t, halo in unions.items() if halo is not None}
+        halos = {}
+        for ntype in self.srctypes:
+            etypes = [etype for etype in self.canonical_etypes if etype[0] == ntype]
+            if ntype in inputs and etypes:
+                halos[ntype] = self._structure.halo(etypes)
         makes_sums = are_summed and self._mode.partial_sums and self.world_size > 1
         if makes_sums and any(halo.fewest is not None for halo in halos.values()):
             return self, inputs
-        rows = self._runner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
+        requests = [(halo, inputs[t]) for t, halo in halos.items()]
+        cache = self._runner.rows
+        rows: Sequence[Any]
+        if instead_of is None:
+            rows = cache.extended(requests)
+        elif cache.are_less(requests, instead_of):
+            rows = [
+                ExtendedRows(own, cache.start_fetch([(halo, own)]), halo.num_halo)
+                for halo, own in requests
+            ]
+        else:
+            return self, inputs
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
-        return LocalizedShards(self, self._structure, extended), extended
+        return LocalizedShards(self, self._structure, halos), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; their aggregations share passes over the shards.

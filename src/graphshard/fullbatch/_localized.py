@@ -9,18 +9,20 @@ global answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from .._base.typing import CanonicalEType, EType, Ids
+from ..comm import Pending
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.local_graph import LocalGraph
 from ..graph.structure import All, Schema, is_all
-from ..ops import Attention
-from .topology import ShardStructure
+from ..ops import Attention, ProductRows, empty
+from .topology import Halo, ShardStructure
 
 if TYPE_CHECKING:
     from ._graph_shard_manager import GraphShardManager
@@ -33,6 +35,56 @@ def picked(degrees: Tensor, ids: Ids | All) -> Tensor | int:
     if isinstance(ids, int):
         return int(degrees[ids])
     return degrees[torch.as_tensor(ids, device=degrees.device)]
+
+
+class ExtendedRows(ProductRows):
+    """Own rows, and then those of the halo, which may be on their way: for products with matrices.
+
+    A product of own rows is found first. None of the rows gets a gradient.
+
+    Args:
+        own: ``[num_owned, width]``.
+        halo: Whose ``wait()`` gives ``[num_halo, width]``; collective.
+        num_halo: Rows of it.
+    """
+
+    def __init__(self, own: Tensor, halo: Pending, num_halo: int) -> None:
+        super().__init__(own.shape[0] + num_halo, own.shape[1], own.dtype, own.device)
+        self._own, self._halo, self._num_halo = own, halo, num_halo
+
+    def product(self, matrix: Tensor) -> Tensor:
+        dtype, kind = self.dtype, self.device.type
+        if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
+        result: Tensor = _ExtendedProduct.apply(
+            self._own, self._halo, self._num_halo, matrix.to(dtype)
+        )
+        return result
+
+    def first(self, count: int) -> Any:
+        return self._own[:count] if count <= self._own.shape[0] else super().first(count)
+
+
+class _ExtendedProduct(Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, halo: Pending, num_halo: int, matrix: Tensor) -> Tensor:
+        sizes = own.shape[0], num_halo
+        result = empty((sum(sizes), matrix.shape[1]), matrix.dtype, matrix.device)
+        of_own, of_halo = result.split(sizes)
+
+        def meanwhile() -> None:
+            torch.mm(own.to(matrix.dtype), matrix, out=of_own)
+
+        (rows,) = halo.wait(meanwhile)
+        torch.mm(rows.to(matrix.dtype), matrix, out=of_halo)
+        ctx.save_for_backward(own, rows)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor]:
+        own, rows = (part.to(grad.dtype) for part in ctx.saved_tensors)
+        of_own, of_halo = grad.split([own.shape[0], rows.shape[0]])
+        return None, None, None, own.t() @ of_own + rows.t() @ of_halo
 
 
 class EdgesOfAllRanks(MessagePassingGraph):
@@ -61,23 +113,28 @@ class LocalizedShards(EdgesOfAllRanks, LocalGraph):
 
     Args:
         graph: The sharded graph; its destination and edge features are shared.
-        inputs: The source types that have extended rows.
+        halos: By source type, whose rows are behind the own ones.
     """
 
     def __init__(
-        self, graph: GraphShardManager, structure: ShardStructure, inputs: Collection[str]
+        self, graph: GraphShardManager, structure: ShardStructure, halos: Mapping[str, Halo]
     ) -> None:
         schema = graph._schema
-        self._structure, self._original = structure, graph._original
+        self._structure, self._original, self._halos = structure, graph._original, halos
         frames = []
         for ntype in schema.srctypes:
-            halo, rows = structure.union_halo(ntype), structure.num_src[ntype]
-            if halo is not None and ntype in inputs:
-                rows = halo.num_extended
+            rows = structure.num_src[ntype]
+            if ntype in halos:
+                rows = halos[ntype].num_extended
             frames.append(Frame(rows, structure.device, f"source nodes of type {ntype!r}", "src"))
         self._init_local(
             Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes),
-            [structure.local_adjacency(etype) for etype in schema.canonical_etypes],
+            [
+                halos[etype[0]].adjacency(etype)
+                if etype[0] in halos
+                else structure.local_adjacency(etype)
+                for etype in schema.canonical_etypes
+            ],
             frames,
             list(graph._dst_frames),
             list(graph._edge_frames),
@@ -92,11 +149,13 @@ class LocalizedShards(EdgesOfAllRanks, LocalGraph):
             )
         view = super()._relation_view(relations)
         view._structure, view._original = self._structure, self._original
+        view._halos = self._halos
         return view
 
     def out_degrees(self, u: Ids | All = ALL, etype: EType | None = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
-        degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
+        relation = self.to_canonical_etype(etype)
+        degrees = self._structure.extended_out_degrees(relation, self._halos.get(relation[0]))
         return picked(degrees, u)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:

@@ -39,6 +39,14 @@ those of source fields in a ``local_scope``. [Note: what is kept between calls] 
     nor those whose rows are here for other relations than the read one's: of the keys and values
     that HGT has for each relation, what one relation read is of no use to the next.
 
+[Note: inputs travel]
+    An attention layer sends what its projection makes of each row, and gets a gradient back. What
+    the model reads first needs no gradient. So its rows travel as they are, nothing returns, and
+    each rank projects the remote rows that it reads, once more than their owner; constant features
+    do not travel at all after the first epoch. Between hosts, in one-shot mode, where this is fewer
+    bytes; rows of more than 512 columns cost more to multiply than a link of 1 Gbit/s takes to
+    carry what it saves. `localize` makes the rows; the layer then works on a local graph.
+
 Left undone: the pass waits for each shard in turn even when a later one has already arrived; the
 fixed order is what makes runs repeatable to the bit.
 """
@@ -65,6 +73,7 @@ from .._base.config import Config
 from .._base.memory import available_memory
 from .._base.typing import CanonicalEType
 from ..comm import (
+    HaloFetch,
     Pending,
     SentRows,
     agree,
@@ -84,6 +93,7 @@ from ..comm.collectives import (
     rows_are_ready,
     wire_row_bytes,
 )
+from ..comm.halo import are_messages
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import Adjacency, add_rows, empty
@@ -118,6 +128,9 @@ from .topology import (
 )
 
 # -- the policy ------------------------------------------------------------------------------------
+
+MOST_COLUMNS = 512
+"""Of inputs that travel in place of their products. See [Note: inputs travel]."""
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
@@ -555,16 +568,45 @@ class HaloRowCache:
 
     def fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
         """Halo rows ``[num_halo, ...]`` of each tensor, in one exchange; collective."""
+        return self.start_fetch(requests).wait()
+
+    def start_fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> Pending:
+        """The same, to be waited for."""
         rows = [self.constant_rows(halo, own) for halo, own in requests]
         missing = [i for i, part in enumerate(rows) if part is None]
         pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
         wire = keyed(self._wire)
         if self._wire == torch.int8 and self._constants.is_constant([own for _, own in pairs]):
             wire = None  # it stays for the run, and so would what it is rounded by
-        for i, part in zip(missing, fetch_halo(pairs, wire), strict=True):
-            rows[i] = part
-            self.keep_constant(*requests[i], part)
-        return [part for part in rows if part is not None]
+
+        def join(fetched: list[Tensor]) -> list[Tensor]:
+            for i, part in zip(missing, fetched, strict=True):
+                rows[i] = part
+                self.keep_constant(*requests[i], part)
+            return [part for part in rows if part is not None]
+
+        return HaloFetch(pairs, wire).then(join)
+
+    def are_less(self, requests: Sequence[tuple[Halo, Tensor]], width: int) -> bool:
+        """Whether rows are less to send than their products with a matrix, and its gradient.
+
+        The same on every rank. See [Note: inputs travel].
+        """
+        tensors = [own for _, own in requests]
+        if any(own.requires_grad or own.shape[-1] > MOST_COLUMNS for own in tensors):
+            return False
+        sent, products = 0, 0
+        for own in tensors:
+            device = own.device.type
+            is_cast = own.dtype != torch.float64 and torch.is_autocast_enabled(device)
+            dtype = torch.get_autocast_dtype(device) if is_cast else own.dtype
+            like = own.new_empty((0, *own.shape[1:-1], width), dtype=dtype)
+            products += wire_row_bytes(like, self._wire) * (2 if torch.is_grad_enabled() else 1)
+            if not self._constants.is_constant([own]):
+                sent += wire_row_bytes(own, self._wire)
+        if not requests or sent >= products:
+            return False
+        return are_messages([(halo.plan, own) for halo, own in requests], self._wire)
 
     def extended(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
         """Own and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""

@@ -854,15 +854,20 @@ class ShardStructure:
 
         return self._once("out", etype, count)
 
-    def extended_out_degrees(self, etype: CanonicalEType) -> Tensor:
-        """Likewise of the extended rows of the relation's source type."""
+    def extended_out_degrees(self, etype: CanonicalEType, halo: Halo | None) -> Tensor:
+        """Likewise of own rows and those of a halo of the relation's source type, if there is one.
+
+        None: of all relations from it.
+        """
+        halo = self.union_halo(etype[0]) if halo is None else halo
+        assert halo is not None
+        plan = halo.plan
 
         def fetch() -> Tensor:
-            own, halo = self.out_degrees(etype), self.union_halo(etype[0])
-            assert halo is not None
-            return torch.cat([own, fetch_halo([(halo.plan, own)])[0]])
+            own = self.out_degrees(etype)
+            return torch.cat([own, fetch_halo([(plan, own)])[0]])
 
-        return self._once("extended", etype, fetch)
+        return self._once(f"extended {plan.serial}", etype, fetch)
 
     def _once(self, what: str, etype: CanonicalEType, find: Callable[[], Tensor]) -> Tensor:
         key = what, etype

@@ -57,6 +57,7 @@ class GATConv(LeakyAttentionConv):
     """
 
     bias: Tensor | None
+    _scores_sent = 1
 
     def __init__(
         self,

@@ -90,10 +90,10 @@ class GATv2Conv(LeakyAttentionConv):
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
-            source, inputs = map(self.feat_drop, split_features(graph, feat))
+            source, inputs = split_features(graph, feat)
         else:
             layers = [self.fc_src] if self.share_weights else [self.fc_src, self.fc_dst]
-            source, inputs = split_features(graph, read_once(self.feat_drop(feat), layers))
+            source, inputs = split_features(graph, read_once(feat, layers))
         projected = projections.project(source, self.fc_src, heads)
         if self.share_weights and not isinstance(feat, tuple):
             return *split_features(graph, projected), inputs

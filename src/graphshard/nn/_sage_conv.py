@@ -23,6 +23,7 @@ from .inputs import (
     read_once,
     split_features,
     split_widths,
+    with_remote_rows,
 )
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
@@ -137,15 +138,17 @@ class SAGEConv(nn.Module):
     def _steps(
         self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
     ) -> Steps[Tensor]:
+        if isinstance(feat, tuple):
+            source, destination = split_features(graph, feat)
+            feat = self.feat_drop(source), self.feat_drop(destination)
+        else:
+            feat = self.feat_drop(feat)
+        if self._aggre_type == "pool":
+            graph, feat = with_remote_rows(graph, feat, self.fc_pool, self._in_src_feats)
         with graph.local_scope():
-            if isinstance(feat, tuple):
-                source, destination = split_features(graph, feat)
-                source, destination = self.feat_drop(source), self.feat_drop(destination)
-            else:
-                feat = self.feat_drop(feat)
-                if self._aggre_type == "mean":
-                    feat = read_once(feat, [self.fc_neigh, self.fc_self])
-                source, destination = split_features(graph, feat)
+            if self._aggre_type == "mean" and not isinstance(feat, tuple):
+                feat = read_once(feat, [self.fc_neigh, self.fc_self])
+            source, destination = split_features(graph, feat)
             if self._aggre_type == "gcn" and source.shape[1:] != destination.shape[1:]:
                 raise ValueError(
                     "aggregator_type 'gcn' averages a node with its neighbours, so source and "

@@ -12,13 +12,23 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
 from ..ops import Attention, EdgeMask, is_plain, is_relu, random_seed
-from .inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
+from .inputs import (
+    Features,
+    Widths,
+    prepare_edge_weight,
+    split_features,
+    split_widths,
+    with_remote_rows,
+)
 from .recompute import Projections
 from .zero_in_degree import ZeroInDegreeCheck
 
 
 class AttentionConv(ZeroInDegreeCheck):
     """A layer of several attention heads; arguments as for its subclasses."""
+
+    #: Numbers that are sent of each head beside its row.
+    _scores_sent = 0
 
     def __init__(
         self, in_feats: Widths, out_feats: int, num_heads: int, allow_zero_in_degree: bool
@@ -38,17 +48,27 @@ class AttentionConv(ZeroInDegreeCheck):
         else:
             self.fc = nn.Linear(self._in_src_feats, width, bias=False)
 
+    def _layers(self) -> tuple[nn.Linear, ...]:
+        """The projections, each once, that of the sources first."""
+        return (self.fc_src, self.fc_dst) if self._separate else (self.fc,)
+
+    def _with_remote_rows(
+        self, graph: MessagePassingGraph, feat: Features
+    ) -> tuple[MessagePassingGraph, Features]:
+        """Inputs, dropped out already, and the graph that they are of; see `with_remote_rows`."""
+        width = self._num_heads * (self._out_feats + self._scores_sent)
+        return with_remote_rows(graph, feat, self._layers()[0], width)
+
     def _projected(
         self,
         graph: MessagePassingGraph,
         feat: Features,
         projections: Projections,
-        drop: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(``W h`` of the sources, ``W h`` of the destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
-            source, destination = map(drop, split_features(graph, feat))
+            source, destination = split_features(graph, feat)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
             return (
                 projections.project(source, fc_src, heads),
@@ -60,7 +80,7 @@ class AttentionConv(ZeroInDegreeCheck):
                 "a layer built with a pair of in_feats needs a pair of inputs, source and "
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
-        source, destination = split_features(graph, drop(feat))
+        source, destination = split_features(graph, feat)
         rows = projections.project(source, self.fc, heads)
         return *split_features(graph, rows), destination
 
@@ -101,14 +121,21 @@ class LeakyAttentionConv(AttentionConv):
             self.res_fc = nn.Identity()
         self.activation = activation
 
-    def _layers(self) -> tuple[nn.Linear, ...]:
-        """The projections, each once."""
-        return (self.fc_src, self.fc_dst) if self._separate else (self.fc,)
-
     def _project(
         self, graph: MessagePassingGraph, feat: Features, projections: Projections
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._projected(graph, feat, projections, self.feat_drop)
+        return self._projected(graph, feat, projections)
+
+    def _dropped(
+        self, graph: MessagePassingGraph, feat: Features
+    ) -> tuple[MessagePassingGraph, Features]:
+        """The inputs, dropped out, and the graph that they are of."""
+        if isinstance(feat, tuple):
+            source, destination = split_features(graph, feat)
+            feat = self.feat_drop(source), self.feat_drop(destination)
+        else:
+            feat = self.feat_drop(feat)
+        return self._with_remote_rows(graph, feat)
 
     def _vectors(self) -> tuple[Tensor, ...]:
         """The vectors of the scores, ``[1, num_heads, out_feats]`` each."""
@@ -184,6 +211,7 @@ class LeakyAttentionConv(AttentionConv):
     ) -> Any:
         """The layer's output, and the attention if that is asked for."""
         self._check_in_degrees(graph)
+        graph, feat = self._dropped(graph, feat)
         projections = Projections(graph)
         source, destination, inputs = self._project(graph, feat, projections)
         if edge_weight is not None:

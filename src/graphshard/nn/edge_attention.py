@@ -82,6 +82,7 @@ def _attended(
 ) -> Tensor:
     """The layer's output, with what its scores read of edges."""
     layer._check_in_degrees(graph)
+    graph, feat = layer._dropped(graph, feat)
     projections = Projections(graph)
     source, destination, _ = layer._project(graph, feat, projections)
     row = tuple(source.shape[1:-1])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from ..ops import ProductRows, is_plain
 
 Widths: TypeAlias = int | tuple[int, int]
 """Width of the node features: one number, or (source, destination)."""
+
+GraphT = TypeVar("GraphT", bound=MessagePassingGraph)
 
 Features: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Node features: one tensor, or (source, destination)."""
@@ -45,6 +47,29 @@ def split_features(graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, 
             )
         return source, destination
     return feat, feat[: graph.num_dst_nodes()] if graph.is_block else feat
+
+
+def with_remote_rows(
+    graph: GraphT, feat: Features, layer: nn.Module, width: int
+) -> tuple[GraphT, Features]:
+    """A graph whose sources are local, and their rows, if inputs are less to send than products.
+
+    Args:
+        feat: Dropped out already.
+        layer: What sources are multiplied by before they are sent.
+        width: Of what would be sent of each of them.
+
+    Returns:
+        This graph and these features otherwise. See [Note: inputs travel] in `fullbatch`.
+    """
+    source = feat[0] if isinstance(feat, tuple) else feat
+    if not isinstance(source, Tensor) or not is_plain(layer, nn.Linear) or source.dim() != 2:
+        return graph, feat
+    if len(graph.srctypes) != 1:
+        return graph, feat
+    (ntype,) = graph.srctypes
+    local, rows = graph.localize({ntype: source}, instead_of=width)
+    return local, (rows[ntype], feat[1]) if isinstance(feat, tuple) else rows[ntype]
 
 
 def multiplies_first(source: Any, in_width: int, out_width: int) -> bool:

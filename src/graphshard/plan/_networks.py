@@ -19,6 +19,8 @@ from ._tape import Exchange, Memory, StepEvents, Tape, TapeRows
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
+_MOST_COLUMNS = 512  # as in fullbatch/execution.py
+_LARGE_BYTES = 1 << 20  # as in comm/transport.py
 
 
 _LINK_SCORES, _RANKED, _CANDIDATES = 1 << 24, 1024, 8192  # as in train/_links.py
@@ -176,6 +178,7 @@ class Exchanges:
         mode: As `graphshard.fullbatch.AggregationMode` has it, resolved.
         wire: Bytes of a number on its way.
         num_ranks: Of the group.
+        between_hosts: Whether some rows go over a link.
     """
 
     mode: Literal["oneshot", "sequential"]
@@ -183,6 +186,7 @@ class Exchanges:
     prefetch: int = 1
     wire: int = 4
     num_ranks: int = 1
+    between_hosts: bool = False
 
     def row_bytes(self, columns: float, itemsize: int, num_tensors: int = 1) -> float:
         """Of rows of some tensors on their way; each row of int8 has a scale in float32."""
@@ -376,6 +380,37 @@ class _Layers:
         inputs = [*sources, *others]
         return tape.record(result, inputs, saved, backward)
 
+    def with_remote_rows(self, x: TapeRows, size: _Size, width: float) -> tuple[TapeRows, _Size]:
+        """Inputs of own and remote rows where they are less to send than their products.
+
+        Args:
+            width: Of what is sent otherwise.
+
+        Returns:
+            The rows, and the size of a layer that then fetches nothing.
+        """
+        tape, how = self.tape, self.how
+        destinations, edges, _, halo, sent = size
+        if how.mode != "oneshot" or how.num_ranks == 1 or not (halo or sent):
+            return x, size
+        if x.node is not None or x.is_stored or x.width > _MOST_COLUMNS:
+            return x, size
+        wire = how.row_bytes(x.width, tape.itemsize)
+        products = how.row_bytes(width, tape.itemsize) * (2 if tape.records else 1)
+        if not x.is_constant and wire >= products:
+            return x, size
+        if not how.between_hosts and halo * wire >= _LARGE_BYTES:
+            return x, size
+        block = None
+        if x.is_constant:
+            tape.memory.fixed["features"] += halo * x.width * tape.itemsize
+        else:
+            self._note(
+                "forward", sent * wire, halo * wire, 2 * x.count * x.width * width, "product"
+            )
+            block = tape.new(halo, x.width, "pool", "halo").block
+        return TapeRows(x.count + halo, x.width, block), (destinations, edges, 0.0, 0.0, 0.0)
+
     def extended(self, rows: Mapping[str, TapeRows], part: PartSize) -> dict[str, TapeRows]:
         """Own and then halo rows of each type, in one exchange; one-shot mode."""
         tape, how = self.tape, self.how
@@ -426,6 +461,7 @@ class _Layers:
         tape = self.tape
         first = aggregator != "pool" and (x.width > width or x.is_stored)
         if aggregator == "pool":
+            x, size = self.with_remote_rows(x, size, x.width)
             h = tape.elementwise(tape.affine([x], x.width), "result", 0)
             value = tape.new(size[0], h.width)
             # Which edge won, for each number, on a shard and on all.
@@ -485,6 +521,7 @@ class _Layers:
         x = tape.dropout(x, dropout)
         own = x if is_same else tape.dropout(own, dropout)
         recomputes = self.how.mode == "sequential" and self.how.rematerialize
+        x, size = self.with_remote_rows(x, size, width if is_v2 else width + heads)
         rows = tape.affine([x], width, bias=is_v2)
         tape.num_parameters += (1 if is_v2 else 3) * width  # vectors of the scores, and the bias
         if is_v2:

@@ -456,6 +456,7 @@ def plan_full_batch(
 ) -> EpochPlan:
     """An epoch of full batch on ``how.num_ranks`` ranks."""
     num_ranks, rates = how.num_ranks, machines.rates_of(how.num_ranks)
+    how = replace(how, between_hosts=machines.on_host(num_ranks) < num_ranks)
     parts, is_counted = parts_of(graph, num_ranks, method)
     steps = [full_batch_step(graph, network, part, how, rates) for part in parts]
     model_bytes = model_numbers(steps[0].tape) * network.itemsize if num_ranks > 1 else 0.0

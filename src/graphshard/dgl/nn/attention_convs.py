@@ -101,8 +101,9 @@ class DotGatConv(AttentionConv):
     ) -> Any:
         """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
+        graph, feat = self._with_remote_rows(graph, feat)
         projections = Projections(graph)
-        source, destination, _ = self._projected(graph, feat, projections, lambda rows: rows)
+        source, destination, _ = self._projected(graph, feat, projections)
         scale = self._out_feats**-0.5
         if not get_attention:
             row = tuple(source.shape[1:-1])

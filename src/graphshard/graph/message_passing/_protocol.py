@@ -228,7 +228,11 @@ class MessagePassingGraph:
         self._unsupported("out_degrees")
 
     def localize(
-        self: ProtocolT, inputs: dict[str, Tensor], *, are_summed: bool = False
+        self: ProtocolT,
+        inputs: dict[str, Tensor],
+        *,
+        are_summed: bool = False,
+        instead_of: int | None = None,
     ) -> tuple[ProtocolT, dict[str, Tensor]]:
         """A graph in which all sources are local, and the inputs that belong to it.
 
@@ -236,6 +240,8 @@ class MessagePassingGraph:
             inputs: Source node type -> ``[num_src_nodes, ...]``.
             are_summed: Whether they are read to be added up as they are, and for nothing else, by
                 calls that run `together`.
+            instead_of: Width of what the layer makes of each row with one matrix, and sends
+                otherwise; then it is done only where it is less. None: in any case.
 
         Returns:
             This graph and the inputs, unless a subclass has something to fetch.
