@@ -38,6 +38,9 @@ Mode = Literal[
 STRUCTURE_BYTES_PER_EDGE = 34.0
 """Of edges in a process: owner, source, destination, two groupings, and two ids of 8 bytes."""
 
+_DROPPED_BYTES_PER_EDGE = 22.0
+"""Of edges that attention drops out, above that: numbers over all ranks, and another grouping."""
+
 EXTENDED_BYTES_PER_EDGE = 8.0
 """Of edges in files with others beside them: sources and ids by destination."""
 
@@ -379,12 +382,15 @@ def fixed_items(
     reading = 0.0
     if network.in_files:
         reading, features = _BLOCKS_READ * min(float(BLOCK_BYTES), features * graph.itemsize), 0.0
+    of_edge = STRUCTURE_BYTES_PER_EDGE
+    if network.model in ("gat", "gatv2") and network.dropout and sampling is None:
+        of_edge += _DROPPED_BYTES_PER_EDGE
     return {
         "interpreter": rates.own if network.in_files else rates.interpreter,
         "features": (features + of_edges) * copies + learnt_columns,
         "edges of the task": task_bytes(graph, network, part),
         "blocks of features": reading,
-        "structure": sum(part.edges.values()) * STRUCTURE_BYTES_PER_EDGE
+        "structure": sum(part.edges.values()) * of_edge
         + sum(part.nodes.values()) * NODE_BYTES
         + sum(part.halo.values()) * 16,
         "parameters and optimizer": learnt * wide * ADAM * network.itemsize,

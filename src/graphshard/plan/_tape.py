@@ -32,9 +32,9 @@ from .._base.kernels import LARGE_BYTES
 MALLOC_KEEPS = 32 << 20
 """Blocks up to this size stay with malloc when they are freed."""
 
-HEAP_HOLES = 1.6
-"""What malloc takes for blocks that it keeps, over what they hold: fitted to runs of SAGE in
-large pages, see benchmarks/results/plan_memory_cpu_2026-11-26.md."""
+HEAP_HOLES = 1.4
+"""What malloc takes for blocks that it keeps, over what they hold: fitted to runs of SAGE, GCN and
+GAT in large pages, see benchmarks/results/plan_memory_cpu_2026-11-26.md."""
 
 AllocationKind = Literal["pool", "heap", "shared", "mapped"]
 Work = Literal["product", "weights", "edges", "attention", "elements", "random", "pages", "start"]
