@@ -59,7 +59,7 @@ class OwnNetwork(torch.nn.Module):
         (width,) = schema.node_widths.values()
         widths = [hidden] * layers + [out]
         self.encoder = torch.nn.Linear(width, hidden)
-        self.layers = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(widths))
+        self.layers = torch.nn.ModuleList(SAGEConv(*pair, "mean") for pair in pairwise(widths))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(layers))
         self.dropout = torch.nn.Dropout(dropout)
 

@@ -52,6 +52,40 @@ from graphshard.train._defaults import DENSE
 from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
 
 EDGE = ("_N", "_E", "_N")
+
+
+class Own(torch.nn.Module):
+    """A network of a user, of a linear layer for each type and means along relations."""
+
+    def __init__(self, schema: Any, hidden: int, layers: int, dropout: float, out: int) -> None:
+        super().__init__()
+        self.inputs = torch.nn.ModuleDict(
+            {t: torch.nn.Linear(width, hidden) for t, width in schema.node_widths.items()}
+        )
+        self.layers = torch.nn.ModuleList(
+            gs.nn.HeteroGraphConv(
+                {
+                    etype: gs.nn.SAGEConv(hidden, out if i + 1 == layers else hidden, "mean")
+                    for etype in schema.canonical_etypes
+                }
+            )
+            for i in range(layers)
+        )
+
+    def forward(self, graphs: Any, features: Any) -> Any:
+        rows = {t: self.inputs[t](x) for t, x in features.items()}
+        for layer, graph in zip(self.layers, graphs, strict=True):
+            rows = layer(graph, rows)
+        return rows
+
+
+class Broken(Own):
+    """It reads what no node has."""
+
+    def forward(self, graphs: Any, features: Any) -> Any:
+        return graphs[0].ndata["nothing"]
+
+
 COMMON: dict[str, Any] = {"hidden": 8, "layers": 2, "epochs": 2, "dropout": 0.3}
 SEQUENTIAL = {"aggregation": "sequential"}
 
@@ -568,6 +602,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     data = write_typed(tmp_path / "parts", 2)
     assert run([*common[:3], "--model", "rgcn", "--data", data]) == 0
     assert "rgcn" in capsys.readouterr().out
+    # Of tasks on edges, and of a network of one's own, what there was no plan of is told.
+    data = write_edges(tmp_path / "edges", 2)
+    for kind, relations in (("edge classification", "cites"), ("link prediction", "writes,cites")):
+        task = ["--task", kind, "--relations", relations]
+        assert run([*common[:3], "--model", "gcn", "--data", data, *task]) == 0
+        shown = capsys.readouterr().out
+        assert "edges of the task" in shown
+        assert f"no epoch of {kind}" in shown
+    own = ["--model", f"{__name__}:Own", "--ranks", "1,2"]
+    assert run([*common[:3], *own, "--data", data, *task]) == 0
+    assert "is drawn on from two small graphs" in capsys.readouterr().out
+    numbers = [*common[:3], "--nodes", "1e6", "--edges", "1e7", "--model", f"{__name__}:Broken"]
+    assert run([*numbers, "--ranks", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "must run on small graphs of random edges to be planned" in error
+    assert error.count("\n") == 1
+    numbers = [*common, "--nodes", "111e6", "--edges", "3.2e9", "--ranks", "8,128"]
     wrong = [
         (common, "say of what to make a plan"),
         ([*common, "--nodes", "5"], "plain numbers are both"),
@@ -580,6 +631,57 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         error = capsys.readouterr().err
         assert text in error
         assert error.count("\n") == 1
+
+
+OF_RUN = """
+import json, sys, torch
+from graphshard._base.memory import peak_memory, peak_own_memory
+from graphshard.train import FullBatchConfig, FullBatchRun
+torch.set_num_threads(1)
+config = FullBatchConfig(data=sys.argv[1], epochs=4, **json.loads(sys.argv[2]))
+run = FullBatchRun(config)
+run.train()
+took = peak_memory() if config.memory is None else peak_own_memory()
+print(run._planned.memory, took)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        ("edges", {"model": "sage", "hidden": 64, "layers": 2, "task": "edge classification"}),
+        ("links", {"model": "sage", "hidden": 64, "layers": 2, "task": "link prediction"}),
+        ("sparse", {"model": "gcn", "hidden": 64, "layers": 2}),
+        ("nodes", {"model": "own_models:Net", "hidden": 64, "layers": 3}),
+        ("nodes", {"model": "sage", "hidden": 64, "layers": 2, "memory": "3GiB"}),
+        ("wide", {"model": "sage", "hidden": 16, "layers": 2, "memory": "3GiB"}),
+    ],
+)
+def test_memory_of_a_run_is_what_it_told(tmp_path: Path, kind: str, case: dict[str, Any]) -> None:
+    """Within 15 %, as below; most are within 10. The last is a tiny graph with wide features."""
+    count, width = (2_700, 1_433) if kind == "wide" else (60_000, 64)
+    graph = random_graph(count, 8 * count, seed=0, feat_dim=width, num_classes=10)
+    if kind in ("edges", "links"):
+        for name in ("label", "train_mask", "val_mask", "test_mask"):
+            del graph.ndata[name]
+        number = torch.arange(graph.num_edges()) % 1000
+        for split, low, high in (("train", 0, 300), ("val", 300, 305), ("test", 305, 310)):
+            graph.edata[f"{split}_mask"] = (number >= low) & (number < high)
+        graph.edata["label"] = number % 7
+    if kind == "sparse":
+        del graph.ndata["feat"]
+        columns = torch.randint(1, 3000, (count, 30)).sort(1, descending=True).values
+        graph.ndata["feat_columns"], graph.ndata["feat_values"] = columns, torch.rand(count, 30)
+    partition_graph(graph, "g", 1, str(tmp_path), part_method="random", reorder=False, quiet=True)
+    path = [str(Path(__file__).parent.parent / "train"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", OF_RUN, str(tmp_path / "g.json"), json.dumps(case)],
+        capture_output=True, text=True, timeout=300, check=True,
+        env={**os.environ, "THP_MEM_ALLOC_ENABLE": "1", "PYTHONPATH": os.pathsep.join(path)},
+    )  # fmt: skip
+    planned, took = map(float, done.stdout.split())
+    assert planned == pytest.approx(took, rel=0.15)
 
 
 @pytest.mark.exhaustive

@@ -75,8 +75,8 @@ _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
 
-_BLOCKS_READ = 4.0
-"""Blocks of features in files that are there at once: as stored, as given, and random factors."""
+_BLOCKS_READ = 2
+"""Blocks of features in files that are there at once: one that is used, and the next."""
 
 _VALIDATED_RANKS, _VALIDATED_IN_TIME, _VALIDATED_BYTES = 16, 2, 2 << 30
 _OFF_SAMPLED = 0.5
@@ -381,7 +381,7 @@ def fixed_items(
     wide = network.hidden * (network.heads if network.model in ("gat", "gatv2") else 1)
     reading = 0.0
     if network.in_files:
-        reading, features = _BLOCKS_READ * min(float(BLOCK_BYTES), features * graph.itemsize), 0.0
+        reading, features = _block_bytes(graph, network, features), 0.0
     of_edge = STRUCTURE_BYTES_PER_EDGE
     if network.model in ("gat", "gatv2") and network.dropout and sampling is None:
         of_edge += _DROPPED_BYTES_PER_EDGE
@@ -395,6 +395,17 @@ def fixed_items(
         + sum(part.halo.values()) * 16,
         "parameters and optimizer": learnt * wide * ADAM * network.itemsize,
     }
+
+
+def _block_bytes(graph: GraphSize, network: Network, count: float) -> float:
+    """Of the blocks in which so many numbers are read, as stored, as given and random factors."""
+    stored = min(float(BLOCK_BYTES), count * graph.itemsize)
+    given = stored * network.itemsize / graph.itemsize
+    is_typed = len(graph.nodes) > 1 or len(graph.edges) > 1
+    is_dropped = network.dropout > 0 and not network.encoder and not is_typed
+    number = min(_BLOCKS_READ, max(1, math.ceil(count * graph.itemsize / BLOCK_BYTES)))
+    is_converted = network.itemsize != graph.itemsize
+    return number * given * (1 + is_dropped) + stored * is_converted
 
 
 def _copies(graph: GraphSize, network: Network) -> int:

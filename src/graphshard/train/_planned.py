@@ -47,7 +47,9 @@ _ROOMY = 0.75
 """Share of a budget up to which evaluations are made in larger batches."""
 
 _BESIDE_IMPORTS = 2.1e7
-"""Bytes that a process which trains a tiny graph takes beside what it has imported: threads."""
+_OWN_BESIDE_IMPORTS = 6e6
+"""Bytes that a process which trains a tiny graph takes beside what it has imported: threads; and
+how many of these are no pages of files."""
 _SPREAD = 0.25
 """Of the memory that is planned for a sampled run: freed blocks that malloc keeps, and the rest."""
 
@@ -156,7 +158,7 @@ def planned_run(
     rates = replace(
         rates,
         interpreter=trains if path is None else max(rates.interpreter, memory.base),
-        own=max(rates.own, memory.base_own),
+        own=max(rates.own, memory.base_own + _OWN_BESIDE_IMPORTS),
     )
     epoch, why = None, ""
     try:
