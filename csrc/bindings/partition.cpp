@@ -580,8 +580,8 @@ void bind_partition(nb::module_& m) {
   m.def("limit_halos", &limit_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
         "in_degrees"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
-        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
-        "largest"_a, "price"_a, "budget"_a.noconvert(), "num_threads"_a);
+        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(), "largest"_a,
+        "price"_a, "budget"_a.noconvert(), "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

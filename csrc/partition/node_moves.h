@@ -71,10 +71,10 @@ template <typename V>
 int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
                      const Refinement& refinement, int num_threads);
 
-// [Note: halos] The halo of a part are the nodes of others that are sources of a node in it: what it
-// fetches in a layer. How many edges a node has into each part, up to 2, tells which nodes enter and
-// leave halos with a move: a source leaves that of the old part if this was its only edge into it,
-// and enters that of the new part if it had none. 2 bits of a node for each part are enough.
+// [Note: halos] The halo of a part are the nodes of others that are sources of a node in it: what
+// it fetches in a layer. How many edges a node has into each part, up to 2, tells which nodes enter
+// and leave halos with a move: a source leaves that of the old part if this was its only edge into
+// it, and enters that of the new part if it had none. 2 bits of a node for each part are enough.
 
 // Bytes of a node in a table of such numbers.
 constexpr int64_t halo_bytes(int64_t num_parts) { return (num_parts + 3) / 4; }
@@ -99,8 +99,8 @@ struct HaloLimit {
 };
 
 // One pass in which nodes move where that makes edges between parts and halos together cheaper,
-// within the refinement's limits; its allowed_loss is not looked at. Edges count 1. Returns how many
-// moved.
+// within the refinement's limits; its allowed_loss is not looked at. Edges count 1. Returns how
+// many moved.
 template <typename V>
 int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                     const Refinement& refinement, const HaloLimit& limit, int num_threads);

@@ -100,12 +100,17 @@ def test_memory_batches_and_threads_change_nothing(tmp_path: Path) -> None:
 
 
 @both
-def test_merged_as_scipy_sums(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_merged_as_scipy_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """In several buckets, some of which are merged at a time."""
+    monkeypatch.setattr("graphshard.partition._edge_files._BUCKET_EDGES", 1000)
     rows, cols = RNG.integers(0, 60, (2, 9000))
     weights = RNG.integers(1, 9, 9000).astype(np.uint32)
-    edges = sorted_by_row(
-        tmp_path, rows, cols, 60, value_dtype=np.uint32, values=weights, merges=True, batch=999
-    )
+    options: dict[str, Any] = {"value_dtype": np.uint32, "values": weights, "num_threads": threads}
+    edges = sorted_by_row(tmp_path, rows, cols, 60, merges=True, batch=999, **options)
+    assert len(edges.starts) > 5
     expected = scipy.sparse.coo_array((weights, (rows, cols)), shape=(60, 60)).tocsr()
     expected.sort_indices()
     np.testing.assert_array_equal(edges.degrees(0, 60), np.diff(expected.indptr))

@@ -219,6 +219,12 @@ def write_json(path: Path, content: Mapping[str, Any], *, final: Path | None = N
         os.fsync(file.fileno())
 
 
+def sync_file(path: Path) -> None:
+    """Wait until a file is on disk."""
+    with writing(path), open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut, where the system can."""
     with contextlib.suppress(OSError):

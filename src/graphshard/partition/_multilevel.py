@@ -5,7 +5,7 @@ Y. Akhremtsev, P. Sanders, C. Schulz, "(Semi-)External Algorithms for Graph Part
 Clustering" (ALENEX 2015), https://arxiv.org/abs/1404.4887: some passes of size-constrained label
 propagation over the edges make clusters; the graph of the clusters is contracted, on disk again;
 and so on until a level fits in memory, where METIS divides it. On the way back each level is
-refined in passes over its edges. All in all the edges of the first level are read some ten times,
+refined in passes over its edges. All in all the edges of the first level are read 7 to 19 times,
 always in their order. Beside the edges, memory holds per node of a level its label or
 cluster (4 bytes), the size of the cluster (4 for each constraint) and its part (2).
 

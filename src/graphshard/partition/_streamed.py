@@ -39,6 +39,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .._base.files import sync_file
 from .._base.typing import CanonicalEType
 from ..errors import MetisError
 from ._book import RangePartitionBook
@@ -444,8 +445,14 @@ class Stages:
             "edge_feats": self._edge_columns(view, part),
         }
         records = {}
-        for kind in files:
-            records[kind] = asdict(write_tensors(folder / kind, files[kind]))
+        # A file gets to the disk while the next ones are written.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            syncing = []
+            for kind in files:
+                records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
+                syncing.append(pool.submit(sync_file, folder / kind))
+            for synced in syncing:
+                synced.result()
         return {"files": records, "sizes": structure.sizes()}
 
     def _node_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:

@@ -180,12 +180,15 @@ class FileRecord:
     blake2b: str
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | RowSource]) -> FileRecord:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | RowSource], *, syncs: bool = True
+) -> FileRecord:
     """Write ``tensors`` to a new file and sync it to disk.
 
     Args:
         path: File to create; its folder must exist.
         tensors: Whole tensors, or rows to get while writing. Any device, any stride.
+        syncs: False leaves that to the caller.
 
     Raises:
         TypeError: A dtype has no name in safetensors.
@@ -214,7 +217,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | RowSource]) -> File
         file.seek(header.index(_NO_DIGEST.encode()))
         file.write(digest.hexdigest().encode())
         file.flush()
-        os.fsync(file.fileno())
+        if syncs:
+            os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
 
 
