@@ -84,7 +84,7 @@ class Rehearsal:
                 ) from error
         return self._known[key]
 
-    def _events(self, parts: Sequence[PartSize], share: float, *, trains: bool) -> _Noted:
+    def _events(self, parts: Sequence[PartSize], share: float, *, trains: bool) -> _BlockLog:
         """What is noted in the second of two steps: the first makes what stays."""
         random = torch.Generator().manual_seed(0)
         first, is_whole = parts[0], parts[0].sources is None
@@ -103,7 +103,7 @@ class Rehearsal:
             rows[ntype].requires_grad_()
         given: Any = rows if self._schema.is_typed else next(iter(rows.values()))
         self._network.train(trains)
-        noted = _Noted()
+        noted = _BlockLog()
         with noted if trains else _both(torch.no_grad(), noted):
             for _ in range(2):
                 noted.start()
@@ -175,22 +175,22 @@ def _block(part: PartSize, share: float, random: torch.Generator) -> Block:
     return Block(sources, {t: _scaled(n, share) for t, n in part.nodes.items()}, edges)
 
 
-class _Event(NamedTuple):
+class _SeenBlock(NamedTuple):
     block: int
     size: int | None  # in bytes; None: it goes
     is_of_kernel: bool = False
 
 
-class _Noted(TorchDispatchMode):
+class _BlockLog(TorchDispatchMode):
     """Notes blocks of memory as operations make them, and as the last tensor on them goes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._blocks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._number = 0
-        self.events: list[_Event] = []
-        self.forward: tuple[_Event, ...] = ()
-        self.backward: tuple[_Event, ...] = ()
+        self.events: list[_SeenBlock] = []
+        self.forward: tuple[_SeenBlock, ...] = ()
+        self.backward: tuple[_SeenBlock, ...] = ()
         self.outputs: dict[str, int] = {}
         self.num_parameters = 0
 
@@ -232,17 +232,17 @@ class _Noted(TorchDispatchMode):
 
         def gone(reference: weakref.ref[Any]) -> None:
             if is_new:
-                self.events.append(_Event(number, None))
+                self.events.append(_SeenBlock(number, None))
             if key in self._blocks and self._blocks[key][0] is reference:
                 del self._blocks[key]
 
         self._blocks[key] = weakref.ref(storage, gone), number
         if is_new:
-            self.events.append(_Event(number, storage.nbytes(), is_of_kernel))
+            self.events.append(_SeenBlock(number, storage.nbytes(), is_of_kernel))
         return number
 
 
-def _drawn_on(small: _Noted, large: _Noted, shares: Sequence[float]) -> StepEvents:
+def _drawn_on(small: _BlockLog, large: _BlockLog, shares: Sequence[float]) -> StepEvents:
     """Events of a step of full size, from those of two that are small."""
     first, second = (_numbered_of((*n.forward, *n.backward)) for n in (small, large))
     if [(number, is_taken) for number, is_taken, _ in first] != [
@@ -267,7 +267,7 @@ def _drawn_on(small: _Noted, large: _Noted, shares: Sequence[float]) -> StepEven
     )
 
 
-def _numbered_of(events: Sequence[_Event]) -> list[tuple[int, bool, _Event]]:
+def _numbered_of(events: Sequence[_SeenBlock]) -> list[tuple[int, bool, _SeenBlock]]:
     """Events of blocks that were taken in the step, numbered from 0: whether it was, and which."""
     numbers: dict[int, int] = {}
     found = []
