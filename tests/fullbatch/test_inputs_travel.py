@@ -219,9 +219,9 @@ def choices(rank: int, world_size: int, path: str) -> dict[str, tuple[str, float
     hooked = layer(8, 7)
     hooked.fc.register_forward_hook(lambda module, given, result: result)
     found["hook"] = sent(hooked, x)
-    most, execution.MOST_COLUMNS = execution.MOST_COLUMNS, 7
-    found["many columns"] = sent(layer(8, 7), x)
-    execution.MOST_COLUMNS = most
+    fast, execution.OPERATIONS_A_BYTE = execution.OPERATIONS_A_BYTE, 7
+    found["a faster link"] = sent(layer(8, 7), x)
+    execution.OPERATIONS_A_BYTE = fast
     before, transport.LARGE_BYTES = transport.LARGE_BYTES, 1
     found["shared memory"] = sent(layer(8, 7), x)
     transport.LARGE_BYTES = before
@@ -239,6 +239,6 @@ def test_what_is_less_to_send_travels(tmp_path: Path) -> None:
             "bfloat16 on the way": ("inputs", 2 * 8),
             "projections of two bytes a number": ("products", 2 * 6 + 4),
             "hook": projected,
-            "many columns": projected,
+            "a faster link": projected,
             "shared memory": projected,
         }

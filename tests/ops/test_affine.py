@@ -166,3 +166,13 @@ def test_transforms_of_functions_see_plain_operators():
 def test_which_activations_are_the_relu():
     assert all(is_relu(a) for a in (F.relu, torch.relu, torch.nn.ReLU()))
     assert not any(is_relu(a) for a in (None, F.elu, torch.nn.ReLU6(), torch.nn.LeakyReLU()))
+
+
+def test_gradients_of_one_input_are_added_in_place() -> None:
+    x = torch.randn(20_000, 128, requires_grad=True)  # large enough for memory that is used again
+    first, second = (torch.randn(128, 128, requires_grad=True) for _ in range(2))
+    h = x * 1
+    total = (affine([(h, first)]) + affine([(h, second)])).sum()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        total.backward()
+    assert "aten::add" not in {event.key for event in profile.key_averages()}

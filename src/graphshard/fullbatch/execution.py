@@ -43,9 +43,10 @@ those of source fields in a ``local_scope``. [Note: what is kept between calls] 
     An attention layer sends what its projection makes of each row, and gets a gradient back. What
     the model reads first needs no gradient. So its rows travel as they are, nothing returns, and
     each rank projects the remote rows that it reads, once more than their owner; constant features
-    do not travel at all after the first epoch. Between hosts, in one-shot mode, where this is fewer
-    bytes; rows of more than 512 columns cost more to multiply than a link of 1 Gbit/s takes to
-    carry what it saves. `localize` makes the rows; the layer then works on a local graph.
+    do not travel at all after the first epoch. It is done between hosts, in one-shot mode, where
+    the bytes that it saves take longer than the products: at 32 GFLOP/s and 1 Gbit/s a rank does
+    256 operations while a byte is sent. So constant rows have 512 columns at most. `localize` makes
+    the rows; the layer then works on a local graph.
 
 Left undone: the pass waits for each shard in turn even when a later one has already arrived; the
 fixed order is what makes runs repeatable to the bit.
@@ -129,8 +130,8 @@ from .topology import (
 
 # -- the policy ------------------------------------------------------------------------------------
 
-MOST_COLUMNS = 512
-"""Of inputs that travel in place of their products. See [Note: inputs travel]."""
+OPERATIONS_A_BYTE = 256
+"""That a rank does while a byte is sent. See [Note: inputs travel]."""
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
@@ -588,23 +589,24 @@ class HaloRowCache:
         return HaloFetch(pairs, wire).then(join)
 
     def are_less(self, requests: Sequence[tuple[Halo, Tensor]], width: int) -> bool:
-        """Whether rows are less to send than their products with a matrix, and its gradient.
+        """Whether it is less to send rows, and multiply them, than their products.
 
         The same on every rank. See [Note: inputs travel].
         """
         tensors = [own for _, own in requests]
-        if any(own.requires_grad or own.shape[-1] > MOST_COLUMNS for own in tensors):
+        if not tensors or any(own.requires_grad for own in tensors):
             return False
-        sent, products = 0, 0
+        saved, operations, ways = 0, 0, 2 if torch.is_grad_enabled() else 1
         for own in tensors:
             device = own.device.type
             is_cast = own.dtype != torch.float64 and torch.is_autocast_enabled(device)
             dtype = torch.get_autocast_dtype(device) if is_cast else own.dtype
             like = own.new_empty((0, *own.shape[1:-1], width), dtype=dtype)
-            products += wire_row_bytes(like, self._wire) * (2 if torch.is_grad_enabled() else 1)
+            saved += ways * wire_row_bytes(like, self._wire)
+            operations += ways * 2 * own.shape[1:].numel() * width
             if not self._constants.is_constant([own]):
-                sent += wire_row_bytes(own, self._wire)
-        if not requests or sent >= products:
+                saved -= wire_row_bytes(own, self._wire)
+        if operations > saved * OPERATIONS_A_BYTE:
             return False
         return are_messages([(halo.plan, own) for halo, own in requests], self._wire)
 

@@ -91,7 +91,7 @@ class AffineInSteps:
             return
         self._later, flat = [], []
         for x, w in products:
-            flat += [_cast(x).reshape(-1, x.shape[-1]), _cast(w)]
+            flat += [_matrix(_cast(x)), _cast(w)]
         matrices = [_cast(w) for w in self._matrices]
         if products:
             bias, self._bias = None if bias is None else _cast(bias), None
@@ -115,9 +115,8 @@ class AffineInSteps:
         _check_shapes(everything, None, plus)
         if self._later is None:
             return _plain(products, None, plus, relu, partial)
-        shape = everything[0][0].shape[:-1]
         result = _added_up(products, None, plus, relu, partial, self._later)
-        return result.view(*shape, result.shape[-1])
+        return _with_leading(result, everything[0][0])
 
 
 def _added_up(
@@ -131,12 +130,24 @@ def _added_up(
     """`affine` in memory that is used again; added to ``partial`` in place."""
     flat = []
     for x, w in products:
-        flat += [_cast(x).reshape(-1, x.shape[-1]), _cast(w)]
-    width = (products[0][1] if partial is None else partial).shape[1]
+        flat += [_matrix(_cast(x)), _cast(w)]
     bias = None if bias is None else _cast(bias)
-    plus = None if plus is None else _cast(plus).reshape(-1, width)
+    plus = None if plus is None else _matrix(_cast(plus))
     result: Tensor = _Affine.apply(later, relu, bias, plus, partial, *flat)
-    return result if partial is not None else result.view(*products[0][0].shape[:-1], width)
+    return result if partial is not None else _with_leading(result, products[0][0])
+
+
+def _matrix(rows: Tensor) -> Tensor:
+    """Rows in two dimensions.
+
+    No view where they have two: autograd adds nothing to the gradient of a view in place.
+    """
+    return rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+
+
+def _with_leading(result: Tensor, rows: Tensor) -> Tensor:
+    """A result in two dimensions, in the leading ones of the rows that it is of."""
+    return result if rows.dim() == 2 else result.view(*rows.shape[:-1], result.shape[-1])
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:

@@ -19,7 +19,7 @@ from ._tape import Exchange, Memory, StepEvents, Tape, TapeRows
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
-_MOST_COLUMNS = 512  # as in fullbatch/execution.py
+_OPERATIONS_A_BYTE = 256  # as in fullbatch/execution.py
 _LARGE_BYTES = 1 << 20  # as in comm/transport.py
 
 
@@ -393,11 +393,12 @@ class _Layers:
         destinations, edges, _, halo, sent = size
         if how.mode != "oneshot" or how.num_ranks == 1 or not (halo or sent):
             return x, size
-        if x.node is not None or x.is_stored or x.width > _MOST_COLUMNS:
+        if x.node is not None or x.is_stored:
             return x, size
         wire = how.row_bytes(x.width, tape.itemsize)
-        products = how.row_bytes(width, tape.itemsize) * (2 if tape.records else 1)
-        if not x.is_constant and wire >= products:
+        ways = 2 if tape.records else 1
+        saved = how.row_bytes(width, tape.itemsize) * ways - (0 if x.is_constant else wire)
+        if ways * 2 * x.width * width > saved * _OPERATIONS_A_BYTE:
             return x, size
         if not how.between_hosts and halo * wire >= _LARGE_BYTES:
             return x, size
