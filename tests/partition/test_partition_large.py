@@ -167,10 +167,10 @@ def no_thread_left() -> Iterator[None]:
 def test_an_error_in_a_writing_thread_is_told(
     bad: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(path: Path, tensors: Any) -> Any:
+    def broken(path: Path, tensors: Any, **options: Any) -> Any:
         if str(path).endswith(bad):
             raise error
-        return write_tensors(path, tensors)
+        return write_tensors(path, tensors, **options)
 
     monkeypatch.setattr(_streamed, "write_tensors", broken)
     with no_thread_left(), pytest.raises(type(error), match=str(error)):

@@ -189,7 +189,7 @@ def test_an_error_while_writing_cleans_up(tmp_path: Path) -> None:
     class Full(OSError):
         pass
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise Full("no space left on device")
 
     with pytest.MonkeyPatch.context() as patch:

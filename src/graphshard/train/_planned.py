@@ -236,17 +236,22 @@ def room_beside(planned: PlannedRun | None, memory: float, cure: str) -> int:
 
 
 def _sizes_on_edges(shard: TrainingShard) -> dict[str, Any]:
-    """Of this rank's part, the edges of the task, and the rows of their sources that come."""
-    edges = shard.edges
+    """Of this rank's part, the edges of the task, and the rows of their sources that come.
+
+    A prediction has no splits.
+    """
+    edges, rows, come = shard.edges, shard.rows, 0
     if edges is None:
         return {}
-    chosen, come = edges.at(shard.rows["train"]), 0
-    for ntype, places in chosen.by_type(0):
-        distinct = torch.unique(chosen.src[places])
-        come += int((shard.data.node_map(ntype).part_of(distinct) != rank()).sum())
+    if "train" in rows:
+        chosen = edges.at(rows["train"])
+        for ntype, places in chosen.by_type(0):
+            distinct = torch.unique(chosen.src[places])
+            come += int((shard.data.node_map(ntype).part_of(distinct) != rank()).sum())
+    evaluated = [rows[split].numel() for split in ("val", "test") if split in rows]
     return {
         "scored": float(len(edges)),
-        "evaluated": float(max(shard.rows[split].numel() for split in ("val", "test"))),
+        "evaluated": float(max(evaluated, default=0)),
         "fetched": (float(come), float(come)),  # over all ranks as many are sent
     }
 
