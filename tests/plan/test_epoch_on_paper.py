@@ -259,6 +259,7 @@ LINK_CASES: list[dict[str, Any]] = [
     {"model": "sage", "task": "link prediction", "loss": "bce", **SEQUENTIAL},
 ]
 NUMBERED: list[dict[str, Any]] = [
+    {"model": "rgcn", "task": "link prediction", "both_directions": False},
     {"model": "gcn", "task": "link prediction", "both_directions": False, "negatives": 30},
     {"model": "sage", "task": "link prediction", "both_directions": False, "negatives": 30},
 ]

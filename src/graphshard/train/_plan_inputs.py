@@ -360,16 +360,15 @@ def _edges_of_task(data: PartitionData, task: TaskInfo, is_of_links: bool) -> _E
         sizes = [size + int(mask.sum()) for size, mask in zip(sizes, masks[1:], strict=True)]
         if is_of_links:
             held_out[etype] = masks[1] | masks[2]
-    is_plain = len(data.canonical_etypes) == 1
+    is_plain, number = len(data.canonical_etypes) == 1, None
+    if is_plain and task.targets:
+        number = data.edge_features.get(f"{etype_key(task.targets[0])}/etype")
     reverse_of = {
         etype: back or etype
         for etype, back in zip(task.targets, task.reverses, strict=True)
-        if back or is_plain
+        if back or (is_plain and number is None)  # as reverses_of of a shard
     }
-    number = data.edge_features.get(f"{etype_key(task.targets[0])}/etype") if task.targets else None
-    return _EdgesOfTask(
-        train, scored, held_out, max(sizes), reverse_of, number if is_plain else None
-    )
+    return _EdgesOfTask(train, scored, held_out, max(sizes), reverse_of, number)
 
 
 def size_of_partition(path: Path, config: RunConfig) -> tuple[GraphSize, str]:
