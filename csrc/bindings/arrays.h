@@ -155,6 +155,8 @@ void bind_spmm(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 // Attention over in-edges.
 void bind_attention(nanobind::module_& m);
+// Products of rows and matrices.
+void bind_dense(nanobind::module_& m);
 // Gradients and updates of embeddings.
 void bind_embedding(nanobind::module_& m);
 // Partitioning of graphs that do not fit in memory.

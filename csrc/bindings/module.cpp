@@ -14,7 +14,7 @@ namespace graphshard {
 namespace {
 
 // Goes up, here and in _base/kernels.py, when a signature of these files changes.
-constexpr int kInterface = 16;
+constexpr int kInterface = 17;
 
 }  // namespace
 
@@ -58,6 +58,7 @@ NB_MODULE(_kernels, m) {
   bind_spmm(m);
   bind_memory(m);
   bind_attention(m);
+  bind_dense(m);
   bind_embedding(m);
   bind_partition(m);
   bind_sampling(m);

@@ -21,6 +21,21 @@ from torch import Tensor
 interface: int
 
 def limit_registers(most: int) -> int: ...  # bytes of vector registers; returns those until now
+def gains_from_products() -> bool: ...  # whether the next two are faster than torch's here
+def multiply_rows(
+    out: Tensor,  # [rows, width] float32; rows may lie apart
+    rows: list[Tensor],  # each [rows, inner], likewise
+    matrices: list[Tensor],  # each [inner, width], of any strides
+    first: Tensor | None,  # [rows, width] or [1, width], added first; may be out itself
+    relu: bool,
+    num_threads: int,
+) -> None: ...
+def multiply_transposed(
+    out: Tensor,  # [inner, width] float32
+    rows: Tensor,  # [rows, inner]
+    grads: Tensor,  # [rows, width]
+    num_threads: int,
+) -> None: ...
 def spmm(
     out: Tensor,  # [num_dst, width]
     indptr: Tensor,  # [num_dst + 1]

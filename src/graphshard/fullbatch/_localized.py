@@ -21,7 +21,7 @@ from ..comm import Pending
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.local_graph import LocalGraph
 from ..graph.structure import All, Schema, is_all
-from ..ops import Attention, ProductRows, empty
+from ..ops import Attention, ProductRows, empty, multiply, multiply_transposed
 from .topology import Halo, ShardStructure
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class _ExtendedProduct(Function):
         of_own, of_halo = result.split(sizes)
 
         def meanwhile() -> None:
-            torch.mm(own.to(matrix.dtype), matrix, out=of_own)
+            multiply([(own.to(matrix.dtype), matrix)], out=of_own)
 
         (rows,) = halo.wait(meanwhile)
-        torch.mm(rows.to(matrix.dtype), matrix, out=of_halo)
+        multiply([(rows.to(matrix.dtype), matrix)], out=of_halo)
         ctx.save_for_backward(own, rows)
         return result
 
@@ -84,7 +84,8 @@ class _ExtendedProduct(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor]:
         own, rows = (part.to(grad.dtype) for part in ctx.saved_tensors)
         of_own, of_halo = grad.split([own.shape[0], rows.shape[0]])
-        return None, None, None, own.t() @ of_own + rows.t() @ of_halo
+        of_matrix = multiply_transposed(own, of_own) + multiply_transposed(rows, of_halo)
+        return None, None, None, of_matrix
 
 
 class EdgesOfAllRanks(MessagePassingGraph):

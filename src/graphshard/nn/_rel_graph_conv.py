@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import EdgeBatch
-from ..ops import is_plain
+from ..ops import affine, is_plain
 from ._typed import TypedLinear, check_types
 
 MAX_AGGREGATED_BASES = 8
@@ -147,7 +147,7 @@ class RelGraphConv(nn.Module):
         if self.bias:
             h = h + self.h_bias
         if self.self_loop:
-            h = h + feat[: g.num_dst_nodes()] @ self.loop_weight
+            h = affine([(feat[: g.num_dst_nodes()], self.loop_weight)], plus=h)
         if self.activation is not None:
             h = self.activation(h)
         return self.dropout(h)
@@ -173,4 +173,4 @@ class RelGraphConv(nn.Module):
         g.edata["coeff"] = weight.unsqueeze(-1)
         g.update_all(fn.u_mul_e("h", "coeff", "m"), fn.sum("m", "out"))
         sums: Tensor = g.dstdata["out"]
-        return sums.flatten(1) @ linear.W.flatten(0, 1)
+        return affine([(sums.flatten(1), linear.W.flatten(0, 1))])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType, EType
+from ..ops import affine
 
 
 class TypedLinear(nn.Module):
@@ -105,7 +106,7 @@ class TypedLinear(nn.Module):
     def _multiply(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Rows of one type ``[n, in_size]`` times that type's entry of ``get_weight``."""
         if self.regularizer != "bdd":
-            return rows @ weight
+            return affine([(rows, weight)])
         assert self.num_bases is not None
         blocks = weight.view(self.num_bases, self.submat_in, self.submat_out)
         rows = rows.view(-1, self.num_bases, self.submat_in)

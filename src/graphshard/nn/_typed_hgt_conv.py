@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph, edge_softmax
+from ..ops import linear
 
 
 class TypedHGTConv(nn.Module):
@@ -108,10 +109,12 @@ class TypedHGTConv(nn.Module):
         ]
         with graph.local_scope():
             sources = dict.fromkeys(etype[0] for _, etype in relations)
-            keys = {t: self.keys[number[t]](feat[t]).unflatten(1, heads) for t in sources}
-            values = {t: self.values[number[t]](feat[t]).unflatten(1, heads) for t in sources}
+            keys = {t: linear(feat[t], self.keys[number[t]]).unflatten(1, heads) for t in sources}
+            values = {
+                t: linear(feat[t], self.values[number[t]]).unflatten(1, heads) for t in sources
+            }
             for ntype in dict.fromkeys(etype[2] for _, etype in relations):
-                queries = self.queries[number[ntype]](own[ntype]).unflatten(1, heads)
+                queries = linear(own[ntype], self.queries[number[ntype]]).unflatten(1, heads)
                 graph.dstnodes[ntype].data["query"] = queries
             scores = {}
             for index, etype in relations:
@@ -138,7 +141,7 @@ class TypedHGTConv(nn.Module):
             flat = own.new_zeros(own.shape[0], self._out_feats)
         else:
             flat = sums.flatten(1)
-        rows: Tensor = self.outputs[number](F.gelu(flat))
+        rows: Tensor = linear(F.gelu(flat), self.outputs[number])
         if own.shape[1] != self._out_feats:
             return rows
         share = self.skip[number].sigmoid()

@@ -16,6 +16,8 @@ from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._affine import AffineInSteps as AffineInSteps
 from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention_rule import Attention, EdgeMask, edge_keys, random_seed
+from ._dense import multiply as multiply
+from ._dense import multiply_transposed as multiply_transposed
 from ._product_rows import BlockwiseRows, ProductRows, place_of
 from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows
 from .attention import attend, head_products

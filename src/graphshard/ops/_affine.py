@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 
 from .._base.kernels import LARGE_BYTES, empty, empty_like, kernels_for
 from . import _check
+from ._dense import multiply, multiply_transposed
 
 Product = tuple[Tensor, Tensor]
 
@@ -292,17 +293,15 @@ class _Affine(Function):
         *flat: Tensor,
     ) -> Tensor:
         if partial is None:
-            out = _sum_of_products(plus if plus is not None else bias, flat)
-            rest = bias if plus is not None else None
+            first, rest = (bias, None) if plus is None else (plus, bias)
         else:
             ctx.mark_dirty(partial)
-            out, rest = partial, plus
-            for x, w in zip(flat[::2], flat[1::2], strict=True):
-                out.addmm_(x, w)
+            first, rest = partial, plus
+        out = multiply(_pairs(flat), first, relu=relu and rest is None, out=partial)
         if rest is not None:
             out.add_(rest)
-        if relu:
-            out.relu_()
+            if relu:
+                out.relu_()
         ctx.save_for_backward(*flat, *([out] if relu else []))
         ctx.relu, ctx.later = relu, later
         return out
@@ -336,7 +335,7 @@ class _StartAffine(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands[:number])
         ctx.later, ctx.number = later, number
-        results = [_sum_of_products(bias, operands[:number])] if number else []
+        results = [multiply(_pairs(operands[:number]), bias)] if number else []
         return *results, *[w.detach() for w in operands[number:]]
 
     @staticmethod
@@ -352,22 +351,13 @@ class _StartAffine(Function):
         left, ctx.later[:] = list(ctx.later), ()
         for i, (x, g) in enumerate(left):
             if wanted[number + i]:
-                product, before = x.t() @ g, of_matrices[i]
+                product, before = multiply_transposed(x, g), of_matrices[i]
                 of_matrices[i] = product if before is None else before + product
         return None, None, of_bias, *of_operands, *of_matrices
 
 
-def _sum_of_products(first: Tensor | None, flat: Sequence[Tensor]) -> Tensor:
-    """Each rows times matrix, added up after ``first``."""
-    x, w = flat[:2]
-    out = empty((x.shape[0], w.shape[1]), x.dtype)
-    if first is None:
-        torch.mm(x, w, out=out)
-    else:
-        torch.addmm(first, x, w, out=out)
-    for x, w in zip(flat[2::2], flat[3::2], strict=True):
-        out.addmm_(x, w)
-    return out
+def _pairs(flat: Sequence[Tensor]) -> list[Product]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _of_operands(
@@ -380,7 +370,7 @@ def _of_operands(
     grads: list[Tensor | None] = []
     for x, w, want_x, want_w in zip(flat[::2], flat[1::2], wanted[::2], wanted[1::2], strict=True):
         grads.append(_product(grad, w.t()) if want_x else None)
-        grads.append(x.t() @ grad if want_w and later is None else None)
+        grads.append(multiply_transposed(x, grad) if want_w and later is None else None)
         if later is not None:
             later.append((x, grad))
     return grads
@@ -397,4 +387,4 @@ def _where_positive(grad: Tensor, result: Tensor) -> Tensor:
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:
     if torch.is_grad_enabled():  # of a gradient that will be differentiated again
         return rows @ matrix
-    return torch.mm(rows, matrix, out=empty((rows.shape[0], matrix.shape[1]), rows.dtype))
+    return multiply([(rows, matrix)])

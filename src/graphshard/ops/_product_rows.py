@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from .._base.file_rows import RowsInFiles
 from ._affine import affine
+from ._dense import multiply, multiply_transposed
 
 _ABOVE = 1 << 62
 
@@ -316,7 +317,7 @@ class _BlockwiseProducts(Function):
         results = tuple(matrix.new_empty(count, matrix.shape[1]) for matrix in matrices)
         for places, block, _ in source.blocks(beside, first.device, first.dtype):
             for matrix, result in zip(matrices, results, strict=True):
-                torch.mm(block, matrix, out=result[places])
+                multiply([(block, matrix)], out=result[places])
         return results
 
     @staticmethod
@@ -331,7 +332,7 @@ class _BlockwiseProducts(Function):
             for matrix, grad, total in zip(matrices, grads, of_matrices, strict=True):
                 if grad is None:
                     continue
-                total += block.t() @ grad[places]
+                total += multiply_transposed(block, grad[places])
                 if of_beside is not None:
                     width = of_beside.shape[1]
                     columns = grad[places] @ matrix[matrix.shape[0] - width :].t()

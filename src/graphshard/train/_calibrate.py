@@ -37,7 +37,7 @@ from ..fullbatch import load_dgl_partition_data
 from ..graph import Graph, heterograph
 from ..graph import graph as make_graph
 from ..nn import GATConv
-from ..ops import affine, draw_neighbors, gspmm
+from ..ops import affine, draw_neighbors, gspmm, multiply_transposed
 from ..partition import partition_graph
 from ..plan import GraphSize, Machines, Rates, plan_full_batch
 from ._config import FullBatchConfig, ResolvedConfig, config_from_json
@@ -345,7 +345,7 @@ def measured_rounds(seconds: float, now: Callable[[], float]) -> dict[str, list[
     drawn = torch.empty(_ROWS, _WIDTH)
     kinds: dict[str, tuple[Callable[[], Any], float]] = {
         "product": (lambda: affine([(rows, matrix)]), products),
-        "weights": (lambda: rows.t() @ other, products),
+        "weights": (lambda: multiply_transposed(rows, other), products),
         "edges": (lambda: gspmm(adjacency, "copy_lhs", "sum", rows, None), edges * numbers),
         "attention": (attend, 3.5 * edges * numbers),
         "elements": (lambda: rows + other, 3 * _ROWS * numbers),

@@ -30,6 +30,7 @@ from ..nn import (
     TypedHGTConv,
 )
 from ..nn.edge_attention import EdgeScoredGATConv, EdgeScoredGATv2Conv
+from ..ops import affine, linear
 from ._embeddings import OneHotRelGraphConv
 
 ModelFeatures: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
@@ -145,7 +146,7 @@ class NodeClassifier(nn.Module):
     def first_rows(self, features: Any) -> Any:
         """What goes into the first layer, of each node by itself."""
         if self.encoder is not None:
-            features = F.relu(self.encoder(features))
+            features = F.relu(linear(features, self.encoder))
         return self.input_dropout(features)
 
     def layer_rows(self, index: int, graph: MessagePassingGraph, h: Any) -> Any:
@@ -153,7 +154,8 @@ class NodeClassifier(nn.Module):
         rows = self.input_rows(index, h)
         h = self._layer(self.layers[index], graph, rows)
         if self.own is not None:
-            h = h + self.own[index](rows[: graph.num_dst_nodes()] if graph.is_block else rows)
+            own = rows[: graph.num_dst_nodes()] if graph.is_block else rows
+            h = h + linear(own, self.own[index])
         if self.norms is not None and index < len(self.norms):
             h = self._normalized(self.norms[index], h)
         return h
@@ -516,7 +518,7 @@ class _TypedLayer(nn.Module):
             if ntype not in h or ntype not in graph.dsttypes:
                 continue
             own = h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype]
-            rows = own @ self.loop_weight[index] + self.bias[index]
+            rows = affine([(own, self.loop_weight[index])], self.bias[index])
             out[ntype] = rows + gathered[ntype] if ntype in gathered else rows
         return out
 
@@ -637,10 +639,11 @@ class _SumOfRelations(nn.Module):
         }
         gathered = self.relations(graph, h, mod_kwargs=arguments)
         out = {}
-        for ntype, linear in zip(self._ntypes, self.own, strict=True):
+        for ntype, layer in zip(self._ntypes, self.own, strict=True):
             if ntype not in h or ntype not in graph.dsttypes:
                 continue
-            rows = linear(h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype])
+            own = h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype]
+            rows = linear(own, layer)
             out[ntype] = rows + gathered[ntype].flatten(1) if ntype in gathered else rows
         return out
 
