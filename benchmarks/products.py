@@ -11,13 +11,14 @@ writes benchmarks/results/products_cpu_<date>.md.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from _common import markdown_table, median, write_result
+from _common import markdown_table, write_result
 
 from graphshard._base.kernels import kernels_for
 
@@ -59,12 +60,13 @@ def rates(inner: int, width: int, rounds: int) -> list[tuple[float, float]]:
         for _ in range(rounds + 1):
             for side, run in zip(times, pair, strict=True):
                 side.append(seconds(run))
-        ours, theirs = (work / median(side[1:]) for side in times)
+        ours, theirs = (work / statistics.median(side[1:]) for side in times)
         found.append((ours, theirs))
     return found
 
 
 def main() -> None:
+    """Measure, and print or write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="write a file under results/")

@@ -151,10 +151,11 @@ def _with_leading(result: Tensor, rows: Tensor) -> Tensor:
     return result if rows.dim() == 2 else result.view(*rows.shape[:-1], result.shape[-1])
 
 
-def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
     """What ``layer`` makes of ``x``; see `affine`. What is not `is_plain` is called."""
-    if not is_plain(layer, nn.Linear):
-        return layer(x)
+    if not isinstance(layer, nn.Linear) or not is_plain(layer, nn.Linear):
+        result: Tensor = layer(x)
+        return result
     return affine([(x, layer.weight.t())], layer.bias)
 
 
