@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function
 
 from .._base.kernels import LARGE_BYTES, empty, empty_like, kernels_for
 from . import _check
-from ._dense import multiply, multiply_transposed
+from ._dense import gains, multiply, multiply_transposed
 
 Product = tuple[Tensor, Tensor]
 
@@ -226,11 +226,11 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
 
 
 def _gains(products: Sequence[Product]) -> bool:
-    """Whether the result is large, and of a kind that memory is kept for."""
+    """Whether the result is large, or takes long, and is of a kind that there are kernels for."""
     x, w = products[0]
     rows = x.shape[:-1].numel()
     is_large = rows * w.shape[1] * 4 >= LARGE_BYTES
-    return is_large and _are_plain([t for pair in products for t in pair])
+    return (is_large or gains(products)) and _are_plain([t for pair in products for t in pair])
 
 
 def _are_plain(operands: Sequence[Tensor]) -> bool:

@@ -18,6 +18,9 @@ from .._base.kernels import empty, kernels_for, num_threads
 _LEAST = 1 << 20
 """Multiplications for which a kernel is called: fewer take less time than the call."""
 
+_WORTH_A_FUNCTION = 1 << 23
+"""Multiplications for which kernels are called by a Function of Python: the call takes 30 us."""
+
 _NARROWEST = 4
 """Columns of a result; those of fewer are read faster than they are laid out."""
 
@@ -82,6 +85,17 @@ def multiply_transposed(rows: Tensor, grads: Tensor) -> Tensor:
         kernels.multiply_transposed(out, rows, grads, num_threads())
         return out
     return rows.t() @ grads
+
+
+def gains(products: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether kernels are enough faster than torch to be called by a Function of Python."""
+    work = sum(x.shape.numel() * w.shape[1] for x, w in products)
+    if work < _WORTH_A_FUNCTION or any(x.dtype != torch.float32 for x, _ in products):
+        return False
+    if torch.is_autocast_enabled("cpu") or any(w.shape[1] < _NARROWEST for _, w in products):
+        return False
+    kernels = kernels_for(products[0][0].device)
+    return kernels is not None and bool(kernels.gains_from_products())
 
 
 def _are_served(
