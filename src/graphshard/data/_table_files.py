@@ -70,6 +70,19 @@ _NO_TABLES = {
     "graph [": ("a graph in GML", "write a line an edge, as networkx.to_pandas_edgelist does"),
 }
 """How files begin that look like CSV and are none."""
+_OTHER_BYTES: tuple[tuple[bytes, str, str], ...] = (
+    (rb"\x1f\x8b", "what gzip has compressed", "give its name the ending .gz"),
+    (rb"\x28\xb5\x2f\xfd", "what zstd has compressed", "give its name the ending .zst"),
+    (rb"\x04\x22\x4d\x18", "what lz4 has compressed", "give its name the ending .lz4"),
+    (rb"BZh[1-9]1AY&SY", "what bzip2 has compressed", "give its name the ending .bz2"),
+    (rb"PK\x03\x04", "an archive, or a workbook", "unpack it; of a workbook, save a sheet as CSV"),
+    (rb"PAR1.*\0", "Parquet", "say format = parquet, or give its name that ending"),
+    (rb"ARROW1.*\0", "Arrow", "say format = arrow, or give its name that ending"),
+    (rb"FEA1.*\0", "Feather of version 1", "read it by pandas.read_feather and write it again"),
+    (rb"SQLite format 3\0", "a database of SQLite", "write its tables as CSV"),
+    (rb"\x89HDF", "HDF5", "read it by pandas.read_hdf and write Parquet"),
+)
+"""How files begin that are no text, what they are, and what to do."""
 
 _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
@@ -436,6 +449,8 @@ class TableSource:
         try:
             return ipc.open_file(self._filesystem.open_input_file(self._path_of[file]))
         except pyarrow.ArrowInvalid:
+            with self._filesystem.open_input_stream(self._path_of[file]) as stream:
+                _check_no_other_bytes(file, stream.read(1 << 12), "Arrow")
             return ipc.open_stream(self._filesystem.open_input_stream(self._path_of[file]))
 
     def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
@@ -452,13 +467,32 @@ class TableSource:
         import pyarrow
 
         unified: Any = None
+        large: dict[str, None] = {}
         for file in self.files:
             names: dict[str, None] = {}
             for table in self._json_blocks(file):
                 names |= dict.fromkeys(table.schema.names)
+                large |= dict.fromkeys(name for name in names if _is_past_int64(table, name))
                 unified = table.schema if unified is None else _unified(unified, table.schema)
             self._names_in_json[file] = list(names)
+        for name in large:
+            if self._is_uint64_in_json(name):
+                place = unified.get_field_index(name)
+                unified = unified.set(place, pyarrow.field(name, pyarrow.uint64()))
         return pyarrow.schema([]) if unified is None else unified
+
+    def _is_uint64_in_json(self, name: str) -> bool:
+        """Whether a field, of which pyarrow makes reals where int64 is too small, has hashes."""
+        import pyarrow
+
+        asked = pyarrow.schema([(name, pyarrow.uint64())])
+        try:
+            for file in self.files:
+                for _ in self._json_blocks(file, asked):
+                    pass
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def _json_batches(self, file: str, columns: Sequence[str]) -> Iterator[Any]:
         import pyarrow
@@ -812,11 +846,12 @@ def _is_note(path: str, folder: str) -> bool:
 def _format_of(filesystem: Any, files: Sequence[FoundFile]) -> TableFormat:
     """The format of files by their endings or, where these say nothing, by how they begin."""
     formats: dict[TableFormat, str] = {}
-    for file, path in files:
+    for found in files:
+        file, path = found
         stem, ending = os.path.splitext(path.lower())
         if ending in _COMPRESSIONS:
             ending = os.path.splitext(stem)[1]
-        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, path)
+        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, found)
         if known is None:
             raise ValueError(
                 f"{file}: neither the ending {ending!r} nor its first bytes tell of what format it "
@@ -830,14 +865,23 @@ def _format_of(filesystem: Any, files: Sequence[FoundFile]) -> TableFormat:
     return next(iter(formats))
 
 
-def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
-    compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
-    with filesystem.open_input_stream(file, compression=compression) as stream:
+def _check_no_other_bytes(file: str, top: bytes, kind: str) -> None:
+    """Raise if the first bytes of a file say that it is something else, whatever its ending."""
+    for beginning, what, cure in _OTHER_BYTES:
+        if re.match(beginning, top, re.DOTALL):
+            raise ValueError(f"{file} must be {kind} (got {what}); {cure}")
+
+
+def _format_of_beginning(filesystem: Any, file: FoundFile) -> TableFormat | None:
+    name, path = file
+    compression = _COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+    with filesystem.open_input_stream(path, compression=compression) as stream:
         top = stream.read(1 << 12)
     if top.startswith(b"PAR1"):
         return "parquet"
     if top.startswith(b"ARROW1"):
         return "arrow"
+    _check_no_other_bytes(name, top, "a table")
     is_text = top.startswith(_UTF_16) or b"\0" not in top
     if not is_text or top.startswith((b"PK", b"\x80")):
         return None
@@ -857,6 +901,16 @@ def _unified(first: Any, second: Any) -> Any:
             field = field.with_type(pyarrow.string())
         fields.append(field)
     return pyarrow.unify_schemas([first, pyarrow.schema(fields)], promote_options="permissive")
+
+
+def _is_past_int64(table: Any, name: str) -> bool:
+    """Whether a column of reals has some that are larger than any int64."""
+    from pyarrow import compute, types
+
+    if name not in table.schema.names or not types.is_floating(table.schema.field(name).type):
+        return False
+    largest = compute.max(table.column(name)).as_py()
+    return largest is not None and largest >= 2**63
 
 
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -962,6 +1016,7 @@ def _look_at(
     names_before: list[str] | None,
 ) -> _Dialect | None:
     """What the first lines of a file tell; None if there is no line at all."""
+    _check_no_other_bytes(file, top, "CSV")
     encoding = options.encoding
     if encoding is None and top.startswith(_UTF_16):
         encoding = "utf-16"
