@@ -284,6 +284,30 @@ def test_hashes_in_json_lines_are_what_python_reads(tmp_path: Path) -> None:
         )
 
 
+EDGE_ROWS = pd.DataFrame({"src": ["a"], "dst": ["b"]})
+NO_TABLES: dict[str, tuple[Any, type[Exception], str]] = {
+    "a dict": ({"src": ["a"]}, TypeError, r"or one table .*\(got dict\); make one table of it"),
+    "an array": (np.zeros((2, 2)), TypeError, r"got ndarray\)"),
+    "a number": (7, TypeError, r"got int\)"),
+    "several": ([EDGE_ROWS, EDGE_ROWS], TypeError, r"got list\).* pandas.concat"),
+    "one name twice": (EDGE_ROWS.set_axis(["x", "x"], axis=1), ValueError, "rename one of them"),
+    "128 bits": (EDGE_ROWS.assign(w=[2**70]), ValueError, "larger than 64 bits.*make text of"),
+    "an index": (
+        EDGE_ROWS.set_index("src"),
+        ValueError,
+        r"it is the index: pass .*reset_index\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NO_TABLES))
+def test_what_is_no_table_in_memory(name: str) -> None:
+    source, kind, message = NO_TABLES[name]
+    with pytest.raises(kind, match=message) as error:
+        edges_alone(source)
+    assert "\n" not in str(error.value)
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         edges_alone(tmp_path / "none.csv")

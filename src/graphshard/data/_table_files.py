@@ -20,7 +20,7 @@ import fnmatch
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,10 +202,12 @@ class TableSource:
         self._dataset: Any = None
         self._names_in_json: dict[str, list[str]] = {}
         self._path_of: dict[str, str] = {}
+        self._index_names: tuple[Any, ...] = ()  # of a DataFrame of pandas
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
             self._table = _table_of(source)
+            self._index_names = tuple(getattr(getattr(source, "index", None), "names", ()))
             self.files = ["the table"]
             self.schema = self._table.schema
         else:
@@ -267,6 +269,8 @@ class TableSource:
             return called[name]
         close = next((known for known in names if known.casefold() == name.casefold()), None)
         cure = f"; did you mean {close!r}?" if close else "; name one of them"
+        if name in self._index_names:
+            cure = "; it is the index: pass what reset_index() gives"
         if len(called) > len(names):
             cure = "; the file has no header: name columns by their place, from 0"
         raise ValueError(
@@ -687,12 +691,16 @@ def _table_of(source: Any) -> Any:
         else:
             table = pyarrow.table(source)
         return without_views(table, table.nbytes < 2**31)
-    except (pyarrow.ArrowException, TypeError) as error:
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         is_plan = hasattr(source, "collect")  # of Polars
         cure = "pass what its collect() gives" if is_plan else "give each column values of one kind"
         if "_pli128" in reason or "_plu128" in reason:
             reason, cure = "Arrow has no integers of 128 bits", "cast them to Int64 or String"
+        if isinstance(error, OverflowError):
+            reason, cure = "a whole number is larger than 64 bits hold", "make text of its column"
+        if "Duplicate column names" in reason:
+            cure = "rename one of them"
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; {cure}"
         ) from error
@@ -760,7 +768,19 @@ def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[F
         FileNotFoundError: There is none.
         ValueError: They are on several file systems.
     """
-    items = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if isinstance(source, str | os.PathLike):
+        items = [source]
+    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+        items = [source]  # which is no path
+    else:
+        items = list(source)
+    for item in items:
+        if not isinstance(item, str | os.PathLike):
+            raise TypeError(
+                f"files must be paths, or one table of pandas, Polars or pyarrow (got "
+                f"{type(source).__name__}); make one table of it, as "
+                "pyarrow.table, pandas.DataFrame and pandas.concat do"
+            )
     if not items:
         raise ValueError("files must name at least one file (got an empty list)")
     filesystem: Any = None
