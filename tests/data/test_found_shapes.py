@@ -114,6 +114,42 @@ SHAPES = {
         {"column_0": "standardized", "column_1": "standardized"},
         {"node_id": "#"},
     ),
+    "OGB, labels in a file of their own": Shape(
+        {
+            "raw/edge.csv.gz": "0,1\n1,2\n2,0\n",
+            "raw/node-feat.csv.gz": "0.1,0.2\n0.3,0.4\n0.5,0.6\n",
+            "raw/node-label.csv.gz": "1\n0\n1\n",
+        },
+        ("node=raw/node-feat.csv.gz", "node=raw/node-label.csv.gz"),
+        ("raw/edge.csv.gz",),
+        "column 'column_0' must be in one table of node (it is in another, too); rename it",
+        more={"node_id": "#"},
+    ),
+    "numbers of rows in two files": Shape(
+        {"a.csv": "x\n1\n2\n", "b.csv": "y\n3\n4\n", "e.csv": "0,1\n1,1\n"},
+        ("node=a.csv", "node=b.csv"),
+        ("e.csv",),
+        [(0, 1), (1, 1)],
+        {"x": "standardized", "y": "standardized"},
+        {"node_id": "#"},
+    ),
+    "MovieLens of a million": Shape(
+        {
+            "movies.dat": "31::Minds (1995)::Drama\n1029::Amélie::Comedy|Drama\n".encode("latin-1"),
+            "users.dat": "1::F::1::10::48067\n2::M::56::16::70072\n",
+            "ratings.dat": "1::31::5::978300760\n2::1029::3::978302109\n",
+        },
+        ("movie=movies.dat", "user=users.dat"),
+        ("user:rated:movie=ratings.dat",),
+        [(1, 31), (2, 1029)],
+        {"column_1": "category", "column_2": "multi-hot"},
+        {
+            "label": "rated=2",
+            "time": "3",
+            "separators": {"movie=2": "|"},
+            "options": FileOptions(encoding="latin-1"),
+        },
+    ),
     "Spark": Shape(
         {
             "e/_SUCCESS": "",
@@ -423,7 +459,7 @@ SHAPES = {
     "Pajek": Shape({"g.net": '*Vertices 1\n1 "a"\n*Arcs\n1 1\n'}, (), ("g.net",), "of Pajek"),
     "GraphML": Shape({"g.xml": "<?xml version='1.0'?><graphml/>\n"}, (), ("g.xml",), "got XML"),
     "a pickle": Shape({"e.pkl": b"\x80\x04\x95ab"}, (), ("e.pkl",), "of what format it is"),
-    "a workbook": Shape({"e.xlsx": b"PK\x03\x04\0"}, (), ("e.xlsx",), "of what format it is"),
+    "a workbook": Shape({"e.xlsx": b"PK\x03\x04\0"}, (), ("e.xlsx",), "an archive, or a workbook"),
     "a list in JSON": Shape(
         {"e.json": '[{"src":1,"dst":2},{"src":2,"dst":3}]'}, (), ("e.json",), "lines=True"
     ),

@@ -118,3 +118,41 @@ def test_split_files_and_format_by_flag(tmp_path: Path, capsys: pytest.CaptureFi
     assert "must be like train=FILE,val=FILE,test=FILE" in capsys.readouterr().err
     assert run(["tables", *flags, "--split-files", files, "--split", "0.6,0.2,0.2"]) == 2
     assert "leave one out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["memory", "parquet", "csv"])
+def test_tables_without_ids_are_joined_by_the_numbers_of_rows(ending: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    rows, more = pd.DataFrame({"x": draw.normal(size=9)}), pd.DataFrame({"y": draw.normal(size=7)})
+    edges = pd.DataFrame({"from": draw.integers(0, 9, 30), "to": draw.integers(0, 9, 30)})
+    files: list[Any] = [rows, more]
+    if ending != "memory":
+        for name, frame in (("a", rows), ("b", more)):
+            write = frame.to_parquet if ending == "parquet" else frame.to_csv
+            write(tmp_path / f"{name}.{ending}", index=False)
+        files = [tmp_path / f"{name}.{ending}" for name in "ab"]
+    features = {"x": "number", "y": "number"}
+    joined = JoinedTable(files=files[1], id="#")
+    table = read(NodeTable(files=files[0], id="#", features=features, join=(joined,)), edges)
+    whole = pd.concat([rows, more], axis=1)
+    expected = np.column_stack(
+        [whole["x"], whole["y"].fillna(whole["y"].mean()), whole["y"].isna()]
+    )
+    feat = table.graph.ndata["feat"].numpy()
+    np.testing.assert_allclose(feat, expected.astype(np.float32), rtol=1e-6)
+    src, dst = (side.numpy() for side in table.graph.edges())
+    assert (src.tolist(), dst.tolist()) == (edges["from"].tolist(), edges["to"].tolist())
+
+
+@pytest.mark.parametrize("bad", ["a.csv", "b.csv"])
+def test_numbers_of_rows_need_every_row(bad: str, tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        middle = "1,2,3\n" if name == bad else "1,2\n"
+        (tmp_path / name).write_text(f"{name[0]},{name[0]}2\n0,1\n{middle}4,5\n")
+    joined = JoinedTable(files=tmp_path / "b.csv", id="#")
+    nodes = NodeTable(files=tmp_path / "a.csv", id="#", join=(joined,))
+    with pytest.raises(
+        ValueError, match=r"must have 2 cells in every row.*\(got 3 in row 2\)"
+    ) as e:
+        read(nodes, pd.DataFrame({"from": [0], "to": [2]}))
+    assert bad in str(e.value)

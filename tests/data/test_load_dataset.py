@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow
 import pytest
 import torch
+from ogb_files import arxiv
 
 from graphshard.data import NodeDataset, from_csv, from_parquet, load_dataset
 from graphshard.data.prepare import read_dataset, read_graph, with_links
@@ -288,6 +289,18 @@ def test_raw_folders_are_told_how_they_are_read(tmp_path: Path) -> None:
         read_dataset(str(ogb))
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_dataset(str(tmp_path / "none.tsv"))
+
+
+def test_a_folder_of_the_layout_of_ogb_may_have_any_name(tmp_path: Path) -> None:
+    arxiv(tmp_path)
+    of_arxiv = read_dataset(str(tmp_path / "ogbn_arxiv"))
+    for name in ("ogb", "my-papers_2"):
+        (tmp_path / "ogbn_arxiv").rename(tmp_path / name)
+        read = read_dataset(str(tmp_path / name))
+        assert torch.equal(read.graph.ndata["feat"], of_arxiv.graph.ndata["feat"])
+        assert [side.tolist() for side in read.graph.edges()] == [[0, 3, 1], [1, 1, 2]]
+        assert read.node_ids("test").tolist() == [2, 3]
+        (tmp_path / name).rename(tmp_path / "ogbn_arxiv")
 
 
 def test_names_of_a_table_are_numbered(tmp_path: Path) -> None:

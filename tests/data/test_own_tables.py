@@ -225,6 +225,14 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "latin.csv": (b"src,dst\nM\xfcnchen,a\n", "encoding = latin-1"),
     "e.parquet": (b"src,dst\n1,2\n", "cannot be read as parquet"),
     "e.xlsx": (b"PK", "tell of what format it is"),
+    "gzip.csv": (
+        gzip.compress(b"src,dst\n1,2\n"),
+        "what gzip has compressed); give its name the ending",
+    ),
+    "gzip": (gzip.compress(b"src,dst\n1,2\n"), "what gzip has compressed"),
+    "pq.csv": (b"PAR1\x15\0\xbc", "must be CSV (got Parquet); say format = parquet"),
+    "old.feather": (b"FEA1" + bytes(60), "Feather of version 1); read it by pandas.read_feather"),
+    "book.csv": (b"PK\x03\x04\x14\0", "an archive, or a workbook); unpack it"),
     "one.csv": (b"dst\n1\n", "column 'src' is missing; there are 'dst'"),
     "case.csv": (b"Src,dst\n1,2\n", "did you mean 'Src'?"),
 }
@@ -237,6 +245,66 @@ def test_damaged_files_are_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=name.replace(".", r"\.")) as error:
         edges_alone(tmp_path / name)
     assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_letters_that_begin_as_other_files_do_are_csv(tmp_path: Path) -> None:
+    for name, text in (("a", "PAR1,dst\nx,y\n"), ("b", "BZh9,dst\nx,y\n"), ("c", "PK,dst\nx,y\n")):
+        path = tmp_path / f"{name}.csv"
+        path.write_text(text)
+        src = text.split(",")[0]
+        edges = EdgeTable(files=path, source=src, target="dst")
+        assert ends(read_tables(Tables(edges={FOLLOWS: edges}))) == [("x", "y")]
+
+
+def test_hashes_in_json_lines_are_what_python_reads(tmp_path: Path) -> None:
+    rows = [
+        {"src": 2**63 + i, "dst": 2**64 - 1 - i, "w": 1e19 * i, "y": 2**63 + i % 2, "n": i - 1}
+        for i in range(3)
+    ]
+    lines = [json.dumps(row) for row in [{**rows[0], "src": 7, "y": None}, *rows]]
+    (tmp_path / "e.jsonl").write_text("\n".join(lines))
+    table = EdgeTable(files=tmp_path / "e.jsonl", source="src", target="dst", label="y", weight="w")
+    read = read_tables(Tables(edges={FOLLOWS: table}))
+    expected = [json.loads(line) for line in lines]
+    assert ends(read) == [(row["src"], row["dst"]) for row in expected]
+    weight = np.array([row["w"] for row in expected], np.float32)
+    assert read.graph.edata["weight"].tolist() == weight.tolist()
+    assert read.task.class_names == (str(2**63), str(2**63 + 1))
+    assert read.graph.edata["label"].tolist() == [-1, 0, 1, 0]
+    # Beside negative numbers there is no type for them, and nothing is rounded in silence.
+    (tmp_path / "e.jsonl").write_text(
+        '{"src": -1, "dst": 2}\n{"src": 18446744073709551615, "dst": 1}'
+    )
+    with pytest.raises(ValueError, match="store them as integers or text"):
+        read_tables(
+            Tables(
+                edges={FOLLOWS: EdgeTable(files=tmp_path / "e.jsonl", source="src", target="dst")}
+            )
+        )
+
+
+EDGE_ROWS = pd.DataFrame({"src": ["a"], "dst": ["b"]})
+NO_TABLES: dict[str, tuple[Any, type[Exception], str]] = {
+    "a dict": ({"src": ["a"]}, TypeError, r"or one table .*\(got dict\); make one table of it"),
+    "an array": (np.zeros((2, 2)), TypeError, r"got ndarray\)"),
+    "a number": (7, TypeError, r"got int\)"),
+    "several": ([EDGE_ROWS, EDGE_ROWS], TypeError, r"got list\).* pandas.concat"),
+    "one name twice": (EDGE_ROWS.set_axis(["x", "x"], axis=1), ValueError, "rename one of them"),
+    "128 bits": (EDGE_ROWS.assign(w=[2**70]), ValueError, "larger than 64 bits.*make text of"),
+    "an index": (
+        EDGE_ROWS.set_index("src"),
+        ValueError,
+        r"it is the index: pass .*reset_index\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NO_TABLES))
+def test_what_is_no_table_in_memory(name: str) -> None:
+    source, kind, message = NO_TABLES[name]
+    with pytest.raises(kind, match=message) as error:
+        edges_alone(source)
     assert "\n" not in str(error.value)
 
 

@@ -358,7 +358,7 @@ def test_separators_by_command_are_those_of_a_description(
     )
     words = ["--nodes", "movie=movies.csv", "--edges", "user:rated:movie=ratings.csv"]
     words += ["--label", "year", "--split", "0.5,0.2,0.3"]
-    for separator in ("genres=|", "tags=;", "moods=/"):
+    for separator in ("movie=genres=|", "tags=;", "rated=moods=/"):
         words += ["--separator", separator]
     common = ["--parts", "1", "--name", "g", "--method", "random", "--quiet"]
     assert run(["partition", *words, "--out", "flags", *common]) == 0
@@ -379,7 +379,7 @@ def test_separators_by_command_are_those_of_a_description(
     assert said.index("tags = {") < said.index('"*" = "by type"')
     for separators, message in (
         (["genres"], "separator must be COLUMN=TEXT"),
-        (["tags=;", "tags=|"], "separator must be COLUMN=TEXT, once for each column"),
+        (["tags=;", "tags=|"], "once for each column (got 'tags=|')"),
         (["moodz=/"], "separators must name columns of the tables (got 'moodz')"),
         (["movieId=|"], "(got 'movieId', which has another role); leave it out"),
         (["genres="], "must be the text between the words of a cell (got '')"),

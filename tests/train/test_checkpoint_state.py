@@ -80,6 +80,7 @@ def change(folder: Path, changes: dict[str, Any], *, with_digest: bool) -> None:
 # -------------------------------------------------------------------------------------- manifests
 
 
+@pytest.mark.timeout(600)  # with --all, thousands of files on a disk that others use
 def test_no_flipped_bit_of_a_manifest_passes(newest: Path, run_all: bool) -> None:
     whole = read_run_manifest(newest)
     path = newest / "manifest.json"

@@ -251,7 +251,7 @@ def test_workers_rank_as_one_does(kind: str, num_parts: int, how: str, tmp_path:
     "kind", ["typed_links", pytest.param("relation_links", marks=pytest.mark.exhaustive)]
 )
 def test_samples_of_all_neighbours_learn_the_same(kind: str, tmp_path: Path) -> None:
-    values = {**LINKS, **CASES[kind][0]}
+    values = {**LINKS, **CASES[kind][0], "layers": 2}
     full = FullBatchRun(config_of(write(tmp_path, kind, 1), **values)).train()
     # In full batch all edges carry messages.
     more = {"fanouts": (-1, -1), "exclude_targets": False}

@@ -107,6 +107,11 @@ def read_ogb_arrays(name: str, root: str | os.PathLike[str], arrays: Arrays) -> 
     folder = Path(root) / name.replace("-", "_")
     if not (folder / "raw").is_dir():
         _download(name, folder)
+    return read_ogb_folder(name, folder, arrays)
+
+
+def read_ogb_folder(name: str, folder: Path, arrays: Arrays) -> DatasetArrays:
+    """Read what a folder of OGB's layout has; as `read_ogb_arrays`, and the name may be any."""
     try:
         return _read(name, folder, arrays)
     except (ValueError, TypeError, KeyError, IndexError) as error:

@@ -314,7 +314,7 @@ class _Reading:
                     repeated.add(batch, kept, rows, doubled, places)
                     kept = kept.filter(arrow_array(is_first))
             self._keep(reader, kept, chunks)
-        self._note_malformed(reader, report.refused)
+        self._note_malformed(reader, report.refused, is_numbered=is_numbered)
         self.columns[ntype] = {
             name: reader.whole_column(name, chunks.pop(name), self.kept) for name in needed
         }
@@ -338,7 +338,8 @@ class _Reading:
                 if name in names and name not in table.ignore:
                     raise ValueError(
                         f"{source.name}: column {name!r} must be in one table of {ntype} (it is in "
-                        "another, too); rename it, or name it in ignore"
+                        "another, too); rename it (columns names those of a file without a "
+                        "header), or name it in ignore"
                     )
                 if name not in names:
                     names.append(name)
@@ -372,7 +373,8 @@ class _Reading:
                 is_id = values.is_valid()
                 report.num_without_node += values.null_count
                 rows, values = rows.filter(is_id), values.filter(is_id)
-            column = IdColumn(f"{batch.file}, column {key!r}", reader.is_untyped)
+            is_untyped = key is not None and reader.is_untyped
+            column = IdColumn(f"{batch.file}, column {key or ROW_NUMBER!r}", is_untyped)
             numbers = ids.find(values, column)
             is_there = numbers >= 0
             report.num_without_node += int(np.count_nonzero(~is_there))
@@ -395,7 +397,8 @@ class _Reading:
                 num_kept[number] += end - begin
                 of_rows = in_order.slice(begin, end - begin)
                 self._keep(reader, of_rows, chunks[number], is_copied=True)
-        self._note_malformed(reader, self.report.nodes[ntype].refused)
+        refused = self.report.nodes[ntype].refused
+        self._note_malformed(reader, refused, is_numbered=key is None)
         report.num_missing = int(np.count_nonzero(place_of < 0))
         columns = {}
         for name in needed:
@@ -680,9 +683,22 @@ class _Reading:
             )
         return np.flatnonzero(is_whole)
 
-    def _note_malformed(self, reader: TableSource, refused: dict[str, int]) -> None:
+    def _note_malformed(
+        self, reader: TableSource, refused: dict[str, int], *, is_numbered: bool = False
+    ) -> None:
+        """Report rows with a wrong number of cells.
+
+        Args:
+            is_numbered: Whether ids are numbers of rows, which such rows would shift.
+        """
         if not reader.num_malformed:
             return
+        if is_numbered:
+            row = reader.malformed[0]
+            raise ValueError(
+                f"{row.file} must have {row.num_columns} cells in every row, as its rows go by "
+                f"their numbers (got {row.num_cells} in row {row.row}); mend the row"
+            )
         refused["wrong number of cells"] = reader.num_malformed
         for row in reader.malformed:
             self.report.note(

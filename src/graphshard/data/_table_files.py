@@ -20,7 +20,7 @@ import fnmatch
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,19 @@ _NO_TABLES = {
     "graph [": ("a graph in GML", "write a line an edge, as networkx.to_pandas_edgelist does"),
 }
 """How files begin that look like CSV and are none."""
+_OTHER_BYTES: tuple[tuple[bytes, str, str], ...] = (
+    (rb"\x1f\x8b", "what gzip has compressed", "give its name the ending .gz"),
+    (rb"\x28\xb5\x2f\xfd", "what zstd has compressed", "give its name the ending .zst"),
+    (rb"\x04\x22\x4d\x18", "what lz4 has compressed", "give its name the ending .lz4"),
+    (rb"BZh[1-9]1AY&SY", "what bzip2 has compressed", "give its name the ending .bz2"),
+    (rb"PK\x03\x04", "an archive, or a workbook", "unpack it; of a workbook, save a sheet as CSV"),
+    (rb"PAR1.*\0", "Parquet", "say format = parquet, or give its name that ending"),
+    (rb"ARROW1.*\0", "Arrow", "say format = arrow, or give its name that ending"),
+    (rb"FEA1.*\0", "Feather of version 1", "read it by pandas.read_feather and write it again"),
+    (rb"SQLite format 3\0", "a database of SQLite", "write its tables as CSV"),
+    (rb"\x89HDF", "HDF5", "read it by pandas.read_hdf and write Parquet"),
+)
+"""How files begin that are no text, what they are, and what to do."""
 
 _USUAL_NAMES = {"id", "node_id", "source", "src", "target", "dst", "from", "to"}
 _BLOCK = 1 << 20
@@ -189,10 +202,12 @@ class TableSource:
         self._dataset: Any = None
         self._names_in_json: dict[str, list[str]] = {}
         self._path_of: dict[str, str] = {}
+        self._index_names: tuple[Any, ...] = ()  # of a DataFrame of pandas
         self.files: list[str] = []
         if is_in_memory(source):
             self.format: str = "memory"
             self._table = _table_of(source)
+            self._index_names = tuple(getattr(getattr(source, "index", None), "names", ()))
             self.files = ["the table"]
             self.schema = self._table.schema
         else:
@@ -254,6 +269,8 @@ class TableSource:
             return called[name]
         close = next((known for known in names if known.casefold() == name.casefold()), None)
         cure = f"; did you mean {close!r}?" if close else "; name one of them"
+        if name in self._index_names:
+            cure = "; it is the index: pass what reset_index() gives"
         if len(called) > len(names):
             cure = "; the file has no header: name columns by their place, from 0"
         raise ValueError(
@@ -436,6 +453,8 @@ class TableSource:
         try:
             return ipc.open_file(self._filesystem.open_input_file(self._path_of[file]))
         except pyarrow.ArrowInvalid:
+            with self._filesystem.open_input_stream(self._path_of[file]) as stream:
+                _check_no_other_bytes(file, stream.read(1 << 12), "Arrow")
             return ipc.open_stream(self._filesystem.open_input_stream(self._path_of[file]))
 
     def _arrow_batches(self, file: str, columns: list[str]) -> Iterator[TableBatch]:
@@ -452,13 +471,32 @@ class TableSource:
         import pyarrow
 
         unified: Any = None
+        large: dict[str, None] = {}
         for file in self.files:
             names: dict[str, None] = {}
             for table in self._json_blocks(file):
                 names |= dict.fromkeys(table.schema.names)
+                large |= dict.fromkeys(name for name in names if _is_past_int64(table, name))
                 unified = table.schema if unified is None else _unified(unified, table.schema)
             self._names_in_json[file] = list(names)
+        for name in large:
+            if self._is_uint64_in_json(name):
+                place = unified.get_field_index(name)
+                unified = unified.set(place, pyarrow.field(name, pyarrow.uint64()))
         return pyarrow.schema([]) if unified is None else unified
+
+    def _is_uint64_in_json(self, name: str) -> bool:
+        """Whether a field, of which pyarrow makes reals where int64 is too small, has hashes."""
+        import pyarrow
+
+        asked = pyarrow.schema([(name, pyarrow.uint64())])
+        try:
+            for file in self.files:
+                for _ in self._json_blocks(file, asked):
+                    pass
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def _json_batches(self, file: str, columns: Sequence[str]) -> Iterator[Any]:
         import pyarrow
@@ -653,12 +691,16 @@ def _table_of(source: Any) -> Any:
         else:
             table = pyarrow.table(source)
         return without_views(table, table.nbytes < 2**31)
-    except (pyarrow.ArrowException, TypeError) as error:
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         is_plan = hasattr(source, "collect")  # of Polars
         cure = "pass what its collect() gives" if is_plan else "give each column values of one kind"
         if "_pli128" in reason or "_plu128" in reason:
             reason, cure = "Arrow has no integers of 128 bits", "cast them to Int64 or String"
+        if isinstance(error, OverflowError):
+            reason, cure = "a whole number is larger than 64 bits hold", "make text of its column"
+        if "Duplicate column names" in reason:
+            cure = "rename one of them"
         raise ValueError(
             f"the {type(source).__name__} cannot become an Arrow table: {reason}; {cure}"
         ) from error
@@ -726,7 +768,19 @@ def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[F
         FileNotFoundError: There is none.
         ValueError: They are on several file systems.
     """
-    items = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if isinstance(source, str | os.PathLike):
+        items = [source]
+    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+        items = [source]  # which is no path
+    else:
+        items = list(source)
+    for item in items:
+        if not isinstance(item, str | os.PathLike):
+            raise TypeError(
+                f"files must be paths, or one table of pandas, Polars or pyarrow (got "
+                f"{type(source).__name__}); make one table of it, as "
+                "pyarrow.table, pandas.DataFrame and pandas.concat do"
+            )
     if not items:
         raise ValueError("files must name at least one file (got an empty list)")
     filesystem: Any = None
@@ -812,11 +866,12 @@ def _is_note(path: str, folder: str) -> bool:
 def _format_of(filesystem: Any, files: Sequence[FoundFile]) -> TableFormat:
     """The format of files by their endings or, where these say nothing, by how they begin."""
     formats: dict[TableFormat, str] = {}
-    for file, path in files:
+    for found in files:
+        file, path = found
         stem, ending = os.path.splitext(path.lower())
         if ending in _COMPRESSIONS:
             ending = os.path.splitext(stem)[1]
-        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, path)
+        known = _FORMATS.get(ending) or _format_of_beginning(filesystem, found)
         if known is None:
             raise ValueError(
                 f"{file}: neither the ending {ending!r} nor its first bytes tell of what format it "
@@ -830,14 +885,23 @@ def _format_of(filesystem: Any, files: Sequence[FoundFile]) -> TableFormat:
     return next(iter(formats))
 
 
-def _format_of_beginning(filesystem: Any, file: str) -> TableFormat | None:
-    compression = _COMPRESSIONS.get(os.path.splitext(file)[1].lower())
-    with filesystem.open_input_stream(file, compression=compression) as stream:
+def _check_no_other_bytes(file: str, top: bytes, kind: str) -> None:
+    """Raise if the first bytes of a file say that it is something else, whatever its ending."""
+    for beginning, what, cure in _OTHER_BYTES:
+        if re.match(beginning, top, re.DOTALL):
+            raise ValueError(f"{file} must be {kind} (got {what}); {cure}")
+
+
+def _format_of_beginning(filesystem: Any, file: FoundFile) -> TableFormat | None:
+    name, path = file
+    compression = _COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+    with filesystem.open_input_stream(path, compression=compression) as stream:
         top = stream.read(1 << 12)
     if top.startswith(b"PAR1"):
         return "parquet"
     if top.startswith(b"ARROW1"):
         return "arrow"
+    _check_no_other_bytes(name, top, "a table")
     is_text = top.startswith(_UTF_16) or b"\0" not in top
     if not is_text or top.startswith((b"PK", b"\x80")):
         return None
@@ -857,6 +921,16 @@ def _unified(first: Any, second: Any) -> Any:
             field = field.with_type(pyarrow.string())
         fields.append(field)
     return pyarrow.unify_schemas([first, pyarrow.schema(fields)], promote_options="permissive")
+
+
+def _is_past_int64(table: Any, name: str) -> bool:
+    """Whether a column of reals has some that are larger than any int64."""
+    from pyarrow import compute, types
+
+    if name not in table.schema.names or not types.is_floating(table.schema.field(name).type):
+        return False
+    largest = compute.max(table.column(name)).as_py()
+    return largest is not None and largest >= 2**63
 
 
 def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -962,6 +1036,7 @@ def _look_at(
     names_before: list[str] | None,
 ) -> _Dialect | None:
     """What the first lines of a file tell; None if there is no line at all."""
+    _check_no_other_bytes(file, top, "CSV")
     encoding = options.encoding
     if encoding is None and top.startswith(_UTF_16):
         encoding = "utf-16"

@@ -29,7 +29,7 @@ from ._array_graph import (
     with_self_loops,
 )
 from ._folder import is_of_facts
-from ._ogb import ogb_name, read_ogb_arrays
+from ._ogb import ogb_name, read_ogb_arrays, read_ogb_folder
 from ._read_tables import read_tables
 from ._table_files import TABLE_ENDINGS
 from .dataset import MASKS, DatasetArrays, NodeDataset, read_dataset_arrays
@@ -161,7 +161,7 @@ def _read_arrays(name: str, preparation: Preparation, arrays: Arrays) -> Dataset
         return _prepared(DatasetArrays.of_content(content, path.stem), path, preparation)
     folder = Path(_folder(name))
     if (title := ogb_name(folder)) is not None:
-        return _prepared(read_ogb_arrays(title, folder.parent, arrays), folder, preparation, True)
+        return _prepared(read_ogb_folder(title, folder, arrays), folder, preparation, True)
     if name.startswith("ogbn-") and not folder.is_dir():
         root = os.environ.get(DATASETS_VARIABLE) or "dataset"
         return _prepared(read_ogb_arrays(name, root, arrays), Path(root), preparation, True)

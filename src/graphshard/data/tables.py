@@ -420,7 +420,8 @@ class Tables:
                 "multi-label classification" or "regression".
             links: Names of relations whose edges are to be predicted; without them, a split
                 without a label is that of the only relation.
-            separators: Columns of text, features or the label, to what their words are between.
+            separators: Columns of text, features or the label, to what their words are between;
+                ``TYPE=COLUMN`` as for ``label``.
             **settings: More for `Tables`.
 
         Raises:
@@ -439,6 +440,8 @@ class Tables:
                 usual = first.id if node_id is None else node_id
                 names = list(reader.schema.names)
                 own_key = called[usual] if usual in called else _id_column(name, names)
+                if usual == ROW_NUMBER and own_key.casefold() not in _usual_ids(name):
+                    own_key = ROW_NUMBER  # neither of the two has ids
                 joined = JoinedTable(files=files, id=own_key, options=options)
                 made_nodes[name] = replace(first, join=(*first.join, joined))
                 more = {text: column for text, column in called.items() if column != own_key}
@@ -501,11 +504,11 @@ class Tables:
         """
         made: dict[Any, NodeTable | EdgeTable] = {**self.nodes, **self.edges}
         for said, separator in separators.items():
-            owners = [owner for owner, called in columns.items() if said in called]
+            name, owners = _owners_of(said, columns)
             if not owners:
                 raise ValueError(f"separators must name columns of the tables (got {said!r})")
             for owner in owners:
-                table, column = made[owner], columns[owner][said]
+                table, column = made[owner], columns[owner][name]
                 if column in _columns_of_roles(table):
                     raise ValueError(
                         f"separators are of features and labels (got {said!r}, which has another "
@@ -584,6 +587,20 @@ class Tables:
         return replace(self, nodes=nodes, edges=edges)
 
 
+def _owners_of(said: str, columns: Mapping[Any, Mapping[str, str]]) -> tuple[str, list[Any]]:
+    """A column, and the types and relations that have it.
+
+    Args:
+        said: The column, or ``TYPE=COLUMN`` for that of one of several tables.
+        columns: Of each type and relation, by all that they are called.
+    """
+    owner, equals, column = said.partition("=")
+    if not equals or any(said in names for names in columns.values()):
+        return said, [t for t, names in columns.items() if said in names]
+    is_of = {t: owner in ((t,) if isinstance(t, str) else (t[1], ":".join(t))) for t in columns}
+    return column, [t for t, names in columns.items() if is_of[t] and column in names]
+
+
 def _labelled(
     label: str,
     columns: Mapping[str, Mapping[str, str]],
@@ -595,16 +612,11 @@ def _labelled(
         label: The column, or ``TYPE=COLUMN``, where several tables have it.
     """
     every: dict[Any, Mapping[str, str]] = {**columns, **of_edges}
-    owner, equals, column = label.partition("=")
-    if equals and not any(label in names for names in every.values()):
-        is_of = {t: owner in ((t,) if isinstance(t, str) else (t[1], ":".join(t))) for t in every}
-        targets = [t for t, names in every.items() if is_of[t] and column in names]
-    else:
-        column = label
-        targets = [t for t, names in columns.items() if label in names]
+    column, owners = _owners_of(label, every)
+    targets = owners if column != label else [owner for owner in owners if owner in columns]
     is_clear = len(targets) == 1
     if not targets and column == label:
-        targets = [e for e, names in of_edges.items() if label in names]
+        targets = owners
         is_clear = bool(targets)
     if not is_clear:
         names = [t if isinstance(t, str) else ":".join(t) for t in targets] or ["none"]
@@ -895,11 +907,16 @@ def _of_neo4j(role: str, columns: Sequence[str]) -> str | None:
     return None
 
 
+def _usual_ids(ntype: str) -> list[str]:
+    """What columns of ids of a type are called, the most usual first, in small letters."""
+    stems = (f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))
+    return [*_IDS[:1], *stems, *_IDS[1:]]
+
+
 def _id_column(ntype: str, columns: Sequence[str]) -> str:
     if (column := _of_neo4j("ID", columns)) is not None:
         return column
-    usual = [*_IDS[:1], *(f"{stem}{end}" for stem in _stems(ntype) for end in ("_id", "id", ""))]
-    for name in (*usual, *_IDS[1:]):
+    for name in _usual_ids(ntype):
         for column in columns:
             if column.casefold() == name:
                 return column

@@ -98,7 +98,7 @@ class TableFlags:
     separator: Annotated[
         list[str] | None,
         "COLUMN=TEXT: what the words in cells of a column are between, such as 'genres=|', of "
-        "features or the label. Several times.",
+        "features or the label; TYPE=COLUMN=TEXT where several have it. Several times.",
         Unset("none: a cell is one category"),
     ] = None
     dangling: Annotated[
@@ -170,11 +170,14 @@ class TableFlags:
         """Columns to what their words are between."""
         made: dict[str, str] = {}
         for said in self.separator or ():
-            column, equals, text = said.partition("=")
+            # The last =, but the one before where text is = itself: movie=genres=| and genres==.
+            column, equals, text = said.rpartition("=")
+            if column.endswith("=") and not text:
+                column, text = column[:-1], "="
             if not column or not equals or column in made:
                 raise ValueError(
-                    f"separator must be COLUMN=TEXT, once for each column (got {said!r}); write it "
-                    "as 'genres=|'"
+                    "separator must be COLUMN=TEXT, or TYPE=COLUMN=TEXT, once for each column (got "
+                    f"{said!r}); write it as 'genres=|'"
                 )
             made[column] = text
         return made
