@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sync_params and gather_grads: against sums over ranks, and DistributedDataParallel. 1-3 ranks."""
+"""sync_params and gather_grads: against sums over ranks, and DistributedDataParallel. 1-5 ranks."""
 
 from __future__ import annotations
+
+import copy
+import weakref
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from graphshard.comm import gather_grads, sync_params, trace
-from graphshard.testing import run_ranks
+from graphshard.testing import RanksFailed, run_ranks
 
 
 def make_model(seed):
@@ -174,3 +177,152 @@ def gather_complex(rank, world_size):
 def test_complex_gradients():
     for grad in run_ranks(gather_complex, 3):
         assert torch.equal(torch.view_as_complex(grad), torch.full((2, 2), 3.0 + 3.0j))
+
+
+# -- sums that begin while the backward runs -------------------------------------------------------
+
+CALLS = 7
+
+
+class Wide(torch.nn.Module):
+    """Several buckets, parameters that are used twice, or by some ranks only, two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(300, 600)
+        self.middle = torch.nn.Linear(600, 600)  # used twice
+        self.seldom = torch.nn.Linear(600, 600)
+        self.never = torch.nn.Linear(3, 3)
+        self.last = torch.nn.Linear(600, 400).to(torch.bfloat16)
+        self.very_last = torch.nn.Linear(400, 500, dtype=torch.float64)
+
+    def forward(self, x, is_used):
+        h = self.middle(self.middle(self.first(x).relu()).relu())
+        if is_used:
+            h = h + self.seldom(h)
+        return self.very_last(self.last(h.bfloat16()).double()).square().sum()
+
+
+def one_backward(model, case, call, of_rank):
+    """A rank's backward of one call; rank 1 of the last has no rows."""
+    generator = torch.Generator().manual_seed(100 * of_rank + call * (case != "the same"))
+    num_rows = 0 if case == "no rows" and of_rank == 1 else 5
+    backwards = (
+        2 if case == "accumulated" or (case == "now and then twice" and call % 3 == 2) else 1
+    )
+    for _ in range(backwards):
+        x = torch.randn(num_rows, 300, generator=generator)
+        is_used = of_rank == 0 or case not in ("used by some", "no rows")
+        if case == "changes" and call > 3:
+            is_used = False
+        model(x, is_used).backward()
+    if case == "clipped":
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.mul_(0.5)  # which no version counts
+
+
+def gather_early(rank, world_size, case):
+    model, plain = Wide(), Wide()
+    other = torch.nn.Linear(800, 800) if case == "two models" else None
+    during = []
+    for call in range(CALLS):
+        total = {}
+        for of_rank in range(world_size):
+            plain.zero_grad()
+            one_backward(plain, case, call, of_rank)
+            for name, p in plain.named_parameters():
+                if p.grad is not None:
+                    wide = p.grad.to(torch.promote_types(p.dtype, torch.float32))
+                    total[name] = wide + total.get(name, 0)
+        model.zero_grad()
+        with trace() as counted:
+            if case == "alone" and rank == 0:
+                model(torch.ones(2, 300), True).backward()
+                model.zero_grad()
+            one_backward(model, case, call, rank)
+        during.append(counted.calls.get("all_reduce", 0))
+        gather_grads(model)
+        if other is not None:
+            other(torch.ones(1, 800)).sum().backward()
+            gather_grads(other)
+        for name, p in model.named_parameters():
+            if name not in total:
+                assert p.grad is None, name
+                continue
+            expected = total[name].to(p.dtype)
+            if world_size == 2:
+                assert torch.equal(p.grad, expected), (name, call)
+            tolerance = 2e-2 if p.dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(p.grad, expected, rtol=tolerance, atol=tolerance)
+        if case == "the same":
+            sums = {
+                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
+            if call == 0:  # when nothing is early
+                at_first = sums
+            assert all(torch.equal(sums[name], at_first[name]) for name in at_first)
+    return during
+
+
+CASES = ["the same", "used by some", "accumulated", "now and then twice", "no rows", "changes"]
+CASES += ["clipped", "alone", "two models"]
+
+
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [
+        *((case, 2) for case in CASES),
+        *(pytest.param(case, 3, marks=pytest.mark.exhaustive) for case in CASES[1:]),
+        ("the same", 3),
+        pytest.param("no rows", 5, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_sums_that_begin_in_the_backward(case, world_size):
+    during = run_ranks(gather_early, world_size, case)
+    for number, calls in enumerate(during):
+        # Of float32 two or three buckets leave, of the others one each.
+        assert calls[:2] == [0, 0], number
+        if case in ("the same", "accumulated", "used by some", "no rows"):
+            assert min(calls[2:]) >= 3, (number, calls)
+        if case == "clipped":  # once wrong, seldom again
+            assert [c > 0 for c in calls[2:]] == [True, False, False, True, False], calls
+        if case == "two models":
+            assert not any(calls), (number, calls)
+
+
+def fail_in_backward(rank, world_size):
+    model = Wide()
+    for _ in range(2):
+        model(torch.ones(2, 300), True).backward()
+        gather_grads(model)
+    if rank == 1:
+        model.first.weight.register_hook(lambda grad: 1 / 0)
+    model(torch.ones(2, 300), True).backward()
+    gather_grads(model)
+
+
+def test_a_rank_that_fails_in_its_backward_is_named():
+    with pytest.raises(RanksFailed, match="ZeroDivisionError") as failure:
+        run_ranks(fail_in_backward, 3)
+    assert "rank 1" in str(failure.value)
+
+
+def skip_the_rest(rank, world_size):
+    model = Wide()
+    for _ in range(2):
+        model(torch.ones(2, 300), True).backward()
+        gather_grads(model)
+    if rank == 0:  # alone, and nobody asks for the sums
+        model(torch.ones(2, 300), True).backward()
+    copied = copy.deepcopy(model)
+    copied(torch.ones(2, 300), True).backward()
+    one = weakref.ref(model.first.weight)
+    del model
+    assert one() is None
+    return True
+
+
+def test_sums_that_nobody_asks_for_keep_nothing_waiting():
+    assert run_ranks(skip_the_rest, 2) == [True] * 2

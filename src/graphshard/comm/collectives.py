@@ -553,10 +553,21 @@ def all_reduce_(
     kind: TraceKind = "all_reduce",
 ) -> Tensor:
     """Combine the payloads of all ranks, in place, the same result everywhere."""
+    return start_all_reduce(state, payload, op, name, kind).wait()[0]
+
+
+def start_all_reduce(
+    state: GroupState,
+    payload: Tensor,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    name: str = "all_reduce",
+    kind: TraceKind = "all_reduce",
+) -> Pending:
+    """`all_reduce_`, to be waited for; until then the payload must not change."""
     if state.world_size == 1:
-        return payload
+        return Pending.of([payload])
     count(kind, payload.nbytes)
-    return _in_place(
+    return _start_in_place(
         state, payload, name, lambda x: dist.all_reduce(x, op=op, group=state.group, async_op=True)
     )
 
@@ -567,9 +578,9 @@ def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "bro
         return payload
     _count_for_each(state, "broadcast", payload.nbytes * (state.rank == source))
     root, group = state.members[source], state.group
-    return _in_place(
+    return _start_in_place(
         state, payload, name, lambda x: dist.broadcast(x, src=root, group=group, async_op=True)
-    )
+    ).wait()[0]
 
 
 def _count_for_each(state: GroupState, kind: TraceKind, num_bytes: int) -> None:
@@ -579,15 +590,20 @@ def _count_for_each(state: GroupState, kind: TraceKind, num_bytes: int) -> None:
     count(kind, sum(to.values()), to)
 
 
-def _in_place(
+def _start_in_place(
     state: GroupState, payload: Tensor, name: str, start: Callable[[Tensor], dist.Work | None]
-) -> Tensor:
+) -> Pending:
     (staged,) = to_backend([payload.contiguous()], state.payload_device(payload.device))
-    run_collective(state, name, lambda: start(staged))
-    if staged is payload:
-        return payload
-    # To a GPU the host need not wait: the memory of the copy is kept until the copy has been read.
-    return payload.copy_(staged, non_blocking=payload.is_cuda)
+    number, work = start_collective(state, name, lambda: start(staged))
+
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, work)
+        if staged is payload:
+            return [payload]
+        # To a GPU the host need not wait: the memory of the copy is kept until it has been read.
+        return [payload.copy_(staged, non_blocking=payload.is_cuda)]
+
+    return Pending(finish)
 
 
 def wait_for_all(state: GroupState, name: str = "barrier") -> None:

@@ -56,6 +56,8 @@ from ..errors import RankError
 if TYPE_CHECKING:
     from ._monitor import FailureMonitor
     from ._shared_memory import SharedBlocks
+    from ._sync import EarlySums
+    from .collectives import ThreadGroups
 
 MARGIN_SECONDS = 10.0
 """What may pass beyond the timeout until a failed job has ended; see the note."""
@@ -104,6 +106,9 @@ class GroupState:
     num_meetings: dict[str, int] = field(default_factory=dict)  # by what; see `come_together`
     # Signatures of models that all ranks have found to be the same everywhere.
     checked: set[tuple[object, ...]] = field(default_factory=set)
+    # Sums of gradients that begin while a backward runs: of the model that was synchronized last.
+    early_sums: EarlySums | None = None
+    early_groups: ThreadGroups | None = None  # in which these travel
     # Set to make waits in the group end with `Cancelled`; None where that cannot be.
     cancelled: threading.Event | None = None
     # Collectives that were started and have not been waited for.
@@ -193,6 +198,7 @@ def forget(state: GroupState) -> None:
     with contextlib.suppress(RuntimeError):  # it has no such part
         part = state.group._get_backend(torch.device("cpu"))
     state.group, state.closed, state.shared = None, True, None
+    state.early_sums = state.early_groups = None
     del part
     state.in_flight.clear()
 
