@@ -768,16 +768,13 @@ def find_files(source: Any, base: str | Path | None = None) -> tuple[Any, list[F
         FileNotFoundError: There is none.
         ValueError: They are on several file systems.
     """
-    if isinstance(source, str | os.PathLike):
-        items = [source]
-    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
-        items = [source]  # which is no path
-    else:
+    items: list[Any] = [source]
+    if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike | Mapping):
         items = list(source)
     for item in items:
         if not isinstance(item, str | os.PathLike):
             raise TypeError(
-                f"files must be paths, or one table of pandas, Polars or pyarrow (got "
+                "files must be paths, or one table of pandas, Polars or pyarrow (got "
                 f"{type(source).__name__}); make one table of it, as "
                 "pyarrow.table, pandas.DataFrame and pandas.concat do"
             )
