@@ -44,6 +44,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "links": {"model": "sage", "layers": 2, "hidden": 64, "task": "link prediction"},
     "sparse": {"model": "sage", "layers": 2, "hidden": 64},
     "own": {"model": "plan:OwnNetwork", "layers": 3, "hidden": 64},
+    "categories": {"model": "gcn", "layers": 2, "hidden": 32},
+    "typed": {"model": "sage", "layers": 2, "hidden": 64},
+    "typed values": {"model": "sage", "layers": 2, "hidden": 32, "task": "edge regression"},
+    "typed own": {"model": "plan:OwnNetwork", "layers": 2, "hidden": 64},
 }
 EPOCHS = 4
 _SPARSE_COLUMNS, _MOST_NON_ZEROS = 5000, 40
@@ -53,21 +57,39 @@ class OwnNetwork(torch.nn.Module):
     """A network as a user writes one: an encoder, and sums of neighbours with a normalisation."""
 
     def __init__(self, schema: Any, hidden: int, layers: int, dropout: float, out: int) -> None:
-        from graphshard.nn import SAGEConv
+        from graphshard.nn import HeteroGraphConv, SAGEConv
 
         super().__init__()
-        (width,) = schema.node_widths.values()
+        self.target = schema.target if schema.is_typed else None
         widths = [hidden] * layers + [out]
-        self.encoder = torch.nn.Linear(width, hidden)
-        self.layers = torch.nn.ModuleList(SAGEConv(*pair, "mean") for pair in pairwise(widths))
+        self.encoders = torch.nn.ModuleDict(
+            {t: torch.nn.Linear(width, hidden) for t, width in schema.node_widths.items()}
+        )
+        self.layers = torch.nn.ModuleList(
+            HeteroGraphConv({e: SAGEConv(*pair, "mean") for e in schema.canonical_etypes})
+            if schema.is_typed
+            else SAGEConv(*pair, "mean")
+            for pair in pairwise(widths)
+        )
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(layers))
         self.dropout = torch.nn.Dropout(dropout)
 
-    def forward(self, graphs: Any, features: torch.Tensor) -> torch.Tensor:
-        rows = self.encoder(features)
+    def forward(self, graphs: Any, features: Any) -> Any:
+        if self.target is None:
+            (encoder,) = self.encoders.values()
+            rows: Any = encoder(features)
+        else:
+            rows = {t: self.encoders[t](x) for t, x in features.items()}
         for layer, norm, graph in zip(self.layers, self.norms, graphs, strict=True):
-            rows = layer(graph, self.dropout(torch.nn.functional.silu(norm(rows))))
-        return rows
+            if self.target is None:
+                rows = layer(graph, self._between(norm, rows))
+            else:
+                rows = layer(graph, {t: self._between(norm, x) for t, x in rows.items()})
+        return rows if self.target is None else rows[self.target]
+
+    def _between(self, norm: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        between: torch.Tensor = self.dropout(torch.nn.functional.silu(norm(rows)))
+        return between
 
 
 def partitioned(nodes: int, degree: int, num_parts: int, folder: Path, name: str) -> Path:
@@ -75,9 +97,13 @@ def partitioned(nodes: int, degree: int, num_parts: int, folder: Path, name: str
     from graphshard.data import community_graph
     from graphshard.partition import partition_graph
 
-    kind = name if name in ("edges", "links", "sparse") else "nodes"
+    alone = ("edges", "links", "sparse", "categories", "typed values")
+    kind = name if name in alone else "typed" if name.startswith("typed") else "nodes"
     out = folder / f"{kind}{num_parts}"
     if (out / "g.json").exists():
+        return out / "g.json"
+    if kind.startswith("typed"):
+        partition_graph(_typed_graph(nodes, degree, kind), "g", num_parts, str(out), quiet=True)
         return out / "g.json"
     graph = community_graph(nodes, nodes * degree, seed=0, feat_dim=128, num_classes=40)
     if kind == "sparse":
@@ -86,6 +112,10 @@ def partitioned(nodes: int, degree: int, num_parts: int, folder: Path, name: str
         columns = torch.randint(1, _SPARSE_COLUMNS, size).masked_fill_(torch.rand(size) < 0.3, 0)
         columns = columns.sort(1, descending=True).values
         graph.ndata["feat_columns"], graph.ndata["feat_values"] = columns.int(), torch.rand(size)
+    elif kind == "categories":
+        graph.ndata["categories"] = torch.stack(
+            [torch.randint(count, (nodes,)) for count in (1000, 50, 7)], dim=1
+        )
     elif kind != "nodes":
         for column in ("label", "train_mask", "val_mask", "test_mask"):
             del graph.ndata[column]
@@ -99,6 +129,38 @@ def partitioned(nodes: int, degree: int, num_parts: int, folder: Path, name: str
             graph.edata["label"] = torch.randint(5, (count,))
     partition_graph(graph, "g", num_parts, str(out), quiet=True)
     return out / "g.json"
+
+
+def _typed_graph(nodes: int, degree: int, kind: str) -> Any:
+    """Two types, of three fifths and two fifths of the nodes, and three relations of them."""
+    from graphshard import heterograph
+
+    sizes = {"user": nodes * 3 // 5, "item": nodes * 2 // 5}
+    counts = {
+        ("user", "buys", "item"): nodes * degree // 4,
+        ("item", "bought", "user"): nodes * degree // 4,
+        ("user", "knows", "user"): nodes * degree // 4,
+    }
+    random = torch.Generator().manual_seed(0)
+    ends = {
+        etype: tuple(torch.randint(sizes[t], (n,), generator=random) for t in etype[::2])
+        for etype, n in counts.items()
+    }
+    graph = heterograph(ends, sizes)
+    graph.nodes["user"].data["feat"] = torch.rand(sizes["user"], 32)
+    graph.nodes["item"].data["feat"] = torch.rand(sizes["item"], 100)
+    if kind == "typed":
+        columns, number = graph.nodes["user"].data, torch.rand(sizes["user"])
+        columns["label"] = torch.randint(40, (sizes["user"],))
+        shares = (0.0, 0.6), (0.6, 0.8), (0.8, 1.0)
+    else:
+        etype = next(iter(counts))
+        columns, number = graph.edges[etype].data, torch.rand(counts[etype])
+        columns["label"] = torch.rand(counts[etype])
+        shares = (0.0, 0.6), (0.6, 0.65), (0.65, 0.7)
+    for split, (low, high) in zip(("train", "val", "test"), shares, strict=True):
+        columns[f"{split}_mask"] = (number >= low) & (number < high)
+    return graph
 
 
 def worker(data: str, settings: str) -> None:

@@ -24,6 +24,7 @@ _LARGE_BYTES = 1 << 20  # as in comm/transport.py
 
 
 _LINK_SCORES, _RANKED, _CANDIDATES = 1 << 24, 1024, 8192  # as in train/_links.py
+_MOST_BLOCKS = 32  # of edges with negatives that are gone through; more are alike
 _LINK_METRICS = 5  # numbers of each relation that ranks are summed to
 
 
@@ -316,7 +317,7 @@ class _Layers:
         if sources[0].is_constant and not others and len(sources) == 1:
             # Computed once, in a block of which a copy is kept.
             result = tape.new(destinations, width, "pool")
-            tape.memory.fixed["features"] += destinations * width * tape.itemsize
+            tape.memory.keep(destinations * width * tape.itemsize, "features")
             return result
         needs_grad = any(x.node is not None for x in sources) and tape.records
         arrived: list[TapeRows] = []
@@ -404,7 +405,7 @@ class _Layers:
             return x, size
         block = None
         if x.is_constant:
-            tape.memory.fixed["features"] += halo * x.width * tape.itemsize
+            tape.memory.keep(halo * x.width * tape.itemsize, "features")
         else:
             self._note(
                 "forward", sent * wire, halo * wire, 2 * x.count * x.width * width, "product"
@@ -1289,6 +1290,7 @@ def _loss_of_side(
     number = scorer.negatives * wide
     size = min(count, max(1.0, _LINK_SCORES // max(1, scorer.negatives)))
     is_one = size >= count
+    num_blocks = min(_MOST_BLOCKS, math.ceil(count / size)) if count else 0
 
     def forward() -> tuple[TapeRows, TapeRows]:
         product = tape.new(size, width * wide)
@@ -1303,20 +1305,24 @@ def _loss_of_side(
 
     tape.do("product", 2.0 * count * scorer.negatives * width)
     tape.do("elements", 12 * count * number * tape.itemsize)
-    kept = forward()
+    kept: tuple[TapeRows, ...] = ()
+    for _ in range(num_blocks):  # one after the other, for what malloc makes of them
+        kept = ()
+        kept = forward()
     saved = [queries, right, wrong, *(kept if is_one else ())]
-    del kept
+    kept = ()
 
     def backward(grad: TapeRows) -> list[TapeRows | None]:
         of_ends: list[TapeRows | None] = [tape.new(count, width), tape.new(count, width)]
         if not is_one:  # slices of gradients are as long as the whole
             of_ends.append(tape.new(count, width))
-        held = () if is_one else forward()
-        grads = tape.new(size, 2 * (number + wide))
-        masked = tape.new(size, number)
+        for _ in range(num_blocks):
+            held = () if is_one else forward()
+            grads = tape.new(size, 2 * (number + wide))
+            masked = tape.new(size, number)
+            del held, grads, masked
         tape.do("product", 4.0 * count * scorer.negatives * width)
         tape.do("elements", 12 * count * number * tape.itemsize)
-        del held, grads, masked
         return [*of_ends[:2], tape.new(scorer.negatives, width)]
 
     return tape.record(tape.new(1, 1), [queries, right, wrong], saved, backward)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from .._base.file_rows import BLOCK_BYTES
 from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
+from ._malloc import MALLOC_KEEPS
 from ._networks import (
     Exchanges,
     Network,
@@ -74,6 +75,12 @@ _FILE_BYTES_PER_EDGE = 8.0
 _FILE_BYTES_PER_CUT_EDGE = 6.4
 _FILE_BYTES_PER_NODE = 20.0
 """Pointers to in-edges, original ids, a label and masks."""
+
+_EPOCHS = 3
+"""Epochs that are gone through for what malloc keeps: a fourth adds little."""
+
+_PIECE_OF_EDGES = 1 << 20  # as in fullbatch/_partition_data.py
+_KEPT_BY_LOADERS = 1 << 30  # as _LARGEST_BLOCK in _base/memory.py, which malloc is told
 
 _BLOCKS_READ = 2
 """Blocks of features in files that are there at once: one that is used, and the next."""
@@ -427,7 +434,9 @@ def full_batch_step(
     graph: GraphSize, network: Network, part: PartSize, how: Exchanges, rates: Rates
 ) -> _Step:
     """An epoch of one rank."""
-    memory = Memory(fixed_items(graph, network, part, rates))
+    memory = Memory(
+        fixed_items(graph, network, part, rates), _freed_in_set_up(graph, network, part)
+    )
     set_up = sum(part.edges.values()) * (SET_UP_BYTES_PER_EDGE - STRUCTURE_BYTES_PER_EDGE)
     memory.take(set_up, "mapped", "setting up")
     memory.give_back(set_up, "mapped", "setting up")
@@ -436,15 +445,35 @@ def full_batch_step(
             n * network.learnt[t].entries for t, n in part.nodes.items() if t in network.learnt
         )
         memory.fixed["features"] += entries * (8 + network.itemsize)
-    tape = Tape(memory, network.itemsize)
     parts = [part] * network.layers
-    ids = _ids_of_edges(memory, network, part)
-    tape.backward(loss_of(tape, network, parts, how, graph.target))
-    del ids
-    if network.edges is not None:  # which may score more edges than a step
-        evaluate(Tape(memory, network.itemsize, records=False), network, parts, how, graph.target)
+    tapes = []
+    for _ in range(_EPOCHS):
+        tape = Tape(memory, network.itemsize)
+        ids = _ids_of_edges(memory, network, part)
+        tape.backward(loss_of(tape, network, parts, how, graph.target))
+        del ids
+        without_backward = Tape(memory, network.itemsize, records=False)
+        evaluate(without_backward, network, parts, how, graph.target)
+        memory.end_epoch()
+        tapes.append(tape)
+    tape = tapes[0]
     _add_model(memory, tape, network)
     return _Step(memory, tape)
+
+
+def _freed_in_set_up(graph: GraphSize, network: Network, part: PartSize) -> float:
+    """The largest block that malloc gives back before the first epoch, and would not map then.
+
+    Ends of edges are looked at as numbers of 8 bytes: all at once where edges are added or scored,
+    and a piece at a time otherwise. Columns of sparse features are made such numbers, too.
+    """
+    stored = graph.num_stored_edges
+    has_changed = network.edges is not None or stored not in (None, graph.num_edges)
+    most = math.inf if has_changed else _PIECE_OF_EDGES
+    sizes = [8.0 * min(count, most) for count in part.edges.values()]
+    for ntype, learnt in network.learnt.items():
+        sizes.append(8.0 * learnt.stored_entries * part.nodes[ntype])
+    return max((size for size in sizes if size < MALLOC_KEEPS), default=0.0)
 
 
 def _ids_of_edges(memory: Memory, network: Network, part: PartSize) -> TapeRows | None:
@@ -688,11 +717,16 @@ def plan_sampled(
         evaluation = _evaluation(graph, network, part, num_ranks, items)
     if not sampling.in_files and not _fits(evaluation.peak, machines, num_ranks):
         evaluation = _evaluation(graph, network, part, num_ranks, items, "sequential")
-    memory = Memory(items)
-    tape = Tape(memory, network.itemsize)
-    ids = _ids_of_edges(memory, network, blocks[-1])
-    tape.backward(loss_of(tape, network, blocks, Exchanges(mode="oneshot"), graph.target))
-    del ids
+    memory = Memory(items, _KEPT_BY_LOADERS)
+    tapes = []
+    for _ in range(_EPOCHS):
+        tape = Tape(memory, network.itemsize)
+        ids = _ids_of_edges(memory, network, blocks[-1])
+        tape.backward(loss_of(tape, network, blocks, Exchanges(mode="oneshot"), graph.target))
+        del ids
+        memory.end_epoch()
+        tapes.append(tape)
+    tape = tapes[0]
     _add_model(memory, tape, network)
     largest = max(memory, evaluation, key=lambda m: m.peak)
     remote = 1 - 1 / num_ranks
@@ -747,7 +781,7 @@ def _evaluation(
     mode: Literal["oneshot", "sequential"] = "oneshot",
 ) -> Memory:
     """What an evaluation takes: a forward of the whole graph."""
-    memory = Memory(dict(items))
+    memory = Memory(dict(items), _KEPT_BY_LOADERS)
     tape = Tape(memory, network.itemsize, records=False)
     how = Exchanges(mode=mode, num_ranks=num_ranks)
     evaluate(tape, network, [part] * network.layers, how, graph.target)
@@ -762,7 +796,7 @@ def _evaluation_in_files(
     items: Mapping[str, float],
 ) -> Memory:
     """What an evaluation takes that goes layer by layer, batch by batch."""
-    memory = Memory(dict(items))
+    memory = Memory(dict(items), _KEPT_BY_LOADERS)
     owned = max(1.0, sum(part.nodes.values()))
     batch = min(float(sampling.batches_evaluated * sampling.batch_size or owned), owned)
     (block,), drawn = sampled_parts(graph, (-1,), {graph.target: batch}, batch)

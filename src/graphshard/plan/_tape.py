@@ -11,30 +11,29 @@ stands for, and nothing else has to be said.
 [Note: resident memory]
     What a process takes from the system is more than what is in use, for freed blocks are kept.
     There are four kinds here: results of this package's kernels of `LARGE_BYTES` and more take
-    blocks that wait for later results (see [Note: memory of results] in ``_base/kernels.py``);
-    torch's own below 32 MiB stay with malloc; what ranks of one host hand to each other lies in
-    blocks that wait, too; only larger ones of torch go back at once. The first three count with the
-    most that was ever in use, each for itself; those of malloc `HEAP_HOLES` times, for torch asks
-    for aligned blocks, and a freed one is a few bytes too small for the next of its size. Holes
-    grow for some ten epochs. They are those of ranks, whose tensors are in large pages (see [Note:
-    large pages] in ``_base/memory.py``); a process that joins no others has small pages, and holes
-    of 2.0 to 3.0 times what is in use, which differ from run to run.
+    whole large pages, which wait for later results (see [Note: memory of results] in
+    ``_base/kernels.py``); what ranks of one host hand to each other lies in blocks that wait, too;
+    these two count with the most that was ever in use. What torch makes comes from malloc, whose
+    rules are those of `Malloc`. Set-up takes what goes back at once. A few epochs with their
+    evaluations are gone through, for what malloc kept of one decides what the next one finds.
+
+    They are those of ranks, whose tensors are in large pages (see [Note: large pages] in
+    ``_base/memory.py``); a process that joins no others has small pages, and takes up to twice as
+    much for what malloc keeps, more or less from run to run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .._base.kernels import LARGE_BYTES
+from ._malloc import MALLOC_KEEPS, Malloc
 
-MALLOC_KEEPS = 32 << 20
-"""Blocks up to this size stay with malloc when they are freed."""
-
-HEAP_HOLES = 1.4
-"""What malloc takes for blocks that it keeps, over what they hold: fitted to runs of SAGE, GCN and
-GAT in large pages, see benchmarks/results/plan_memory_cpu_2026-11-26.md."""
+_FIRST_THRESHOLD = 128 << 10  # of glibc
+LARGE_PAGE = 2 << 20  # as kLargePage in csrc/runtime/large_blocks.cpp
 
 AllocationKind = Literal["pool", "heap", "shared", "mapped"]
 Work = Literal["product", "weights", "edges", "attention", "elements", "random", "pages", "start"]
@@ -48,56 +47,74 @@ class Memory:
 
     Args:
         fixed: Item to the bytes that are there all the time.
+        freed: The largest block that malloc had mapped, and got back, before.
     """
 
-    def __init__(self, fixed: dict[str, float]) -> None:
+    def __init__(self, fixed: dict[str, float], freed: float = 0.0) -> None:
         self.fixed = fixed
         self._in_use: dict[AllocationKind, float] = dict.fromkeys(
             ("pool", "heap", "shared", "mapped"), 0.0
         )
-        self._kept: dict[AllocationKind, float] = dict.fromkeys(("pool", "heap", "shared"), 0.0)
+        self._kept: dict[AllocationKind, float] = dict.fromkeys(("pool", "shared"), 0.0)
+        self._malloc = Malloc(max(freed, _FIRST_THRESHOLD))
         self._items: dict[str, float] = {}
+        self._num_epochs = 0
         #: Item to the most bytes that it took.
         self.most: dict[str, float] = {}
         self.peak = sum(fixed.values())
         #: Item to bytes when most was resident.
         self.at_peak = dict(fixed)
 
-    def take(self, size: float, kind: AllocationKind, item: str) -> None:
+    def keep(self, size: float, item: str) -> None:
+        """Count what the first epoch makes and no other has to make again."""
+        if not self._num_epochs:
+            self.fixed[item] = self.fixed.get(item, 0.0) + size
+
+    def end_epoch(self) -> None:
+        """An epoch and its evaluation are over."""
+        self._num_epochs += 1
+        self._malloc.end_epoch()
+
+    def take(self, size: float, kind: AllocationKind, item: str) -> int:
+        """Take a block; its number, by which malloc knows it."""
         self._in_use[kind] += size
         self._items[item] = self._items.get(item, 0.0) + size
         self.most[item] = max(self.most.get(item, 0.0), self._items[item])
+        number = self._malloc.take(size) if kind == "heap" else 0
         if kind in self._kept:
-            taken = self._in_use[kind] * (HEAP_HOLES if kind == "heap" else 1.0)
-            self._kept[kind] = max(self._kept[kind], taken)
-        resident = sum(self.fixed.values()) + sum(self._kept.values()) + self._in_use["mapped"]
+            self._kept[kind] = max(self._kept[kind], self._in_use[kind])
+        taken = sum(self._kept.values()) + self._malloc.taken + self._in_use["mapped"]
+        resident = sum(self.fixed.values()) + taken
         if resident > self.peak:
             self.peak = resident
-            waiting = sum(self._kept[k] - self._in_use[k] for k in self._kept)
+            waiting = taken - sum(self._in_use.values())
             self.at_peak = {**self.fixed}
-            for name, number in {**self._items, "buffers": waiting}.items():
-                self.at_peak[name] = self.at_peak.get(name, 0.0) + number
+            for name, count in {**self._items, "buffers": waiting}.items():
+                self.at_peak[name] = self.at_peak.get(name, 0.0) + count
+        return number
 
-    def give_back(self, size: float, kind: AllocationKind, item: str) -> None:
+    def give_back(self, size: float, kind: AllocationKind, item: str, number: int = 0) -> None:
         self._in_use[kind] -= size
         self._items[item] -= size
+        if number:
+            self._malloc.give_back(number)
 
 
 class _Allocation:
     """Memory of rows, given back when the last that refers to it goes."""
 
-    __slots__ = ("_item", "_memory", "_size", "kind")
+    __slots__ = ("_item", "_memory", "_number", "_size", "kind")
 
     def __init__(self, memory: Memory, size: float, kind: AllocationKind, item: str) -> None:
         if kind == "pool" and size < LARGE_BYTES:
             kind = "heap"
-        if kind == "heap" and size > MALLOC_KEEPS:
-            kind = "mapped"
+        if kind == "pool":
+            size = math.ceil(size / LARGE_PAGE) * LARGE_PAGE
         self._memory, self._size, self.kind, self._item = memory, size, kind, item
-        memory.take(size, kind, item)
+        self._number = memory.take(size, kind, item)
 
     def __del__(self) -> None:
-        self._memory.give_back(self._size, self.kind, self._item)
+        self._memory.give_back(self._size, self.kind, self._item, self._number)
 
 
 class BlockEvent(NamedTuple):
@@ -213,7 +230,7 @@ class Tape:
             item = "gradients"
         size = count * width * self.itemsize
         block = _Allocation(self.memory, size, kind, item)
-        if block.kind == "mapped":
+        if block.kind == "heap" and size > MALLOC_KEEPS:
             self.do("pages", size)
         return TapeRows(count, width, block)
 
