@@ -6,6 +6,7 @@
     python benchmarks/wire.py --question epoch --rate 200 --ranks 4 --ranks-per-host 2
     python benchmarks/wire.py --question sar --sar FOLDER --rate 1000 --ranks 2
     python benchmarks/wire.py --question order --rate 200 --ranks 2 4   # why gloo takes its time
+    python benchmarks/wire.py --question gradients --rate 1000 --ranks 2 4   # sums of gradients
     python benchmarks/wire.py --question pages                          # epochs with large pages
     python benchmarks/wire.py --write                   # the first two, and a file of results
 
@@ -15,6 +16,8 @@ removed at the end, whatever happens. The limit is the larger of what a rank sen
 the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
 torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
 one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
+``gradients`` are steps of dense layers of 1024 columns, whose sums begin while the backward runs,
+in turn with the same steps and one all_reduce after it, and with neither.
 ``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
 those that torch asks for, and with those of glibc. Both sides of an epoch's limit are measured:
 bytes by the counters of the interface, and compute as the epoch on links that are not shaped. SAR
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import resource
@@ -282,6 +286,43 @@ def epoch_work(
     gs.shutdown_comms()
 
 
+def gradients_work(steps: int) -> None:
+    """Seconds of steps by each way to sum gradients, in turn; rank 0 prints them."""
+    import graphshard as gs
+
+    torch.set_num_threads(1)
+    gs.initialize_comms(timeout=SECONDS)
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+    network = torch.nn.Sequential(*layers)
+    models = {name: copy.deepcopy(network) for name in ("graphshard", "after", "alone")}
+    x = torch.randn(1000, 1024, generator=torch.Generator().manual_seed(gs.rank()))
+
+    def all_at_once(model: torch.nn.Module) -> None:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([grad.view(-1) for grad in grads])
+        dist.all_reduce(flat)
+        for grad, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(total.view(grad.shape))
+
+    ways = {"graphshard": gs.gather_grads, "after": all_at_once, "alone": lambda model: None}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(steps + 3):
+        for name, way in ways.items():
+            models[name].zero_grad()
+            gs.comm.barrier()
+            start = time.perf_counter()
+            models[name](x).square().mean().backward()
+            way(models[name])
+            gs.comm.barrier()
+            if number > 2:  # the first two learn what there is to sum
+                seconds[name].append(time.perf_counter() - start)
+    size = sum(p.nbytes for p in models["alone"].parameters())
+    if gs.rank() == 0:
+        print(json.dumps({"bytes": size, "seconds": seconds}), flush=True)
+    gs.shutdown_comms()
+
+
 def pages_work(graph: str, model: str, epochs: int) -> None:
     """CPU seconds, traps and peak of epochs of one process; prints them."""
     import graphshard as gs
@@ -358,6 +399,26 @@ def epochs(args: argparse.Namespace) -> list[str]:
         f"Epochs, 3 layers, hidden 128, {args.nodes:,} nodes:",
         "",
         *markdown_table([*heads, "over the larger"], rows),
+    ]
+
+
+def gradients(args: argparse.Namespace) -> list[str]:
+    """Steps of dense layers, whose gradients are summed while the backward runs and after it."""
+    rows = []
+    for rate in args.rate:
+        for num_ranks in args.ranks:
+            work = ["--work", "gradients", "--rounds", str(args.rounds)]
+            result = on_hosts(num_ranks, rate, work)
+            # What a ring sends and receives.
+            limit = 8 * result["bytes"] * 2 * (num_ranks - 1) / num_ranks / (rate * 1e6)
+            early, after, alone = map(statistics.median, result["seconds"].values())
+            numbers = [alone, limit, after, early, early / after, early / max(alone, limit)]
+            rows.append([rate, num_ranks, *(f"{number:.2f}" for number in numbers)])
+    heads = ["Mbit/s", "ranks", "without sums, s", "link, s", "summed after, s", "graphshard, s"]
+    return [
+        "Steps of six dense layers of 1024 columns, 25 MB of gradients, medians:",
+        "",
+        *markdown_table([*heads, "of summed after", "over the larger"], rows),
     ]
 
 
@@ -452,6 +513,9 @@ def main() -> None:
     if args.work in ("exchange", "order"):
         exchange_work(args.rounds, args.ranks_per_host, args.work == "order")
         return
+    if args.work == "gradients":
+        gradients_work(args.rounds)
+        return
     if args.work == "pages":
         pages_work(str(args.folder), args.model[0], args.rounds)
         return
@@ -476,6 +540,7 @@ QUESTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "exchange": lambda args: exchanges(args, with_orders=False),
     "order": lambda args: exchanges(args, with_orders=True),
     "epoch": epochs,
+    "gradients": gradients,
     "pages": pages,
     "sar": beside_sar,
 }
