@@ -161,25 +161,102 @@ def communities() -> np.ndarray:
     return np.stack([src, np.where(generator.random(120_000) < 0.8, inside, anywhere)])
 
 
-def mesh() -> np.ndarray:
-    """200 by 200 nodes."""
-    ids = np.arange(40_000).reshape(200, 200)
-    ends = ((ids[:-1], ids[1:]), (ids[:, :-1], ids[:, 1:]))
-    return np.concatenate([np.stack([src.ravel(), dst.ravel()]) for src, dst in ends], axis=1)
+def grid(*shape: int) -> np.ndarray:
+    """Nodes numbered row by row, each with an edge to the next in each direction."""
+    ids = np.arange(np.prod(shape)).reshape(shape)
+    pairs = []
+    for axis in range(len(shape)):
+        lines = np.moveaxis(ids, axis, 0)
+        pairs.append(np.stack([lines[:-1].ravel(), lines[1:].ravel()]))
+    return np.concatenate(pairs, axis=1)
+
+
+def shuffled(edges: np.ndarray) -> np.ndarray:
+    """With other numbers for nodes."""
+    return np.random.default_rng(1).permutation(int(edges.max()) + 1)[edges]
+
+
+def points(num_nodes: int, dim: int) -> np.ndarray:
+    """Places of nodes in the unit square or cube."""
+    return np.random.default_rng(0).random((num_nodes, dim))
+
+
+def triangulation(num_nodes: int, dim: int) -> np.ndarray:
+    """Delaunay's, of points at random."""
+    from scipy.spatial import Delaunay
+
+    simplices = Delaunay(points(num_nodes, dim)).simplices
+    pairs = np.concatenate([simplices[:, p] for p in itertools.combinations(range(dim + 1), 2)])
+    return np.unique(np.sort(pairs, axis=1), axis=0).T.astype(np.int64)
+
+
+def geometric(num_nodes: int) -> np.ndarray:
+    """Points of a square, so near each other that they have 10 neighbours on average."""
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(points(num_nodes, 2))
+    return tree.query_pairs((10 / np.pi / num_nodes) ** 0.5, output_type="ndarray").T
+
+
+def nearest(num_nodes: int) -> np.ndarray:
+    """Points of a cube, with the 8 that are nearest to each."""
+    from scipy.spatial import cKDTree
+
+    places = points(num_nodes, 3)
+    near = cKDTree(places).query(places, 9)[1][:, 1:]
+    return np.stack([np.repeat(np.arange(num_nodes), 8), near.ravel()])
+
+
+def roads(side: int) -> np.ndarray:
+    """A grid without a third of its streets, and a node in the middle of most others."""
+    generator = np.random.default_rng(0)
+    edges = grid(side, side)
+    edges = edges[:, generator.random(edges.shape[1]) < 0.65]
+    has_middle = generator.random(edges.shape[1]) < 0.7
+    (src, dst), middle = edges[:, has_middle], side**2 + np.arange(has_middle.sum())
+    halves = np.stack([src, middle]), np.stack([middle, dst])
+    return np.concatenate([edges[:, ~has_middle], *halves], axis=1)
+
+
+def tree(num_nodes: int) -> np.ndarray:
+    """Every node below one at random of those before it."""
+    nodes = np.arange(1, num_nodes)
+    return np.stack([(np.random.default_rng(0).random(num_nodes - 1) * nodes).astype(int), nodes])
+
+
+def binary_tree(num_nodes: int) -> np.ndarray:
+    """Every node below the one of half its number."""
+    nodes = np.arange(1, num_nodes)
+    return np.stack([(nodes - 1) // 2, nodes])
 
 
 GENERATED = {
     "skewed": lambda: skewed(0.6),
     "skewed-random": lambda: skewed(0.0),
     "communities": communities,
-    "mesh": mesh,
+    "mesh": lambda: grid(200, 200),
+    "mesh-shuffled": lambda: shuffled(grid(200, 200)),
+    "grid-3d": lambda: grid(34, 34, 34),
+    "delaunay": lambda: triangulation(40_000, 2),
+    "delaunay-3d": lambda: triangulation(30_000, 3),
+    "geometric": lambda: geometric(40_000),
+    "nearest": lambda: nearest(40_000),
+    "ring": lambda: np.stack([np.arange(40_000), (np.arange(40_000) + 1) % 40_000]),
+    "tree": lambda: tree(40_000),
+    "binary-tree": lambda: binary_tree(40_000),
+    "roads": lambda: roads(141),
+    "mesh-large": lambda: grid(2000, 2000),
+    "mesh-large-shuffled": lambda: shuffled(grid(2000, 2000)),
+    "grid-3d-large": lambda: grid(100, 100, 100),
+    "nearest-large": lambda: nearest(500_000),
+    "roads-large": lambda: roads(1000),
 }
 
 
 def read_edges(folder: Path) -> np.ndarray:
     """[2, num_edges] int64 of a folder of arrays, or generated."""
     if folder.name in GENERATED:
-        return GENERATED[folder.name]()
+        return np.ascontiguousarray(GENERATED[folder.name](), dtype=np.int64)
     if (folder / "edge_index.npy").exists():
         return np.load(folder / "edge_index.npy").astype(np.int64)
     return np.load(folder / "train.npy")[:, [0, 2]].T.astype(np.int64).copy()
@@ -196,7 +273,12 @@ def cut(args: argparse.Namespace) -> list[str]:
     """The table of cuts."""
     from graphshard.partition import UndirectedGraph
     from graphshard.partition._edge_files import EdgeSorter, kernels
-    from graphshard.partition._multilevel import Level, multilevel_partition
+    from graphshard.partition._multilevel import (
+        _COARSE_EDGES,
+        _COARSE_NODES,
+        Level,
+        multilevel_partition,
+    )
     from graphshard.partition.assign import Constraint, metis_assignment
 
     torch.set_num_threads(1)
@@ -236,8 +318,8 @@ def cut(args: argparse.Namespace) -> list[str]:
                     num_parts,
                     None,
                     folder=inside,
-                    coarse_nodes=num_nodes // 2,
-                    coarse_edges=edges.num_edges // 2,
+                    coarse_nodes=min(num_nodes // 2, _COARSE_NODES),
+                    coarse_edges=min(edges.num_edges // 2, _COARSE_EDGES),
                     **memory,
                 ).parts
             end = time.process_time()

@@ -161,6 +161,14 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
     }
     return true;
   };
+  // Which of two labels of equal weight a node takes. Taking the first would make long strips of
+  // a mesh whose nodes are numbered row by row.
+  const auto draw = [](int64_t node, V label) {
+    uint64_t x = static_cast<uint64_t>(label) * 0x9e3779b97f4a7c15ULL ^
+                 static_cast<uint64_t>(node) * 0xc2b2ae3d27d4eb4fULL;
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9ULL;
+    return x ^ (x >> 32);
+  };
   std::vector<V> chosen(static_cast<size_t>(block.num_rows));
   int64_t moved = 0;
   in_batches<LabelWeights<V>>(
@@ -189,7 +197,10 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
             favourite_weight = weight;
             favourite = of_labels.label(i);
           }
-          if (weight > best_weight && has_room(node, of_labels.label(i))) {
+          const bool is_better = weight > best_weight ||
+                                 (weight == best_weight && best != own &&
+                                  draw(node, of_labels.label(i)) > draw(node, best));
+          if (is_better && has_room(node, of_labels.label(i))) {
             best_weight = weight;
             best = of_labels.label(i);
           }

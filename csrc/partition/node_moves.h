@@ -41,7 +41,8 @@ struct NodeWeights {
 };
 
 // One pass of label propagation: each node takes the label that most of its neighbours, by weight,
-// have, among those of clusters which have room for it; its own where none has more. `sizes`, of
+// have, among those of clusters which have room for it, one of them drawn by node and label where
+// several have as many; its own where none has more. `sizes`, of
 // num_nodes * num_constraints entries, is what each cluster weighs, and no more than `limits` if
 // that was so before. `favourites`, unless it is null, gets the label that most neighbours had,
 // room or not, and the node's own where it has no neighbours. Returns how many nodes moved.

@@ -264,6 +264,13 @@ def block_of(matrix: scipy.sparse.csr_array, weighted: bool = True) -> tuple[Any
     return degrees, matrix.indices.astype(np.uint32), weights
 
 
+def drawn(node: int, label: int) -> int:
+    """Decides between labels that weigh the same."""
+    number = (label * 0x9E3779B97F4A7C15 ^ node * 0xC2B2AE3D27D4EB4F) % 2**64
+    number = (number ^ number >> 29) * 0xBF58476D1CE4E5B9 % 2**64
+    return number ^ number >> 32
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 3])
 def test_labels_as_chosen_one_by_one(threads: int) -> None:
@@ -284,7 +291,9 @@ def test_labels_as_chosen_one_by_one(threads: int) -> None:
                 weights[label] = weights.get(label, 0) + int(matrix.data[i])
             best, own = mine[node], mine[node]
             for label, weight in weights.items():
-                if weight > weights.get(best, 0) and loads[label] < most:
+                is_drawn = best != own and drawn(node, label) > drawn(node, best)
+                least = weights.get(best, 0)
+                if loads[label] < most and (weight > least or (weight == least and is_drawn)):
                     best = label
             if best != own:
                 loads[own] -= 1

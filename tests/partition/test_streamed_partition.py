@@ -32,7 +32,9 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
+from graphshard.partition._edge_files import EdgeSorter
 from graphshard.partition._graph_source import GraphSource
+from graphshard.partition._multilevel import Level, multilevel_partition
 from graphshard.partition._streamed import places_by_readers
 
 LEAST_MEMORY = 1 << 24
@@ -489,3 +491,31 @@ def test_killed_at_a_random_moment(tmp_path: Path, seeds: range) -> None:
         partition_large(folder)
         assert files_of(folder) == expected, f"seed {seed}"
     assert killed or len(seeds) == 1
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("num_parts", [4, 16])
+def test_a_mesh_that_is_clustered_is_cut_as_by_metis(tmp_path: Path, num_parts: int) -> None:
+    """Numbered row by row, where the first of equal labels would make strips."""
+    ids = torch.arange(10_000).reshape(100, 100)
+    src = torch.cat([ids[:-1].flatten(), ids[:, :-1].flatten()])
+    dst = torch.cat([ids[1:].flatten(), ids[:, 1:].flatten()])
+    edges = EdgeSorter(
+        tmp_path, 10_000, 2 * len(src), value_dtype=None, memory=LEAST_MEMORY, num_threads=1
+    )
+    edges.add(torch.cat([src, dst]).numpy(), torch.cat([dst, src]).numpy())
+    level = Level(edges.finish(), None)
+    (tmp_path / "levels").mkdir()
+    made = multilevel_partition(
+        *(level, num_parts, None),
+        folder=tmp_path / "levels",
+        memory=LEAST_MEMORY,
+        num_threads=1,
+        coarse_nodes=5000,
+    )
+    undirected = UndirectedGraph.from_edges([(src, dst)], 10_000)
+
+    def cut(parts: Any) -> int:
+        return int((parts[src] != parts[dst]).sum())
+
+    assert cut(made.parts) <= 1.05 * cut(metis_partition(undirected, num_parts))

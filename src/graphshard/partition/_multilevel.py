@@ -18,6 +18,12 @@ cluster are put together, up to the same size; otherwise a level would hardly sh
 matching: D. LaSalle and others, "Improving graph partitioning for modern graphs and architectures",
 2015).
 
+[Note: meshes]
+Where degrees are low and even (grids, triangulations, roads, trees) no group of nodes stands out: a
+cluster takes any shape, and the cut goes along the edges of clusters. So these are at most of four
+nodes of their level on average, in more levels, as METIS's matching makes them. Elsewhere larger
+clusters cost less and cut no more. Both draw among labels that weigh the same.
+
 [Note: prices of halos]
 The first level is refined for the cut and for the largest halo at once, in passes. A node moves
 where that saves more than it costs: 1 for an edge that is cut, and for a node in the halo of a part
@@ -72,14 +78,19 @@ _MOST_REPAIRS = 24
 # Clusters are at most so small a share of a part that METIS can balance them.
 _CLUSTERS_PER_PART = 30
 # A level that METIS gets: it takes about 100 bytes an edge, both ends counted, and 200 a node.
-_COARSE_NODES = 200_000
+_COARSE_NODES = 700_000
 _COARSE_EDGES = 4_000_000
+# What is a mesh (ends of edges of a node, on average, and the most over that), and how many average
+# nodes of a level make one of its clusters at most; see the note.
+_MESH_DEGREE, _MESH_SPREAD, _MESH_CLUSTER = 8, 16, 4
 # A level that shrinks less than this is not worth another one.
 _LEAST_SHRINKING = 0.9
 # METIS counts in 32 bits.
 _MOST_WEIGHT = 2**30
 # So many ends of edges, and how often they are divided to take the best: it costs next to nothing.
 _TRIALS = ((200_000, 16), (1_000_000, 4))
+# Or so often, as long as the ends of all last levels are so large a share of those of the first.
+_TRIALS_SHARE, _MOST_TRIALS = 0.5, 4
 # So many of which are refined on all levels.
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
@@ -158,6 +169,7 @@ def multilevel_partition(
     """
     limits = np.array(_limits(level, num_parts, constraints, tolerance), dtype=np.float64)
     levels = [level]
+    is_mesh = _is_mesh(level)
     while True:
         current = levels[-1]
         is_coarse = current.num_nodes <= coarse_nodes and current.edges.num_edges <= coarse_edges
@@ -168,7 +180,7 @@ def multilevel_partition(
             f"level {depth}: clustering {current.num_nodes:,} nodes, "
             f"{current.edges.num_edges:,} ends of edges"
         )
-        clusters, num_clusters = _find_clusters(current, num_parts, num_threads)
+        clusters, num_clusters = _find_clusters(current, num_parts, is_mesh, num_threads)
         if num_clusters > _LEAST_SHRINKING * current.num_nodes:
             break
         save_array(folder / f"clusters-{depth}.npy", clusters)
@@ -180,8 +192,10 @@ def multilevel_partition(
     refine = [_refine] * len(levels)
     if halo_tolerance is not None:
         refine[0] = _repair  # the rest is done with regard to halos
+    share = _TRIALS_SHARE * level.edges.num_edges / max(levels[-1].edges.num_edges, 1)
+    trials = int(min(max(share, 1), _MOST_TRIALS))
     candidates, places = _divide(
-        levels[-1], num_parts, limits, tolerance, seed, refine[-1], num_threads
+        levels[-1], trials, num_parts, limits, tolerance, seed, refine[-1], num_threads
     )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
     made: list[tuple[int, int, PartNumbers]] = []
@@ -231,10 +245,25 @@ def _totals(level: Level) -> EdgeCounts:
     )
 
 
-def _find_clusters(level: Level, num_parts: int, num_threads: int) -> tuple[NodeArray, int]:
+def _is_mesh(level: Level) -> bool:
+    """Whether degrees are low and even."""
+    if level.edges.num_edges > _MESH_DEGREE * level.num_nodes:
+        return False
+    most = 0
+    for first in range(0, level.num_nodes, 1 << 20):
+        degrees = level.edges.degrees(first, min(first + (1 << 20), level.num_nodes))
+        most = max(most, int(degrees.max(initial=0)))
+    return most * level.num_nodes <= _MESH_SPREAD * level.edges.num_edges
+
+
+def _find_clusters(
+    level: Level, num_parts: int, is_mesh: bool, num_threads: int
+) -> tuple[NodeArray, int]:
     """The cluster of each node, by label propagation; and how many there are."""
     num_nodes, dtype = level.num_nodes, node_dtype(level.num_nodes)
     most = np.maximum(_totals(level) // (num_parts * _CLUSTERS_PER_PART), 1)
+    if is_mesh:
+        most = np.minimum(most, _MESH_CLUSTER * _totals(level) // num_nodes + 1)
     limits = np.minimum(np.maximum(most, 2), 2**32 - 1).astype(np.uint32)
     labels = np.arange(num_nodes, dtype=dtype)
     if level.weights is None:
@@ -361,6 +390,7 @@ def _contracted(
 
 def _divide(
     level: Level,
+    trials: int,
     num_parts: int,
     limits: npt.NDArray[np.float64],
     tolerance: float,
@@ -381,7 +411,7 @@ def _divide(
     table = [
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
-    trials = next((count for most, count in _TRIALS if len(indices) <= most), 1)
+    trials = max(trials, next((count for most, count in _TRIALS if len(indices) <= most), 1))
     made: dict[float, PartNumbers] = {}
     for trial in range(trials):
         with warnings.catch_warnings():
