@@ -197,9 +197,9 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
             favourite_weight = weight;
             favourite = of_labels.label(i);
           }
-          const bool is_better = weight > best_weight ||
-                                 (weight == best_weight && best != own &&
-                                  draw(node, of_labels.label(i)) > draw(node, best));
+          const bool is_better =
+              weight > best_weight || (weight == best_weight && best != own &&
+                                       draw(node, of_labels.label(i)) > draw(node, best));
           if (is_better && has_room(node, of_labels.label(i))) {
             best_weight = weight;
             best = of_labels.label(i);
