@@ -342,10 +342,14 @@ def measured_rounds(seconds: float, now: Callable[[], float]) -> dict[str, list[
     def attend() -> None:
         attention(graph, fused).sum().backward()
 
+    @torch.no_grad()
+    def weights() -> Tensor:
+        return multiply_transposed(rows, other)
+
     drawn = torch.empty(_ROWS, _WIDTH)
     kinds: dict[str, tuple[Callable[[], Any], float]] = {
         "product": (lambda: affine([(rows, matrix)]), products),
-        "weights": (lambda: multiply_transposed(rows, other), products),
+        "weights": (weights, products),
         "edges": (lambda: gspmm(adjacency, "copy_lhs", "sum", rows, None), edges * numbers),
         "attention": (attend, 3.5 * edges * numbers),
         "elements": (lambda: rows + other, 3 * _ROWS * numbers),
