@@ -301,7 +301,8 @@ void multiply_transposed(const TransposedProduct& a, int num_threads) {
   const int64_t slabs =
       std::clamp<int64_t>(std::min(a.num_rows / kSlabRows, kSlabFloats / size), 1, kMostSlabs);
   // Rows of the result are shared among threads where slabs are few: that changes no sum.
-  const int64_t groups = std::min(num_tiles, std::max<int64_t>(1, 4 * num_threads / slabs));
+  const int64_t tasks = 4 * std::min<int64_t>(num_threads, kMostThreads);
+  const int64_t groups = std::min(num_tiles, std::max<int64_t>(1, tasks / slabs));
   const AlignedFloats sums(slabs * size);
   run_tasks(slabs * groups, num_threads, [&](int64_t task) {
     const int64_t slab = task / groups;

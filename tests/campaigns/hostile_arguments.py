@@ -293,7 +293,8 @@ class Recorder:
 
 
 def other_calls(rng: random.Random) -> list[Recorded]:
-    """Calls that no operator makes: of shared memory, tables, files' edges, vector registers.
+    """Calls that no operator makes here: of shared memory, tables, files' edges, dense products,
+    vector registers.
 
     The calls that follow take the code for the registers that one of the last kind allows.
     """
@@ -313,8 +314,22 @@ def other_calls(rng: random.Random) -> list[Recorded]:
         Recorded("block_counts", ()),
         *_table_calls(),
         *_partition_calls(),
+        *_dense_calls(rng),
         _sources_in_pieces(),
         Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
+    ]
+
+
+def _dense_calls(rng: random.Random) -> list[Recorded]:
+    """Products, which operators leave to torch on some machines."""
+    num_rows, inner, width = rng.choice((1, 13, 300)), rng.choice((1, 20)), rng.choice((3, 33))
+    rows, grads = torch.randn(num_rows, inner), torch.randn(num_rows, width)
+    matrix, out = torch.randn(width, inner).t(), torch.zeros(num_rows, width)
+    first = rng.choice((None, torch.randn(1, width), grads))
+    return [
+        Recorded("gains_from_products", ()),
+        Recorded("multiply_rows", (out, [rows, rows], [matrix, matrix], first, True, 2)),
+        Recorded("multiply_transposed", (torch.zeros(inner, width), rows, grads, 2)),
     ]
 
 
