@@ -293,8 +293,7 @@ class Recorder:
 
 
 def other_calls(rng: random.Random) -> list[Recorded]:
-    """Calls that no operator makes here: of shared memory, tables, files' edges, dense products,
-    vector registers.
+    """Calls that no operator makes: of shared memory, tables, products, vector registers.
 
     The calls that follow take the code for the registers that one of the last kind allows.
     """
