@@ -72,6 +72,9 @@ def test_in_steps_it_is_the_same(rows, early, late, with_bias, with_plus, relu, 
     inputs = [t for t in [*itertools.chain(*products), bias, plus] if t is not None]
     cotangent = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
 
+    if bfloat16 and relu:  # where a sum is near 0, rounding says what the ReLU lets through
+        cotangent *= expected(products, bias, plus, False).detach().abs() > 0.3
+
     def in_steps(starts):
         steps = AffineInSteps(products[:early], [w for _, w in products[early:]], bias)
         if starts:
@@ -79,11 +82,11 @@ def test_in_steps_it_is_the_same(rows, early, late, with_bias, with_plus, relu, 
         return steps.finish([x for x, _ in products[early:]], plus, relu)
 
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        expected, *found = affine(products, bias, plus, relu), in_steps(False), in_steps(True)
+        whole, *found = affine(products, bias, plus, relu), in_steps(False), in_steps(True)
     tolerance = {"rtol": 0.02, "atol": 0.1} if bfloat16 else {"rtol": 1e-9, "atol": 1e-9}
-    grads = torch.autograd.grad(expected, inputs, cotangent.to(expected.dtype))
+    grads = torch.autograd.grad(whole, inputs, cotangent.to(whole.dtype))
     for result in found:
-        torch.testing.assert_close(result, expected, **tolerance)
+        torch.testing.assert_close(result, whole, **tolerance)
         for twice in (True, False):  # the second time over the same nodes
             parts = cotangent.to(result.dtype)
             others = torch.autograd.grad(result, inputs, parts, retain_graph=twice)
