@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GraphValueError
+from ..ops import leading_rows
 
 
 def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
@@ -24,9 +25,9 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
     if g is None or not g.is_block:
         return input_, input_
     if not isinstance(input_, Mapping):
-        return input_, input_[: g.num_dst_nodes()]
+        return input_, leading_rows(input_, g.num_dst_nodes())
     names = [name for name in input_ if name in g.dsttypes]
-    return input_, {name: input_[name][: g.num_dst_nodes(name)] for name in names}
+    return input_, {name: leading_rows(input_[name], g.num_dst_nodes(name)) for name in names}
 
 
 def check_eq_shape(input_: Any) -> None:

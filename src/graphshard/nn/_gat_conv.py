@@ -13,7 +13,7 @@ from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..ops import Attention, head_products
 from .attention import LeakyAttentionConv
-from .inputs import Features, Widths
+from .inputs import Features, Widths, are_leading_rows
 
 
 class GATConv(LeakyAttentionConv):
@@ -89,11 +89,12 @@ class GATConv(LeakyAttentionConv):
     def _attention(
         self, source: Tensor, destination: Tensor, vectors: tuple[Tensor, ...], **options: Any
     ) -> Attention:
-        same = source is destination
-        source, src, dst = head_products(source.flatten(1, -2), *vectors)
-        if not same:
+        rows, src, dst = head_products(source.flatten(1, -2), *vectors)
+        if are_leading_rows(destination, source):
+            dst = dst[: destination.shape[0]]
+        else:
             _, _, dst = head_products(destination.flatten(1, -2), *vectors)
-        return Attention.additive(source, src, dst, **options)
+        return Attention.additive(rows, src, dst, **options)
 
     def _scores(self, graph: MessagePassingGraph, source: Tensor, destination: Tensor) -> Any:
         graph.srcdata["el"] = (source * self.attn_l).sum(-1, keepdim=True)

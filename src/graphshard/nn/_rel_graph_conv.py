@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph
 from ..graph.message_passing import EdgeBatch
-from ..ops import affine, is_plain
+from ..ops import affine, is_plain, leading_rows
 from ._typed import TypedLinear, check_types
 
 MAX_AGGREGATED_BASES = 8
@@ -147,7 +147,7 @@ class RelGraphConv(nn.Module):
         if self.bias:
             h = h + self.h_bias
         if self.self_loop:
-            h = affine([(feat[: g.num_dst_nodes()], self.loop_weight)], plus=h)
+            h = affine([(leading_rows(feat, g.num_dst_nodes()), self.loop_weight)], plus=h)
         if self.activation is not None:
             h = self.activation(h)
         return self.dropout(h)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import function as fn
 from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph, edge_softmax
-from ..ops import linear
+from ..ops import leading_rows, linear
 
 
 class TypedHGTConv(nn.Module):
@@ -98,7 +98,7 @@ class TypedHGTConv(nn.Module):
         heads = self._num_heads, self._head_width
         number = {ntype: index for index, ntype in enumerate(self._ntypes)}
         own = {
-            t: feat[t][: graph.num_dst_nodes(t)] if graph.is_block else feat[t]
+            t: leading_rows(feat[t], graph.num_dst_nodes(t)) if graph.is_block else feat[t]
             for t in self._ntypes
             if t in feat and t in graph.dsttypes
         }

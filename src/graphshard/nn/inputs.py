@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
-from ..ops import ProductRows, is_plain
+from ..ops import ProductRows, is_plain, leading_rows
 
 Widths: TypeAlias = int | tuple[int, int]
 """Width of the node features: one number, or (source, destination)."""
@@ -46,7 +46,20 @@ def split_features(graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, 
                 "item is None); inside HeteroGraphConv, add the destination node type to inputs"
             )
         return source, destination
-    return feat, feat[: graph.num_dst_nodes()] if graph.is_block else feat
+    return feat, leading_rows(feat, graph.num_dst_nodes()) if graph.is_block else feat
+
+
+def are_leading_rows(some: Tensor, rows: Tensor) -> bool:
+    """Whether ``some`` are the first of ``rows``, or all, in the same memory."""
+    if some is rows:
+        return True
+    return (
+        some.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+        and some.storage_offset() == rows.storage_offset()
+        and some.stride() == rows.stride()
+        and some.shape[1:] == rows.shape[1:]
+        and some.dtype == rows.dtype
+    )
 
 
 def with_remote_rows(

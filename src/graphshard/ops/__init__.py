@@ -18,6 +18,7 @@ from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention_rule import Attention, EdgeMask, edge_keys, random_seed
 from ._dense import multiply as multiply
 from ._dense import multiply_transposed as multiply_transposed
+from ._leading_rows import leading_rows as leading_rows
 from ._product_rows import BlockwiseRows, ProductRows, place_of
 from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows
 from .attention import attend, head_products

@@ -86,7 +86,7 @@ class AffineInSteps:
         if products:
             _check_shapes(products, bias, None)
         operands = [t for pair in products for t in pair]
-        if not _are_plain([*operands, *self._matrices]) or (products and not _gains(products)):
+        if not are_plain([*operands, *self._matrices]) or (products and not _gains(products)):
             if products:
                 self._partial, self._bias = _plain(products, bias, None, False), None
             return
@@ -230,10 +230,10 @@ def _gains(products: Sequence[Product]) -> bool:
     x, w = products[0]
     rows = x.shape[:-1].numel()
     is_large = rows * w.shape[1] * 4 >= LARGE_BYTES
-    return (is_large or gains(products)) and _are_plain([t for pair in products for t in pair])
+    return (is_large or gains(products)) and are_plain([t for pair in products for t in pair])
 
 
-def _are_plain(operands: Sequence[Tensor]) -> bool:
+def are_plain(operands: Sequence[Tensor]) -> bool:
     """Whether they are numbers on the CPU, for which there are kernels."""
     if any(t.device.type != "cpu" or t.layout != torch.strided for t in operands):
         return False

@@ -31,6 +31,7 @@ from ..comm import ExchangePlan, ragged_all_to_all
 from ..comm.collectives import gather_int
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
+from ..ops import leading_rows
 from ..ops.counter_random import GAMMA, mix, unit
 from ..partition import RangePartitionBook
 
@@ -146,7 +147,7 @@ class OneHotRelGraphConv(nn.Module):
             sums: Tensor = graph.dstdata["out"]
         if self.num_bases:
             sums = sums.sum(1)
-        return sums + own[: graph.num_dst_nodes()] + self.h_bias
+        return sums + leading_rows(own, graph.num_dst_nodes()) + self.h_bias
 
 
 def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[PartitionData, Tensor]:

@@ -30,7 +30,7 @@ from ..nn import (
     TypedHGTConv,
 )
 from ..nn.edge_attention import EdgeScoredGATConv, EdgeScoredGATv2Conv
-from ..ops import affine, linear
+from ..ops import affine, leading_rows, linear
 from ._embeddings import OneHotRelGraphConv
 
 ModelFeatures: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
@@ -154,7 +154,7 @@ class NodeClassifier(nn.Module):
         rows = self.input_rows(index, h)
         h = self._layer(self.layers[index], graph, rows)
         if self.own is not None:
-            own = rows[: graph.num_dst_nodes()] if graph.is_block else rows
+            own = leading_rows(rows, graph.num_dst_nodes()) if graph.is_block else rows
             h = h + linear(own, self.own[index])
         if self.norms is not None and index < len(self.norms):
             h = self._normalized(self.norms[index], h)
@@ -517,7 +517,7 @@ class _TypedLayer(nn.Module):
         for index, ntype in enumerate(self._ntypes):
             if ntype not in h or ntype not in graph.dsttypes:
                 continue
-            own = h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype]
+            own = leading_rows(h[ntype], graph.num_dst_nodes(ntype)) if graph.is_block else h[ntype]
             rows = affine([(own, self.loop_weight[index])], self.bias[index])
             out[ntype] = rows + gathered[ntype] if ntype in gathered else rows
         return out
@@ -642,7 +642,7 @@ class _SumOfRelations(nn.Module):
         for ntype, layer in zip(self._ntypes, self.own, strict=True):
             if ntype not in h or ntype not in graph.dsttypes:
                 continue
-            own = h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype]
+            own = leading_rows(h[ntype], graph.num_dst_nodes(ntype)) if graph.is_block else h[ntype]
             rows = linear(own, layer)
             out[ntype] = rows + gathered[ntype].flatten(1) if ntype in gathered else rows
         return out
