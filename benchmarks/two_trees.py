@@ -90,6 +90,9 @@ def cases(
     for layer in ("gat", "gatv2", "dotgat", "agnn"):
         command = [str(HERE / "attention.py"), "--work", str(graph), "--layer", layer]
         found[f"attention:{layer}"] = lambda command=command: command  # type: ignore[misc]
+    for layer in ("sage", "gat", "gatv2"):
+        command = [str(HERE / "blocks.py"), "--layer", layer]
+        found[f"block:{layer}"] = lambda command=command: command  # type: ignore[misc]
     sizes = ["--nodes", str(args.nodes), "--edges", str(args.edges), "--graphs", str(graph.parent)]
     for dtype in ("float32", "bfloat16"):
         command = [str(HERE / "kernels.py"), "--own", "--dtypes", dtype, *sizes]

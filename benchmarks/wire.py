@@ -12,7 +12,9 @@
 
 Each host is a network namespace of its own with its own /dev/shm; all are on one bridge, and what
 goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
-removed at the end, whatever happens. The limit is the larger of what a rank sends and receives over
+removed at the end, whatever happens. Where several streams share a link, it makes a difference of a
+fifth how TCP controls congestion, so tables say it: namespaces take what the machine has (``sysctl
+-w net.ipv4.tcp_congestion_control=cubic``). The limit is the larger of what a rank sends and receives over
 the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
 torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
 one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
@@ -59,6 +61,7 @@ NETWORK = "10.79.0"
 PORT, RAW_PORT = 29600, 29700
 SECONDS = 280
 INTERFACE = "host"
+CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 ALONE = "unshare --mount --pid --fork --kill-child bash -c"
 IN_BASH = """mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm
 for i in $(seq $RANKS); do RANK=$((HOST * RANKS + i - 1)) "$@" & PIDS="$PIDS $!"; done
@@ -370,7 +373,9 @@ def exchanges(args: argparse.Namespace, with_orders: bool) -> list[str]:
             rows.append([rate, layout, f"{limit:.2f}", *ratios])
     heads = ["Mbit/s", "hosts x ranks", "limit, s", *names]
     rows = [[*row, *[""] * (len(heads) - len(row))] for row in rows]
-    return ["Exchange of 27 MB a rank, medians over the limit:", "", *markdown_table(heads, rows)]
+    control = CONGESTION_CONTROL.read_text().strip()
+    title = f"Exchange of 27 MB a rank by {control}, medians over the limit:"
+    return [title, "", *markdown_table(heads, rows)]
 
 
 def epochs(args: argparse.Namespace) -> list[str]:
@@ -395,8 +400,9 @@ def epochs(args: argparse.Namespace) -> list[str]:
                 layout = f"{num_ranks // per_host} x {per_host}"
                 rows.append([model, rate, layout, *(f"{number:.2f}" for number in numbers)])
     heads = ["model", "Mbit/s", "hosts x ranks", "compute, s", "link, s", "epoch, s"]
+    control = CONGESTION_CONTROL.read_text().strip()
     return [
-        f"Epochs, 3 layers, hidden 128, {args.nodes:,} nodes:",
+        f"Epochs, 3 layers, hidden 128, {args.nodes:,} nodes, by {control}:",
         "",
         *markdown_table([*heads, "over the larger"], rows),
     ]
