@@ -37,6 +37,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -516,6 +517,8 @@ def main() -> None:
     parser.add_argument("--constant", action="store_true", help="features are the partition's own")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    # An end from outside removes the namespaces, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.work in ("exchange", "order"):
         exchange_work(args.rounds, args.ranks_per_host, args.work == "order")
         return
