@@ -14,10 +14,10 @@ Each host is a network namespace of its own with its own /dev/shm; all are on on
 goes to and from each is shaped (tc tbf). This needs Linux, root and iproute2; the namespaces are
 removed at the end, whatever happens. Where several streams share a link, it makes a difference of a
 fifth how TCP controls congestion, so tables say it: namespaces take what the machine has (``sysctl
--w net.ipv4.tcp_congestion_control=cubic``). The limit is the larger of what a rank sends and receives over
-the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it, in turn:
-torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that sends and
-one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
+-w net.ipv4.tcp_congestion_control=cubic``). The limit is the larger of what a rank sends and
+receives over the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it,
+in turn: torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that
+sends and one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
 ``gradients`` are steps of dense layers of 1024 columns, whose sums begin while the backward runs,
 in turn with the same steps and one all_reduce after it, and with neither.
 ``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
