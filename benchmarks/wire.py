@@ -17,9 +17,9 @@ fifth how TCP controls congestion, so tables say it: namespaces take what the ma
 -w net.ipv4.tcp_congestion_control=cubic``). The limit is the larger of what a rank sends and
 receives over the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it,
 in turn: torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that
-sends and one that receives. ``order`` has gloo's own calls in other orders, and groups of a direction each.
-``gradients`` are steps of dense layers of 1024 columns, whose sums begin while the backward runs,
-in turn with the same steps and one all_reduce after it, and with neither.
+sends and one that receives. ``order`` has gloo's own calls in other orders, and groups of a
+direction each. ``gradients`` are steps of dense layers of 1024 columns, whose sums begin while the
+backward runs, in turn with the same steps and one all_reduce after it, and with neither.
 ``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
 those that torch asks for, and with those of glibc. Both sides of an epoch's limit are measured:
 bytes by the counters of the interface, and compute as the epoch on links that are not shaped. SAR
