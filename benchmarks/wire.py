@@ -22,10 +22,11 @@ direction each. ``gradients`` are steps of dense layers of 1024 columns, whose s
 backward runs, in turn with the same steps and one all_reduce after it, and with neither.
 ``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
 those that torch asks for, and with those of glibc. Both sides of an epoch's limit are measured:
-bytes by the counters of the interface, and compute as the epoch on links that are not shaped. SAR
-itself, from a checkout of its repository (https://github.com/IntelLabs/SAR), trains on DGL's
-partition of the same graph, in turn, by the program that it shows: features are those of the
-partition, so their remote rows are fetched once here (``--constant``), and by SAR in each epoch.
+bytes by the counters of the interface and headers of frames, and compute as the epoch on links that
+are not shaped. SAR itself, from a checkout of its repository (https://github.com/IntelLabs/SAR),
+trains on DGL's partition of the same graph, in turn, by the program that it shows: features are
+those of the partition, so their remote rows are fetched once here (``--constant``), and by SAR in
+each epoch.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ NETWORK = "10.79.0"
 PORT, RAW_PORT = 29600, 29700
 SECONDS = 280
 INTERFACE = "host"
+SEGMENT, FRAME = 1448, 1514
+"""Bytes of a stream in a frame, and of the frame. What counts is the link's: counters of the
+interface are of what is cut into frames behind them, where `tc -s qdisc` has 104.6 MB of 100 sent."""
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 ALONE = "unshare --mount --pid --fork --kill-child bash -c"
 IN_BASH = """mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm
@@ -394,7 +398,7 @@ def epochs(args: argparse.Namespace) -> list[str]:
             for rate in args.rate:
                 result = on_hosts(num_ranks, rate, work, per_host=per_host)
                 limit, seconds = (
-                    8 * result["bytes"] / (rate * 1e6),
+                    8 * result["bytes"] * FRAME / SEGMENT / (rate * 1e6),
                     statistics.median(result["seconds"]),
                 )
                 numbers = [compute, limit, seconds, seconds / max(compute, limit)]
