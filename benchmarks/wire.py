@@ -64,8 +64,8 @@ PORT, RAW_PORT = 29600, 29700
 SECONDS = 280
 INTERFACE = "host"
 SEGMENT, FRAME = 1448, 1514
-"""Bytes of a stream in a frame, and of the frame. What counts is the link's: counters of the
-interface are of what is cut into frames behind them, where `tc -s qdisc` has 104.6 MB of 100 sent."""
+"""Bytes of a stream in a frame, and of the frame, which the link carries: counters of the interface
+are of what is cut into frames behind them (`tc -s qdisc` has 104.6 MB where they have 100)."""
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 ALONE = "unshare --mount --pid --fork --kill-child bash -c"
 IN_BASH = """mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm
