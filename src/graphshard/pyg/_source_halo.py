@@ -551,6 +551,7 @@ class EdgeSet:
         self.pieces: Any = None  # made by what computes in pieces
         self.transport: Any = None  # made by what computes shard by shard
         self.sums: Any = None  # likewise, of partial sums
+        self.states: Any = None  # likewise, of states of destinations
         self.number = next(_edge_set_numbers)  # of no other edge set in this process
 
     @cached_property
