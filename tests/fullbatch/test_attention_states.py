@@ -6,6 +6,8 @@ The oracle is a softmax over a dense matrix of scores in plain torch, in float64
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,29 @@ import pytest
 import torch
 import torch.nn.functional as F
 from shards import graph_of, own_nodes, write_parts
-from torch import Tensor
+from torch import Tensor, nn
 
 import graphshard
 from graphshard import comm
 from graphshard.fullbatch import execution
+from graphshard.fullbatch.softmax import PartialStates
 from graphshard.graph import attend
-from graphshard.ops import Attention
+from graphshard.nn import GATConv
+from graphshard.ops import Attention, EdgeMask
 from graphshard.testing import run_ranks
 
 HEADS, DIM, SCORE_DIM = 3, 4, 5
+
+
+@contextmanager
+def saving_at_least(num_bytes: int) -> Iterator[None]:
+    """States travel where a rank saves so many bytes. Processes of ranks serve many tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "LEAST_SAVED", num_bytes)
+        yield
+
+
+WHEREVER = -(1 << 40)  # states can travel
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -87,8 +102,12 @@ def run_once(
     return [result.detach(), *grads], total_bytes(trace)
 
 
+def check_everywhere(rank: int, world_size: int, parts: str, kind: str) -> None:
+    with saving_at_least(WHEREVER):
+        check(rank, world_size, parts, kind)
+
+
 def check(rank: int, world_size: int, parts: str, kind: str) -> None:
-    execution.LEAST_SAVED = -(1 << 40)  # wherever states can travel
     whole, saved = graph_of(kind), 0
     data = graphshard.load_dgl_partition_data(parts, rank)
     nodes = own_nodes(data)
@@ -146,4 +165,145 @@ CASES = [
 def test_attention_is_that_of_a_dense_softmax(
     tmp_path: Path, num_ranks: int, how: str, kind: str
 ) -> None:
-    run_ranks(check, num_ranks, write_parts(tmp_path, graph_of(kind), num_ranks, how), kind)
+    run_ranks(
+        check_everywhere, num_ranks, write_parts(tmp_path, graph_of(kind), num_ranks, how), kind
+    )
+
+
+class Network(nn.Module):
+    """Two layers of attention, a ReLU in each, whose results are changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options: Any = {"activation": F.relu, "allow_zero_in_degree": True}
+        self.first = GATConv(DIM, 6, 2, **options)
+        self.second = GATConv(12, 6, 2, residual=True, **options)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = self.first(graph, x).flatten(1).mul_(1.5)
+        result: Tensor = self.second(graph, h).sin()
+        return result
+
+
+def trained_everywhere(rank: int, world_size: int, parts: str) -> None:
+    with saving_at_least(WHEREVER):
+        trained(rank, world_size, parts)
+
+
+def trained(rank: int, world_size: int, parts: str) -> None:
+    """Losses and weights of steps are those of one process; derivatives of gradients, too."""
+    whole = graph_of("plain")
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="oneshot")
+    ((_, nodes),) = own_nodes(data).items()
+    x, found = random(whole.num_nodes(), DIM), []
+    for view, rows in ((whole, x), (graph, x[nodes])):
+        torch.manual_seed(0)
+        network, losses = Network().double(), []
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+        for _ in range(3):
+            loss = network(view, rows.requires_grad_()).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            losses.append(loss.detach())
+            if view is graph:
+                graphshard.gather_grads(network)
+            optimizer.step()
+        layer = GATConv(DIM, 3, 2, allow_zero_in_degree=True).double()
+        (grad,) = torch.autograd.grad(
+            layer(view, rows).sin().sum(), rows, create_graph=True, retain_graph=True
+        )
+        (again,) = torch.autograd.grad(grad.square().sum(), rows)
+        found.append((torch.stack(losses), list(network.parameters()), grad.detach(), again))
+    (losses, weights, grad, again), (own_losses, own_weights, own_grad, own_again) = found
+    close(comm.all_reduce(own_losses), losses, 1e-9)
+    for own, expected in zip(own_weights, weights, strict=True):
+        close(own.detach(), expected.detach(), 1e-9)
+    close(own_grad, grad[nodes], 1e-9)
+    close(own_again, again[nodes], 1e-9)
+
+
+def narrowed_everywhere(rank: int, world_size: int, parts: str) -> None:
+    with saving_at_least(WHEREVER):
+        narrowed(rank, world_size, parts)
+
+
+def narrowed(rank: int, world_size: int, parts: str) -> None:
+    """Rows and values of states are rounded on their way, scores are not."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    rows = operands_of("additive", data.num_owned(), data.num_owned(), torch.float32)
+    rows["dst"] = rows["dst"] + 300.0
+    cotangent = random(data.num_owned(), HEADS, DIM, seed=4 + rank).float()
+    exact, sent = [], []
+    for dtype, bound in ((None, 0.0), (torch.bfloat16, 0.05), (torch.int8, 0.15)):
+        graph = graphshard.construct_full_graph(data, mode="oneshot", halo_dtype=dtype)
+        run_once(graph, "additive", rows, cotangent)
+        found, num_bytes = run_once(graph, "additive", rows, cotangent)
+        exact, sent = exact or found, [*sent, num_bytes]
+        result, of_values, *_ = found
+        close(result, exact[0].double(), bound)
+        close(of_values, exact[1].double(), bound)
+    assert sent == sorted(sent, reverse=True)
+    assert len(set(sent)) == 3
+
+
+def where_rows_travel(rank: int, world_size: int, parts: str) -> None:
+    """What belongs to edges, constant rows, and little to save: no states are made."""
+    made: list[int] = []
+    make = PartialStates.make
+
+    def noted(self: PartialStates, attention: Attention) -> None:
+        made.append(rank)
+        make(self, attention)
+
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="oneshot")
+    num_rows, num_edges = data.num_owned(), graph.num_edges()
+    rows = operands_of("additive", num_rows, num_rows, torch.float64)
+    cotangent = random(num_rows, HEADS, DIM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartialStates, "make", noted)
+        run_once(graph, "additive", rows, cotangent)  # a round is dearer than these few bytes
+        assert not made
+        with saving_at_least(1):
+            run_once(graph, "additive", rows, cotangent)
+            assert made
+            made.clear()
+            for options in ({"factor": torch.ones(num_edges)}, {"mask": EdgeMask(0.5, 3)}):
+                assert attend(graph, attention_of("additive", rows, **options)) is not None
+            graph.mark_constant(rows["values"])
+            assert attend(graph, attention_of("additive", rows)) is not None
+            alone = graphshard.construct_full_graph(data, mode="oneshot", partial_sums=False)
+            run_once(alone, "additive", rows, cotangent)
+            assert not made
+
+
+def errors_everywhere(rank: int, world_size: int, parts: str) -> None:
+    with saving_at_least(WHEREVER):
+        errors_in_the_middle(rank, world_size, parts)
+
+
+def errors_in_the_middle(rank: int, world_size: int, parts: str) -> None:
+    """What is on its way is waited for, so that the next pass gets what is its own."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="oneshot")
+    rows = operands_of("additive", data.num_owned(), data.num_owned(), torch.float64)
+    cotangent = random(data.num_owned(), HEADS, DIM, seed=rank)
+    expected, _ = run_once(graph, "additive", rows, cotangent)
+    for name in ("make", "merge", "gradients", "add_to"):
+
+        def fail(*args: Any) -> Any:
+            raise ValueError("in the middle")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PartialStates, name, fail)
+            with pytest.raises(ValueError, match="in the middle"):
+                run_once(graph, "additive", rows, cotangent)
+        found, _ = run_once(graph, "additive", rows, cotangent)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_training_rounding_refusing_and_failing(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 3, "random")
+    for program in (trained_everywhere, narrowed_everywhere, where_rows_travel, errors_everywhere):
+        run_ranks(program, 3, parts)
