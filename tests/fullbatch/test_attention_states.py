@@ -247,6 +247,45 @@ def narrowed(rank: int, world_size: int, parts: str) -> None:
     assert len(set(sent)) == 3
 
 
+def dropped_everywhere(rank: int, world_size: int, parts: str) -> None:
+    with saving_at_least(WHEREVER):
+        dropped(rank, world_size, parts)
+
+
+def dropped(rank: int, world_size: int, parts: str) -> None:
+    """Dropout is one of the whole graph where seeds are equal, and consistent where they are not.
+
+    The oracle of a first derivative is that of one process; or the one that is found by autograd.
+    """
+    whole = graph_of("plain")
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="oneshot")
+    ((_, nodes),) = own_nodes(data).items()
+    num_nodes = whole.num_nodes()
+    rows = operands_of("additive", num_nodes, num_nodes, torch.float64)
+    cotangent = random(num_nodes, HEADS, DIM, seed=4)
+    own = {name: value[nodes] for name, value in rows.items()}
+    for seed, is_equal in ((3, True), (3 + rank, False)):
+        mask = EdgeMask(0.4, seed)
+        leaves = {name: value.clone().requires_grad_() for name, value in own.items()}
+        result = attend(graph, attention_of("additive", leaves, mask=mask))
+        assert result is not None
+        loss = (result * cotangent[nodes]).sum()
+        recorded = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        for one, other in zip(found, recorded, strict=True):
+            close(one, other.detach(), 1e-9)
+        if is_equal:
+            whole_leaves = {name: value.clone().requires_grad_() for name, value in rows.items()}
+            expected = attend(whole, attention_of("additive", whole_leaves, mask=mask))
+            assert expected is not None
+            (expected * cotangent).sum().backward()
+            close(result.detach(), expected.detach()[nodes], 1e-9)
+            for grad, leaf in zip(found, whole_leaves.values(), strict=True):
+                assert leaf.grad is not None
+                close(grad, leaf.grad[nodes], 1e-9)
+
+
 def where_rows_travel(rank: int, world_size: int, parts: str) -> None:
     """What belongs to edges, constant rows, and little to save: no states are made."""
     made: list[int] = []
@@ -269,8 +308,8 @@ def where_rows_travel(rank: int, world_size: int, parts: str) -> None:
             run_once(graph, "additive", rows, cotangent)
             assert made
             made.clear()
-            for options in ({"factor": torch.ones(num_edges)}, {"mask": EdgeMask(0.5, 3)}):
-                assert attend(graph, attention_of("additive", rows, **options)) is not None
+            weighted = attention_of("additive", rows, factor=torch.ones(num_edges))
+            assert attend(graph, weighted) is not None
             graph.mark_constant(rows["values"])
             assert attend(graph, attention_of("additive", rows)) is not None
             alone = graphshard.construct_full_graph(data, mode="oneshot", partial_sums=False)
@@ -305,5 +344,11 @@ def errors_in_the_middle(rank: int, world_size: int, parts: str) -> None:
 
 def test_training_rounding_refusing_and_failing(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 3, "random")
-    for program in (trained_everywhere, narrowed_everywhere, where_rows_travel, errors_everywhere):
+    for program in (
+        trained_everywhere,
+        narrowed_everywhere,
+        dropped_everywhere,
+        where_rows_travel,
+        errors_everywhere,
+    ):
         run_ranks(program, 3, parts)

@@ -538,7 +538,10 @@ class StatesTransport(CollectiveTransport):
 
     def bind(self, reduction: Reduction) -> None:
         assert isinstance(reduction, AttentionSum)
-        reduction.states = PartialStates(self.split, self.wire)
+        reduction.states = PartialStates(self.split, self.wire, self.partial_edges())
+
+    def partial_edges(self) -> Tensor:
+        return self.split.partial_edges
 
 
 def split_of_attention(
@@ -549,6 +552,8 @@ def split_of_attention(
     Collective the first time for a halo. See [Note: fewest rows].
     """
     if not isinstance(reduction, AttentionSum) or halo.plan.world_size == 1:
+        return None
+    if reduction.reads_edges:
         return None
     sources = [leaf.tensor for leaf in reduction.leaves if leaf.target == "u"]
     if any(constants.is_constant([tensor]) for tensor in sources):

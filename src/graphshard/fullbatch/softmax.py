@@ -19,6 +19,8 @@ again from the final peak and total. See csrc/attention/attention.h.
     first, and send them behind the rows, while own edges are computed. Backward, the gradients of
     the destinations go there, with the logarithm over all in-edges and delta; what comes back is
     the gradient of what scores read of the destinations. States come in the order of ranks.
+    Dropout goes by the keys of edges, which are sent once, and the seed of the rank that makes a
+    state; where a gradient is differentiated the ranks tell each other their seeds.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ from torch import Tensor
 from .._base.kernels import empty, empty_like
 from .._base.typing import CanonicalEType
 from ..comm import Pending, fetch_halo, return_halo, start_fetch_all, start_return_all
-from ..comm.collectives import Wire, row_bytes, wire_row_bytes
+from ..comm.collectives import Wire, all_gather, row_bytes, wire_row_bytes
 from ..errors import RankError
 from ..graph.frame import version_of
-from ..ops import Adjacency, Attention, add_rows, attend, edge_softmax, gspmm, gspmm_arg
+from ..ops import Adjacency, Attention, EdgeMask, add_rows, attend, edge_softmax, gspmm, gspmm_arg
 from ..ops.attention import begin_backward, compute, finish, finish_
 from .reductions import (
     COLUMNS,
@@ -259,10 +261,13 @@ class PartialStates:
         split: Which states.
         wire: In which dtype wider values and their gradients travel; None is their own. What scores
             and weights are computed from travels as it is.
+        partial_edges: As of ``split``; ids of those edges as the pass has them.
     """
 
-    def __init__(self, split: RowsAndStates, wire: Wire) -> None:
+    def __init__(self, split: RowsAndStates, wire: Wire, partial_edges: Tensor) -> None:
         self._split, self._plan, self._wire = split, split.states, wire
+        self._partial_edges = partial_edges
+        self._mask: EdgeMask | None = None  # of the edges that states are made of
         self._pending: Pending | None = None
         self._dst = torch.empty(0)  # what scores read of the destinations
 
@@ -277,8 +282,16 @@ class PartialStates:
             with suppress(RankError):
                 self._wait()
 
-    def begin(self, dst: Tensor) -> None:
-        """Start to fetch what scores read of the destinations, given that of the own ones."""
+    def begin(self, dst: Tensor, mask: EdgeMask | None) -> None:
+        """Start to fetch what scores read of the destinations, given that of the own ones.
+
+        Args:
+            mask: Of local edges.
+        """
+        if mask is not None:
+            assert mask.keys is not None
+            keys = self._split.keys_of_edges(mask.keys, self._partial_edges)
+            self._mask = replace(mask, keys=keys)
         self._pending = start_fetch_all([(self._plan, dst)])
 
     def make(self, attention: Attention) -> None:
@@ -313,7 +326,7 @@ class PartialStates:
         Of values and sources those of the rows `RowsAndStates.sources`, of destinations None.
         """
         grad, words = self._wait()
-        sums, delta = words.view(self._numbers_dtype(attention)).unbind(1)
+        sums, delta = words.view(accumulation_dtype(attention.dtype)).unbind(1)
         statistics = sums.contiguous(), torch.ones_like(sums), delta.contiguous()
         shares = compute.gradients(
             self._split.edges, self._served(attention), statistics, grad, wanted
@@ -343,10 +356,20 @@ class PartialStates:
         src = a.src
         if src is not None:
             src = values if src is a.values else src.index_select(0, sources)
-        return replace(a, values=values, src=src, dst=self._dst)
+        return replace(a, values=values, src=src, dst=self._dst, mask=self._mask)
 
-    def _numbers_dtype(self, attention: Attention) -> torch.dtype:
-        return accumulation_dtype(attention.dtype)
+    def multipliers(self, mask: EdgeMask, num_edges: int, heads: int) -> Tensor:
+        """What dropout makes of the weights of all local edges, by whose seed it may be.
+
+        Collective. Args are as for `EdgeMask.multipliers`, for the mask of this rank.
+        """
+        seeds = all_gather(self._plan.state, torch.tensor([mask.seed]), "seeds of attention")
+        edges = self._partial_edges
+        result = mask.multipliers(torch.arange(num_edges, device=edges.device), heads)
+        splits, _ = self._split.partial_splits
+        for seed, ids in zip(seeds, edges.split(splits), strict=True):
+            result[ids] = replace(mask, seed=int(seed)).multipliers(ids, heads)
+        return result
 
 
 def _as_words(numbers: Tensor) -> Tensor:
@@ -423,14 +446,14 @@ class AttentionSum(Reduction):
         operands = [None if leaf is None else evaluation.leaf(leaf) for leaf in self._leaves]
         return replace(self._rule, mask=mask).with_operands(operands)
 
-    def fewer_bytes(self, split: RowsAndStates, wire: Wire) -> int:
-        """How many less all ranks send with states of destinations than with rows alone.
+    @property
+    def reads_edges(self) -> bool:
+        """Whether tensors with rows of edges are read; a mask has none."""
+        return any(leaf.target == "e" for leaf in self.leaves)
 
-        At most 0 where what belongs to edges is read.
-        """
-        values, src, dst, edge, _, factor = self._leaves
-        if edge is not None or factor is not None or self._rule.mask is not None:
-            return 0
+    def fewer_bytes(self, split: RowsAndStates, wire: Wire) -> int:
+        """How many less all ranks send with states of destinations than with rows alone."""
+        values, src, dst, *_ = self._leaves
         assert values is not None
         assert dst is not None
         sources = distinct([leaf for leaf in (values, src) if leaf is not None])
@@ -448,7 +471,7 @@ class AttentionSum(Reduction):
     def begin(self, tensors: Mapping[LeafKey, Tensor]) -> None:
         if self.states is not None:
             (dst,) = [leaf for leaf in self._leaves[2:3] if leaf is not None]
-            self.states.begin(tensors[dst.key])
+            self.states.begin(tensors[dst.key], self._rule.mask)
 
     def abandon(self) -> None:
         if self.states is not None:
@@ -561,6 +584,11 @@ class AttentionSum(Reduction):
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         bias = None if self._bias is None else evaluation.leaf(self._bias)
         attention = self._seen(evaluation).finished(bias, self._rule.relu)
+        if self.states is not None and attention.mask is not None:
+            num_edges = evaluation.shard.adjacency.num_edges
+            factor = self.states.multipliers(attention.mask, num_edges, self._heads)
+            factor = factor.to(accumulation_dtype(self._dtype))
+            attention = replace(attention, mask=None, factor=factor)
         return (attend(evaluation.shard.adjacency, attention),)
 
     def direct_gradients(

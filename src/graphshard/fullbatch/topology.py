@@ -797,6 +797,8 @@ class RowsAndStates:
             and returns the states.
         sources: Own rows that states are made of, ascending.
         edges: From these to the destinations of ``states``.
+        partial_edges: Local ids of the edges that other ranks make states of, by rank; and how many
+            each makes states of, and this one for each. `edges` come in the order of theirs.
         eids: Local ids of the edges that rows serve, ascending; with the places of the rows in what
             is received, and destinations.
         totals: Rows that are read, rows that are sent, and states, of all ranks together.
@@ -807,10 +809,25 @@ class RowsAndStates:
     states: ExchangePlan
     sources: Tensor
     edges: Adjacency
+    partial_edges: Tensor
+    partial_splits: tuple[list[int], list[int]]
     eids: Tensor
     places: Tensor
     dst: Tensor
     totals: tuple[int, int, int]
+    _keys: tuple[Tensor, Tensor] | None = None
+
+    def keys_of_edges(self, keys: Tensor, partial_edges: Tensor) -> Tensor:
+        """The keys of `edges`, of those of local edges; collective where these are new.
+
+        Args:
+            partial_edges: Where the keys of `partial_edges` are.
+        """
+        if self._keys is None or self._keys[0] is not keys:
+            group = self.states.group
+            given = keys.index_select(0, partial_edges)
+            self._keys = keys, ragged_all_to_all(given, *self.partial_splits, group)
+        return self._keys[1]
 
     @cached_property
     def halves(self) -> tuple[Shard, ...]:
@@ -877,6 +894,8 @@ def find_rows_and_states(halo: Halo) -> RowsAndStates | None:
         states_plan,
         narrow(sources, halo.num_owned).to(device),
         _by_destination(*served, sources.numel(), first).to(device),
+        eids[summed].to(device),
+        (splits, splits_here),
         narrow(eids[by_row], edges.num_edges).to(device),
         narrow(place_of_row[halo_rows[by_row]], rows_plan.num_halo).to(device),
         narrow(dst[by_row], edges.num_dst).to(device),

@@ -167,12 +167,16 @@ class _AttentionStates(StatesTransport):
     def __init__(self, halo: SourceHalo, edges: EdgeSet, split: RowsAndStates) -> None:
         super().__init__(split, halo.mode.halo_dtype)
         self._source_halo, self._edges = halo, edges
+        self._partial_edges = _place_of(halo, edges)[super().partial_edges()]
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return _with_own(self._source_halo, self._edges, super()._find_shards(etype))
 
     def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
         return self._edges.adjacency
+
+    def partial_edges(self) -> Tensor:
+        return self._partial_edges
 
 
 def _place_of(halo: SourceHalo, edges: EdgeSet) -> Tensor:
@@ -341,9 +345,7 @@ def attention(
     def reduction() -> Reduction:
         operands = make(sources)
         if operands.mask is not None:
-            keys = torch.arange(edges.edge_index.shape[1], dtype=torch.int32)
-            mask = replace(operands.mask, keys=keys.to(edges.edge_index.device))
-            operands = replace(operands, mask=mask)
+            operands = replace(operands, mask=replace(operands.mask, keys=edges.places))
         return AttentionSum(operands)
 
     return FusedCall(halo, edges, sources, [], compute, reduction, is_only_reader=True)

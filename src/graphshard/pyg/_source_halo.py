@@ -555,6 +555,12 @@ class EdgeSet:
         self.number = next(_edge_set_numbers)  # of no other edge set in this process
 
     @cached_property
+    def places(self) -> Tensor:
+        """int32 ``[num_edges]``, the places of the edges in the set: keys for dropout."""
+        num_edges, device = self.edge_index.shape[1], self.edge_index.device
+        return torch.arange(num_edges, dtype=torch.int32, device=device)
+
+    @cached_property
     def counts(self) -> Tensor:
         """``[num_dst]`` in-edges of each destination, 1 at least: what a mean divides by."""
         indptr, _, _ = self.adjacency.csc()
