@@ -51,9 +51,12 @@ Row numbers are kept as int32 wherever they fit: structure, not features, then c
     is in the order of local edges, and so are runs repeatable. Weights that are fixed go to where
     they are multiplied before each pass, or once where they are constant.
 
+    For attention the cover is the same, and what travels beside rows is the state of ``v``, see
+    [Note: states of destinations] in `softmax`; in one-shot mode, where it is fewer bytes.
+
     Rows travel, in place of that, where they are fetched once (constant features), where other
-    calls or kinds of messages read them, too (max, min, attention, functions of the user), and
-    where 5 % of them at most would be saved.
+    calls or kinds of messages read them, too (max, min, functions of the user), and where 5 % of
+    them at most would be saved.
 
 [Note: column blocks]
     While a shard is worked on, its rows, those of the next shard, what is being sent to other
@@ -682,12 +685,13 @@ def count_fewest_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -
         edges: Of the relations that are summed together, all of one source type.
 
     Returns:
-        ``[2, world_size]`` of both the number from each owner.
+        ``[3, world_size]``: the number from each owner of remote rows, of rows and partial sums,
+        and of partial sums alone.
     """
     needed = needed_rows(edges, rank, world_size)
     cover, _ = _find_cover(edges, needed, rank)
-    both = cover.owner_of_row, cover.owners
-    return torch.stack([torch.bincount(owners, minlength=world_size) for owners in both])
+    kinds = cover.owner_of_row, cover.owners, cover.owner_of_sum[cover.sends_sum]
+    return torch.stack([torch.bincount(owners, minlength=world_size) for owners in kinds])
 
 
 def saves_rows(num_read: int, num_sent: int) -> bool:
