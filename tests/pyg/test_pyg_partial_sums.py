@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import graphshard
 import graphshard.pyg
@@ -161,6 +161,37 @@ def test_attention_computes_own_edges_while_rows_travel(num_ranks: int) -> None:
     run_ranks(check_attention, num_ranks)
 
 
+def two_relations() -> HeteroData:
+    """Of one type of nodes; the second relation has a third of the edges."""
+    whole, data = whole_data(), HeteroData()
+    data["a"].x, data["a"].n = whole.x, whole.n
+    data["a", "r", "a"].edge_index = whole.edge_index
+    data["a", "s", "a"].edge_index = whole.edge_index.flip(0)[:, ::3].contiguous()
+    return data
+
+
+def check_states_of_relations(rank: int, world_size: int) -> None:
+    """Sources are numbered for all relations from their type, states for one."""
+    whole = two_relations()
+    data = graphshard.pyg.shard(two_relations(), part_method="random", mode="oneshot")
+    torch.manual_seed(0)
+    layer = pyg_nn.GATConv(WIDTH, 12, heads=2).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "LEAST_SAVED", -(1 << 40))
+        for relation in ("r", "s"):
+            found = []
+            for shards in (whole, data):
+                x = shards["a"].x.clone().requires_grad_()
+                out = layer(x, shards["a", relation, "a"].edge_index)
+                (grad,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+                (again,) = torch.autograd.grad(grad.square().sum(), x)
+                out = layer(x, shards["a", relation, "a"].edge_index)
+                (alone,) = torch.autograd.grad(out.sin().sum(), x)
+                found.append((out.detach(), alone, grad.detach(), again))
+            for oracle, own in zip(*found, strict=True):
+                torch.testing.assert_close(own, oracle[data["a"].n])
+
+
 def check_states(rank: int, world_size: int) -> None:
     """States of destinations travel where they are fewer bytes, with added self loops, too."""
     whole = whole_data()
@@ -199,3 +230,4 @@ def check_states(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
 def test_attention_sends_states_of_destinations(num_ranks: int) -> None:
     run_ranks(check_states, num_ranks)
+    run_ranks(check_states_of_relations, num_ranks)

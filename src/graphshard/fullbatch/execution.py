@@ -135,7 +135,7 @@ OPERATIONS_A_BYTE = 256
 """That a rank does while a byte is sent. See [Note: inputs travel]."""
 
 LEAST_SAVED = 1 << 16
-"""Bytes a rank for which states of destinations travel, which costs a round of messages."""
+"""Bytes that a rank must save in a pass for states of destinations to travel: a round's worth."""
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 

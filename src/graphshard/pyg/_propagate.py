@@ -166,6 +166,7 @@ class _AttentionStates(StatesTransport):
 
     def __init__(self, halo: SourceHalo, edges: EdgeSet, split: RowsAndStates) -> None:
         super().__init__(split, halo.mode.halo_dtype)
+        self.halo = halo.halo  # of all relations from the source type, as the edges are numbered
         self._source_halo, self._edges = halo, edges
         self._partial_edges = _place_of(halo, edges)[super().partial_edges()]
 
