@@ -165,7 +165,8 @@ class AggregationMode:
             this is 0. Threads of the communication backend move the rows, not those that compute.
             None is what `Config.pipeline_depth` says when a layer runs.
         partial_sums: Send sums of rows in place of rows where that is fewer: of messages that are
-            summed or averaged. The result is the same up to the order of additions.
+            summed or averaged; and between hosts in one-shot mode, of attention, states of
+            destinations. The result is the same up to the order of additions.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
             nodes, and their gradients on the way back, travel in it and are rounded to it; a
             rank's own rows are not. ``torch.int8``: with a scale for each row, and rounded up or

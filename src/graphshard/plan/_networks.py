@@ -366,7 +366,11 @@ class _Layers:
             outgoing = tape.new(sent * share, columns, "shared" if oneshot else "pool", "exchange")
             arrived = [tape.new(halo * share, x.width, "pool", "halo") for x in sources]
         result = tape.new(destinations, width, "pool")
+        moving = None
+        if states is not None:
+            moving = tape.new(come + made, width + heads, "pool", "exchange")
         tape.do(kind, edges * numbers)
+        del moving
         if not alone:
             del outgoing
         keeps = reads_again and needs_grad and (oneshot or not how.rematerialize)
@@ -396,6 +400,7 @@ class _Layers:
                 held += [tape.new(halo * share, w, "pool", "halo") for _, w in shapes]
             of_own = (edges - cut) * numbers
             if states is not None:
+                held.append(tape.new(come + made, width + 2 * heads, "pool", "exchange"))
                 of_grad = of_result + 2 * of_number
                 self._note("backward", come * of_grad, made * of_grad, 0.0, kind)
             if not alone and back:
