@@ -6,6 +6,7 @@
     python benchmarks/wire.py --question epoch --rate 200 --ranks 4 --ranks-per-host 2
     python benchmarks/wire.py --question sar --sar FOLDER --rate 1000 --ranks 2
     python benchmarks/wire.py --question order --rate 200 --ranks 2 4   # why gloo takes its time
+    python benchmarks/wire.py --question sums --rate 200 1000 --ranks 2 --model gat
     python benchmarks/wire.py --question gradients --rate 1000 --ranks 2 4   # sums of gradients
     python benchmarks/wire.py --question pages                          # epochs with large pages
     python benchmarks/wire.py --write                   # the first two, and a file of results
@@ -18,15 +19,16 @@ fifth how TCP controls congestion, so tables say it: namespaces take what the ma
 receives over the rate. An exchange is of equal slices for all other ranks, 27 MB in all; beside it,
 in turn: torch's ``all_to_all_single`` and as many plain TCP connections, each with a thread that
 sends and one that receives. ``order`` has gloo's own calls in other orders, and groups of a
-direction each. ``gradients`` are steps of dense layers of 1024 columns, whose sums begin while the
-backward runs, in turn with the same steps and one all_reduce after it, and with neither.
-``pages`` needs no root: one process, CPU seconds and traps of an epoch with pages of 4 KB, with
-those that torch asks for, and with those of glibc. Both sides of an epoch's limit are measured:
-bytes by the counters of the interface and headers of frames, and compute as the epoch on links that
-are not shaped. SAR itself, from a checkout of its repository (https://github.com/IntelLabs/SAR),
-trains on DGL's partition of the same graph, in turn, by the program that it shows: features are
-those of the partition, so their remote rows are fetched once here (``--constant``), and by SAR in
-each epoch.
+direction each. ``sums`` has epochs with partial sums (attention: states of destinations) and with
+rows alone, one after the other in one run, so that both see the same noise. ``gradients`` are steps
+of dense layers of 1024 columns, whose sums begin while the backward runs, in turn with the same
+steps and one all_reduce after it, and with neither. ``pages`` needs no root: one process, CPU
+seconds and traps of an epoch with pages of 4 KB, with those that torch asks for, and with those of
+glibc. Both sides of an epoch's limit are measured: bytes by the counters of the interface and
+headers of frames, and compute as the epoch on links that are not shaped. SAR itself, from a
+checkout of its repository (https://github.com/IntelLabs/SAR), trains on DGL's partition of the same
+graph, in turn, by the program that it shows: features are those of the partition, so their remote
+rows are fetched once here (``--constant``), and by SAR in each epoch.
 """
 
 from __future__ import annotations
@@ -255,16 +257,18 @@ def traffic() -> torch.Tensor:
 
 
 def epoch_work(
-    parts: str, model: str, epochs: int, constant: bool, sums: bool, halo: str | None
+    parts: str, model: str, epochs: int, constant: bool, kinds: Sequence[bool], halo: str | None
 ) -> None:
-    """Seconds of epochs, and bytes of one; rank 0 prints them."""
+    """Seconds of epochs, and bytes of one; rank 0 prints them, for each kind, with sums or not."""
     import graphshard as gs
 
     torch.set_num_threads(1)
     gs.initialize_comms(timeout=SECONDS)
     data = gs.load_dgl_partition_data(parts, gs.rank())
     dtype = None if halo is None else getattr(torch, halo)
-    graph = gs.construct_full_graph(data, partial_sums=sums, halo_dtype=dtype)
+    graphs = {
+        sums: gs.construct_full_graph(data, partial_sums=sums, halo_dtype=dtype) for sums in kinds
+    }
     x, y = data.node_features["_N/x"], data.node_features["_N/y"]
     if not constant:  # a copy may change, so its remote rows are fetched in each epoch
         x = x.clone()
@@ -274,23 +278,28 @@ def epoch_work(
     layers = make_layers(model, x.shape[1], classes)
     gs.sync_params(layers)
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
-    seconds, moved = [], torch.zeros(2)
+    seconds: dict[bool, list[float]] = {sums: [] for sums in kinds}
+    moved = {sums: torch.zeros(2) for sums in kinds}
     for number in range(epochs + 1):
-        gs.comm.barrier()
-        start, before = time.perf_counter(), traffic()
-        h = forward(model, layers, graph, x)
-        loss = F.cross_entropy(h[train], y[train], reduction="sum")
-        optimizer.zero_grad()
-        loss.backward()
-        gs.gather_grads(layers)
-        optimizer.step()
-        gs.comm.barrier()
-        if number:  # the first fetches what stays
-            seconds.append(time.perf_counter() - start)
-            moved += traffic() - before
-    most = gs.comm.all_reduce(moved.max().view(1) / epochs, "max")
+        for sums, graph in graphs.items():
+            gs.comm.barrier()
+            start, before = time.perf_counter(), traffic()
+            h = forward(model, layers, graph, x)
+            loss = F.cross_entropy(h[train], y[train], reduction="sum")
+            optimizer.zero_grad()
+            loss.backward()
+            gs.gather_grads(layers)
+            optimizer.step()
+            gs.comm.barrier()
+            if number:  # the first fetches what stays
+                seconds[sums].append(time.perf_counter() - start)
+                moved[sums] += traffic() - before
+    results = []
+    for sums in kinds:
+        most = gs.comm.all_reduce(moved[sums].max().view(1) / epochs, "max")
+        results.append({"bytes": float(most), "seconds": seconds[sums]})
     if gs.rank() == 0:
-        print(json.dumps({"bytes": float(most), "seconds": seconds}), flush=True)
+        print(json.dumps(results if len(kinds) > 1 else results[0]), flush=True)
     gs.shutdown_comms()
 
 
@@ -413,6 +422,34 @@ def epochs(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def sums_in_turn(args: argparse.Namespace) -> list[str]:
+    """Epochs with partial sums or states, and with rows alone, in turn."""
+    graph = community_graph(args.folder, args.nodes, args.edges)
+    rows: list[list[Any]] = []
+    for model in args.model:
+        for num_ranks in (n for n in args.ranks if n in (2, 4)):
+            work = ["--work", our_parts(graph, num_ranks), "--model", model, "--in-turn"]
+            work += ["--rounds", str(args.rounds), *["--constant"] * args.constant]
+            work += ["--halo-dtype", args.halo_dtype] if args.halo_dtype else []
+            for rate in args.rate:
+                found = on_hosts(num_ranks, rate, work, per_host=args.ranks_per_host)
+                numbers = [result["bytes"] / 1e6 for result in found]
+                numbers += [statistics.median(result["seconds"]) for result in found]
+                pairs = zip(*(result["seconds"] for result in found), strict=True)
+                ratio = statistics.median(one / other for one, other in pairs)
+                numbers += [numbers[0] / numbers[1], ratio]
+                layout = f"{num_ranks // args.ranks_per_host} x {args.ranks_per_host}"
+                rows.append([model, rate, layout, *(f"{number:.2f}" for number in numbers)])
+    heads = ["model", "Mbit/s", "hosts x ranks", "MB", "MB, rows alone", "epoch, s"]
+    heads += ["epoch, rows alone, s", "ratio of MB", "ratio of s"]
+    return [
+        f"Epochs in turn, 3 layers, hidden 128, {args.nodes:,} nodes; medians, of seconds that of "
+        "ratios of neighbours:",
+        "",
+        *markdown_table(heads, rows),
+    ]
+
+
 def gradients(args: argparse.Namespace) -> list[str]:
     """Steps of dense layers, whose gradients are summed while the backward runs and after it."""
     rows = []
@@ -520,6 +557,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     parser.add_argument("--constant", action="store_true", help="features are the partition's own")
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     # An end from outside removes the namespaces, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -533,7 +571,8 @@ def main() -> None:
         pages_work(str(args.folder), args.model[0], args.rounds)
         return
     if args.work:
-        options = args.constant, not args.rows_alone, args.halo_dtype
+        kinds = [True, False] if args.in_turn else [not args.rows_alone]
+        options = args.constant, kinds, args.halo_dtype
         epoch_work(args.work, args.model[0], args.rounds, *options)
         return
     questions = args.question or ["exchange", "epoch"]
@@ -553,6 +592,7 @@ QUESTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "exchange": lambda args: exchanges(args, with_orders=False),
     "order": lambda args: exchanges(args, with_orders=True),
     "epoch": epochs,
+    "sums": sums_in_turn,
     "gradients": gradients,
     "pages": pages,
     "sar": beside_sar,

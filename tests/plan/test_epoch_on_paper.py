@@ -22,6 +22,7 @@ import torch
 
 import graphshard as gs
 from graphshard.data import random_graph
+from graphshard.fullbatch import execution
 from graphshard.partition import partition_graph
 from graphshard.plan import (
     EpochPlan,
@@ -34,6 +35,7 @@ from graphshard.plan import (
     Rates,
     Sampling,
     Tape,
+    _networks,
     estimated_parts,
     full_batch_step,
     make_plan,
@@ -306,6 +308,37 @@ def test_bytes_and_parameters_are_those_of_a_traced_epoch(
         assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
         assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
         assert sum(epoch.by_layer.values()) <= epoch.sent.expected
+
+
+def epochs_with_states(
+    rank: int, world_size: int, data: str, cases: list[dict[str, Any]]
+) -> list[tuple[list[int], int, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "LEAST_SAVED", 1)
+        return epochs_of(rank, world_size, data, cases)
+
+
+STATES_CASES: list[dict[str, Any]] = [
+    {"model": "gat", "heads": 2},
+    {"model": "gat", "heads": 2, "halo_dtype": "bfloat16"},
+    {"model": "gatv2", "heads": 2},
+]
+
+
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_states_of_destinations_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    data = write_hubs(tmp_path, num_ranks)
+    results = run_ranks(epochs_with_states, num_ranks, data, STATES_CASES)[0]
+    for case, (sent, _, mode) in zip(STATES_CASES, results, strict=True):
+        with_rows, _ = planned(data, case, mode, num_ranks)
+        with monkeypatch.context() as patch:
+            patch.setattr(_networks, "_LEAST_SAVED", 1)
+            epoch, _ = planned(data, case, mode, num_ranks)
+        assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
+        assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
+        assert epoch.sent_in_all < with_rows.sent_in_all or case["model"] == "gatv2"
 
 
 def test_open_settings_are_those_that_training_takes(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import graphshard
 import graphshard.pyg
 from graphshard import comm
+from graphshard.fullbatch import execution
 from graphshard.fullbatch.execution import CollectiveTransport
 from graphshard.fullbatch.reductions import Sum
 from graphshard.fullbatch.softmax import AttentionSum
@@ -158,3 +159,75 @@ def check_attention(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
 def test_attention_computes_own_edges_while_rows_travel(num_ranks: int) -> None:
     run_ranks(check_attention, num_ranks)
+
+
+def two_relations() -> HeteroData:
+    """Of one type of nodes; the second relation has a third of the edges."""
+    whole, data = whole_data(), HeteroData()
+    data["a"].x, data["a"].n = whole.x, whole.n
+    data["a", "r", "a"].edge_index = whole.edge_index
+    data["a", "s", "a"].edge_index = whole.edge_index.flip(0)[:, ::3].contiguous()
+    return data
+
+
+def check_states_of_relations(rank: int, world_size: int) -> None:
+    """Sources are numbered for all relations from their type, states for one."""
+    whole = two_relations()
+    data = graphshard.pyg.shard(two_relations(), part_method="random", mode="oneshot")
+    torch.manual_seed(0)
+    layer = pyg_nn.GATConv(WIDTH, 12, heads=2).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "LEAST_SAVED", -(1 << 40))
+        for relation in ("r", "s"):
+            found = []
+            for shards in (whole, data):
+                x = shards["a"].x.clone().requires_grad_()
+                out = layer(x, shards["a", relation, "a"].edge_index)
+                (grad,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+                (again,) = torch.autograd.grad(grad.square().sum(), x)
+                out = layer(x, shards["a", relation, "a"].edge_index)
+                (alone,) = torch.autograd.grad(out.sin().sum(), x)
+                found.append((out.detach(), alone, grad.detach(), again))
+            for oracle, own in zip(*found, strict=True):
+                torch.testing.assert_close(own, oracle[data["a"].n])
+
+
+def check_states(rank: int, world_size: int) -> None:
+    """States of destinations travel where they are fewer bytes, with added self loops, too."""
+    whole = whole_data()
+    data, alone = (
+        graphshard.pyg.shard(
+            whole_data(), part_method="random", mode="oneshot", partial_sums=with_sums
+        )
+        for with_sums in (True, False)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "LEAST_SAVED", -(1 << 40))
+        for layer in attention_layers():
+            expected = attended(layer, whole, whole.x.clone().requires_grad_())
+            sent = []
+            for shards in (data, alone):
+                for _ in range(2):  # the first builds
+                    with comm.trace() as trace:
+                        out = layer(shards.x.clone().requires_grad_(), shards.edge_index)
+                        out.sum().backward()
+                sent.append(int(comm.all_reduce(torch.tensor([trace.total_bytes]))))
+            found = attended(layer, data, data.x.clone().requires_grad_())
+            for one, oracle in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, oracle[data.n])
+            assert sent[0] < sent[1] or not isinstance(layer, pyg_nn.GATConv)
+            assert sent[0] != sent[1]
+        dropped = pyg_nn.GATConv(WIDTH, 12, heads=2, dropout=0.5).double()
+        for seed in (0, rank):  # of each rank its own
+            own = data.x.clone().requires_grad_()
+            torch.manual_seed(seed)
+            loss = dropped(own, data.edge_index).square().sum()
+            (recorded,) = torch.autograd.grad(loss, own, create_graph=True)
+            (grad,) = torch.autograd.grad(loss, own)
+            torch.testing.assert_close(grad, recorded.detach())
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(5, marks=pytest.mark.exhaustive)])
+def test_attention_sends_states_of_destinations(num_ranks: int) -> None:
+    run_ranks(check_states, num_ranks)
+    run_ranks(check_states_of_relations, num_ranks)

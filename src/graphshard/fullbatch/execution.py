@@ -117,13 +117,14 @@ from .reductions import (
     substitute,
     walk,
 )
-from .softmax import SoftmaxSum, holds_softmax
+from .softmax import AttentionSum, PartialStates, SoftmaxSum, holds_softmax
 from .topology import (
     WHOLE,
     ColumnBlock,
     ConstantCache,
     FewestRows,
     Halo,
+    RowsAndStates,
     Shard,
     ShardStructure,
 )
@@ -132,6 +133,9 @@ from .topology import (
 
 OPERATIONS_A_BYTE = 256
 """That a rank does while a byte is sent. See [Note: inputs travel]."""
+
+LEAST_SAVED = 1 << 16
+"""Bytes that a rank must save in a pass for states of destinations to travel: a round's worth."""
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
@@ -161,7 +165,8 @@ class AggregationMode:
             this is 0. Threads of the communication backend move the rows, not those that compute.
             None is what `Config.pipeline_depth` says when a layer runs.
         partial_sums: Send sums of rows in place of rows where that is fewer: of messages that are
-            summed or averaged. The result is the same up to the order of additions.
+            summed or averaged; and between hosts in one-shot mode, of attention, states of
+            destinations. The result is the same up to the order of additions.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
             nodes, and their gradients on the way back, travel in it and are rounded to it; a
             rank's own rows are not. ``torch.int8``: with a scale for each row, and rounded up or
@@ -300,6 +305,9 @@ class RowTransport(ABC):
 
     @abstractmethod
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
+
+    def bind(self, reduction: Reduction) -> None:  # noqa: B027
+        """Let a reduction send what it sends besides rows."""
 
     def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
         """All edges of a relation, from extended rows to destinations."""
@@ -516,6 +524,48 @@ class CollectiveTransport(RowTransport):
         parts = arrived.split(self.plan.send_splits)
         for sent, part in zip(self.plan.sent, parts, strict=True):
             _add_at(total, sent, part)
+
+
+class StatesTransport(CollectiveTransport):
+    """Rows of an attention beside states of destinations, see [Note: fewest rows]."""
+
+    def __init__(self, split: RowsAndStates, wire: Wire = None) -> None:
+        super().__init__(split.halo, wire)
+        self.split, self.plan = split, split.rows
+        self.num_rows, self.returns_rows = [0, split.rows.num_halo], False
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return self.split.halves
+
+    def bind(self, reduction: Reduction) -> None:
+        assert isinstance(reduction, AttentionSum)
+        reduction.states = PartialStates(self.split, self.wire, self.partial_edges())
+
+    def partial_edges(self) -> Tensor:
+        return self.split.partial_edges
+
+
+def split_of_attention(
+    halo: Halo, reduction: Reduction, wire: Wire, constants: ConstantCache
+) -> RowsAndStates | None:
+    """What travels of a pass in one-shot mode beside rows; None where these travel alone.
+
+    Collective the first time for a halo. See [Note: fewest rows].
+    """
+    if not isinstance(reduction, AttentionSum) or halo.plan.world_size == 1:
+        return None
+    if reduction.reads_edges:
+        return None
+    sources = [leaf.tensor for leaf in reduction.leaves if leaf.target == "u"]
+    if any(constants.is_constant([tensor]) for tensor in sources):
+        return None
+    if not are_messages([(halo.plan, tensor) for tensor in sources], wire):
+        return None
+    split = halo.fewest_of_attention
+    if split is None:
+        return None
+    saved = reduction.fewer_bytes(split, wire)
+    return split if saved >= LEAST_SAVED * halo.plan.world_size else None
 
 
 def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
@@ -925,6 +975,7 @@ class ShardPass:
             reduction.num_shards = transport.num_steps
             # With the whole halo at once a row is added to once: there is nothing to keep wide.
             reduction.widens = transport.by_columns
+            transport.bind(reduction)
             self._needs_sources |= reduction.needs_sources
             self._is_random |= reduction.is_random
             self.can_lose_result |= reduction.can_lose_result
@@ -1028,7 +1079,11 @@ class ShardPass:
         for leaf in self.leaves:
             tensors[leaf.key] = leaf.tensor.detach()
             needs_grad[leaf.key] = records and leaf.tensor.requires_grad
-        with torch.no_grad(), closing(self._fetched(tensors, needs_grad)) as visits:
+        with (
+            torch.no_grad(),
+            self._beginning(tensors, self.parts),
+            closing(self._fetched(tensors, needs_grad)) as visits,
+        ):
             for step, block, rows in visits:
                 if keep_rows and step:
                     self._kept[step, block] = rows
@@ -1043,6 +1098,20 @@ class ShardPass:
                     with torch.set_grad_enabled(records):
                         meanwhile()
             return [part.reduction.finish() for part in self.parts]
+
+    @contextmanager
+    def _beginning(
+        self, tensors: Mapping[LeafKey, Tensor], parts: Sequence[PassPart]
+    ) -> Iterator[None]:
+        """Start what reductions send besides rows; after an error it is waited for."""
+        try:
+            for part in parts:
+                part.reduction.begin(tensors)
+            yield
+        except BaseException:
+            for part in parts:
+                part.reduction.abandon()
+            raise
 
     def _release(self) -> None:
         """Keep no values for the backward that it will not read, and none besides autograd."""
@@ -1113,14 +1182,18 @@ class ShardPass:
         """
         lost = [part for part in self.parts if part.reduction.has_lost_result]
         tensors = self._tensors(saved)
-        with torch.no_grad(), closing(self._sources_again(tensors, self._visits)) as visits:
+        with (
+            torch.no_grad(),
+            self._beginning(tensors, lost),
+            closing(self._sources_again(tensors, self._visits)) as visits,
+        ):
             for step, block, rows in visits:
                 with self._as_in_forward(step):
                     for part in lost:
                         part.reduction.merge(self._evaluation(part, step, block, rows, tensors))
                 del rows
-        for part in lost:
-            part.reduction.finish()
+            for part in lost:
+                part.reduction.finish()
 
     def _tensors(self, saved: Sequence[Tensor | None]) -> dict[LeafKey, Tensor]:
         """Each leaf, from what was saved of the inputs; without values where they were freed."""
@@ -1182,6 +1255,8 @@ class ShardPass:
             results = iter([*totals, *parameter_grads])
         except BaseException:
             sums.abandon()
+            for part in self.parts:
+                part.reduction.abandon()
             raise
         return [next(results) if need else None for need in needed]
 
@@ -1468,6 +1543,8 @@ class Runner:
         reductions = [(call.etype, call.reduction) for call in group]
         etypes = [etype for etype, _ in reductions]
         transport = None if companions else self._summing_transport(etypes, group)
+        if transport is None and len(group) == 1 and not companions:
+            transport = self._states_transport(group[0])
         if transport is None:
             transport = self.transport(etypes)
         constants = self.structure.constants
@@ -1544,6 +1621,14 @@ class Runner:
         if transport is not None and self.is_oneshot:
             self.rows.note_summed(halo, source.tensor, site)
         return transport
+
+    def _states_transport(self, call: Compiled) -> RowTransport | None:
+        """Likewise of states of destinations, in one-shot mode."""
+        if not self.config.partial_sums or not self.is_oneshot:
+            return None
+        halo, wire = self.structure.halo([call.etype]), self.config.halo_dtype
+        split = split_of_attention(halo, call.reduction, wire, self.structure.constants)
+        return None if split is None else StatesTransport(split, wire)
 
     def own_shard(self, etype: CanonicalEType) -> Shard:
         """The edges of a relation between rows of this rank."""

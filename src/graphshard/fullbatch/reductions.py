@@ -729,6 +729,12 @@ class Reduction(ABC):
         """By what such rows are multiplied, edge by edge; None for 1."""
         return None
 
+    def begin(self, tensors: Mapping[LeafKey, Tensor]) -> None:  # noqa: B027
+        """Start what other ranks must know before the first merge, of whole leaves; collective."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """After an error: wait for what is on its way besides rows."""
+
     @abstractmethod
     def merge(self, evaluation: ShardEvaluation) -> None:
         """Take in what a shard contributes, to the evaluation's block alone."""

@@ -9,12 +9,25 @@ shifted by, so the backward may hold the peak constant and still be exact.
 destination is (peak, total, sum) per head, which a kernel continues with the edges of each shard in
 place; nothing has a row per edge and head. Backward the kernel computes the weights of a shard
 again from the final peak and total. See csrc/attention/attention.h.
+
+[Note: states of destinations]
+    A rank may make, of its own rows, the state of a destination of another rank, and send that in
+    place of the rows ([Note: fewest rows]): normalised values, and the logarithm of the sum of the
+    exponentials of the scores, which is peak and total in one number. To the state of the owner it
+    is one more edge, whose score is that logarithm, so the kernel merges it. Forward, what scores
+    read of the destinations goes to the ranks that make states, before the rows; they make them
+    first, and send them behind the rows, while own edges are computed. Backward, the gradients of
+    the destinations go there, with the logarithm over all in-edges and delta; what comes back is
+    the gradient of what scores read of the destinations. States come in the order of ranks.
+    Dropout goes by the keys of edges, which are sent once, and the seed of the rank that makes a
+    state; where a gradient is differentiated the ranks tell each other their seeds.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,9 +37,11 @@ from torch import Tensor
 
 from .._base.kernels import empty, empty_like
 from .._base.typing import CanonicalEType
-from ..comm import fetch_halo, return_halo
+from ..comm import Pending, fetch_halo, return_halo, start_fetch_all, start_return_all
+from ..comm.collectives import Wire, all_gather, row_bytes, wire_row_bytes
+from ..errors import RankError
 from ..graph.frame import version_of
-from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm, gspmm_arg
+from ..ops import Adjacency, Attention, EdgeMask, add_rows, attend, edge_softmax, gspmm, gspmm_arg
 from ..ops.attention import begin_backward, compute, finish, finish_
 from .reductions import (
     COLUMNS,
@@ -52,7 +67,7 @@ from .reductions import (
     substitute,
     walk,
 )
-from .topology import ColumnBlock, Halo, ShardStructure, most_blocks
+from .topology import ColumnBlock, Halo, RowsAndStates, ShardStructure, most_blocks
 
 # -- a sum with a softmax inside -------------------------------------------------------------------
 
@@ -237,6 +252,131 @@ def holds_softmax(root: Expression) -> bool:
 _TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
 
 
+class PartialStates:
+    """States of other ranks' destinations in one attention. See [Note: states of destinations].
+
+    What is started must be waited for, by the step that follows or by `abandon`.
+
+    Args:
+        split: Which states.
+        wire: In which dtype wider values and their gradients travel; None is their own. What scores
+            and weights are computed from travels as it is.
+        partial_edges: As of ``split``; ids of those edges as the pass has them.
+    """
+
+    def __init__(self, split: RowsAndStates, wire: Wire, partial_edges: Tensor) -> None:
+        self._split, self._plan, self._wire = split, split.states, wire
+        self._partial_edges = partial_edges
+        self._mask: EdgeMask | None = None  # of the edges that states are made of
+        self._pending: Pending | None = None
+        self._dst = torch.empty(0)  # what scores read of the destinations
+
+    def _wait(self) -> list[Tensor]:
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        return pending.wait()
+
+    def abandon(self) -> None:
+        """After an error: no message of this pass may meet those of a later one."""
+        if self._pending is not None:
+            with suppress(RankError):
+                self._wait()
+
+    def begin(self, dst: Tensor, mask: EdgeMask | None) -> None:
+        """Start to fetch what scores read of the destinations, given that of the own ones.
+
+        Args:
+            mask: Of local edges.
+        """
+        if mask is not None:
+            assert mask.keys is not None
+            keys = self._split.keys_of_edges(mask.keys, self._partial_edges)
+            self._mask = replace(mask, keys=keys)
+        self._pending = start_fetch_all([(self._plan, dst)])
+
+    def make(self, attention: Attention) -> None:
+        """Make the states, and start to return them; of the attention as the own shard has it."""
+        (self._dst,) = self._wait()
+        values, peak, total = compute.whole(self._split.edges, self._served(attention))
+        sums = peak + total.log()
+        self._pending = start_return_all(
+            [(self._plan, values), (self._plan, _as_words(sums))], self._wire
+        )
+
+    def merge(self, state: compute.AttentionState) -> None:
+        """Wait for the states of own destinations, and take them in."""
+        values, words = self._wait()
+        merging = Attention.additive(
+            values, words.view(state.peak.dtype), torch.zeros_like(state.peak), slope=1.0
+        )
+        compute.take(self._split.received, merging, state)
+
+    def begin_backward(self, grad: Tensor, sums: Tensor, delta: Tensor) -> None:
+        """Start to fetch the gradients of the destinations, given those of the own ones.
+
+        Args:
+            sums: The logarithm of the sum of exponentials, ``[num_dst, heads]``; likewise delta.
+        """
+        numbers = _as_words(torch.stack([sums, delta], 1))
+        self._pending = start_fetch_all([(self._plan, grad), (self._plan, numbers)], self._wire)
+
+    def gradients(self, attention: Attention, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Gradients of the operands through the states; starts to return those of destinations.
+
+        Of values and sources those of the rows `RowsAndStates.sources`, of destinations None.
+        """
+        grad, words = self._wait()
+        sums, delta = words.view(accumulation_dtype(attention.dtype)).unbind(1)
+        statistics = sums.contiguous(), torch.ones_like(sums), delta.contiguous()
+        shares = compute.gradients(
+            self._split.edges, self._served(attention), statistics, grad, wanted
+        )
+        if (of_dst := shares[2]) is not None:
+            self._pending = start_return_all([(self._plan, of_dst)])
+            shares[2] = None
+        return shares
+
+    def add_to(self, shares: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> None:
+        """Add to the gradients of own edges what `gradients` gave, and what is returned."""
+        sources = self._split.sources
+        for number, (share, other) in enumerate(zip(shares, others, strict=True)):
+            if share is None:
+                continue
+            if other is not None and _TARGETS[number] == "u":
+                add_rows(share, sources, other)
+            elif other is not None:
+                share += other
+            elif _TARGETS[number] == "v":
+                self._plan.add_returned(share, *self._wait())
+
+    def _served(self, attention: Attention) -> Attention:
+        """The attention as the edges of the states have it."""
+        a, sources = attention, self._split.sources
+        values = a.values.index_select(0, sources)
+        src = a.src
+        if src is not None:
+            src = values if src is a.values else src.index_select(0, sources)
+        return replace(a, values=values, src=src, dst=self._dst, mask=self._mask)
+
+    def multipliers(self, mask: EdgeMask, num_edges: int, heads: int) -> Tensor:
+        """What dropout makes of the weights of all local edges, by whose seed it may be.
+
+        Collective. Args are as for `EdgeMask.multipliers`, for the mask of this rank.
+        """
+        seeds = all_gather(self._plan.state, torch.tensor([mask.seed]), "seeds of attention")
+        edges = self._partial_edges
+        result = mask.multipliers(torch.arange(num_edges, device=edges.device), heads)
+        splits, _ = self._split.partial_splits
+        for seed, ids in zip(seeds, edges.split(splits), strict=True):
+            result[ids] = replace(mask, seed=int(seed)).multipliers(ids, heads)
+        return result
+
+
+def _as_words(numbers: Tensor) -> Tensor:
+    """The same bits as integers, which are not rounded on their way."""
+    return numbers.view(torch.int64 if numbers.dtype == torch.float64 else torch.int32)
+
+
 class AttentionSum(Reduction):
     """One relation's attention; its only output is the result, divided by the totals already.
 
@@ -262,6 +402,8 @@ class AttentionSum(Reduction):
         self._out, self._version = torch.empty(0), 0
         self._statistics = compute.AttentionState(self._out, self._out, self._out)
         self._delta = self._out
+        #: States that are made of own rows; set by the pass.
+        self.states: PartialStates | None = None
         self._has_begun = False  # the backward, before the pass
         self._awaits_relu = False  # in the backward, for a result that must be computed again
 
@@ -304,9 +446,42 @@ class AttentionSum(Reduction):
         operands = [None if leaf is None else evaluation.leaf(leaf) for leaf in self._leaves]
         return replace(self._rule, mask=mask).with_operands(operands)
 
+    @property
+    def reads_edges(self) -> bool:
+        """Whether tensors with rows of edges are read; a mask has none."""
+        return any(leaf.target == "e" for leaf in self.leaves)
+
+    def fewer_bytes(self, split: RowsAndStates, wire: Wire) -> int:
+        """How many less all ranks send with states of destinations than with rows alone."""
+        values, src, dst, *_ = self._leaves
+        assert values is not None
+        assert dst is not None
+        sources = distinct([leaf for leaf in (values, src) if leaf is not None])
+        needs = [leaf.tensor.requires_grad for leaf in self.leaves]
+        ways = 2 if torch.is_grad_enabled() and True in needs else 1
+        of_row = ways * sum(wire_row_bytes(leaf.tensor, wire) for leaf in sources)
+        of_result = wire_row_bytes(values.tensor[:0].to(self._dtype), wire)
+        wide = accumulation_dtype(self._dtype).itemsize
+        of_state = ways * of_result + row_bytes(dst.tensor) + self._heads * wide
+        if ways == 2:
+            of_state += 2 * self._heads * wide + dst.tensor.shape[1:].numel() * wide
+        num_read, num_rows, num_states = split.totals
+        return (num_read - num_rows) * of_row - num_states * of_state
+
+    def begin(self, tensors: Mapping[LeafKey, Tensor]) -> None:
+        if self.states is not None:
+            (dst,) = [leaf for leaf in self._leaves[2:3] if leaf is not None]
+            self.states.begin(tensors[dst.key], self._rule.mask)
+
+    def abandon(self) -> None:
+        if self.states is not None:
+            self.states.abandon()
+
     def merge(self, evaluation: ShardEvaluation) -> None:
         seen, block = self._seen(evaluation), evaluation.block
         if not self._states:
+            if self.states is not None:
+                self.states.make(seen)
             self._states = [compute.start(evaluation.shard.adjacency, seen)]
             return
         if self._is_cut_by_heads:  # a part of the state, in its place
@@ -330,6 +505,8 @@ class AttentionSum(Reduction):
 
     def finish(self) -> tuple[Tensor, ...]:
         first, count = self._states[0], len(self._states)
+        if self.states is not None:
+            self.states.merge(first)
         self._statistics = compute.AttentionState(first.peak, first.total, self._out)
         shape, device = [first.sums.shape[0], self._heads, self._dim], first.sums.device
         del first
@@ -395,6 +572,9 @@ class AttentionSum(Reduction):
         if not self._has_begun:
             grads = [self._begin(grads[0], self._awaits_relu)]
         self._has_begun = self._awaits_relu = False
+        if self.states is not None:
+            sums = self._statistics.peak + self._statistics.total.log()
+            self.states.begin_backward(grads[0], sums, self._delta)
         return grads
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:
@@ -404,6 +584,11 @@ class AttentionSum(Reduction):
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         bias = None if self._bias is None else evaluation.leaf(self._bias)
         attention = self._seen(evaluation).finished(bias, self._rule.relu)
+        if self.states is not None and attention.mask is not None:
+            num_edges = evaluation.shard.adjacency.num_edges
+            factor = self.states.multipliers(attention.mask, num_edges, self._heads)
+            factor = factor.to(accumulation_dtype(self._dtype))
+            attention = replace(attention, mask=None, factor=factor)
         return (attend(evaluation.shard.adjacency, attention),)
 
     def direct_gradients(
@@ -413,13 +598,15 @@ class AttentionSum(Reduction):
         (grad,) = grads
         peak = block.of(self._statistics.peak, axis).clone()
         total = block.of(self._statistics.total, axis).clone()
-        shares = compute.gradients(
-            evaluation.shard.adjacency,
-            self._seen(evaluation),
-            (peak, total, self._delta_of(block)),
-            grad,
-            [leaf is not None and leaf.key in keys for leaf in self._leaves],
-        )
+        seen, wanted = self._seen(evaluation), []
+        for leaf in self._leaves:
+            wanted.append(leaf is not None and leaf.key in keys)
+        states = self.states if evaluation.shard.step == 0 else None
+        others = [] if states is None else states.gradients(seen, wanted)
+        statistics = peak, total, self._delta_of(block)
+        shares = compute.gradients(evaluation.shard.adjacency, seen, statistics, grad, wanted)
+        if states is not None:
+            states.add_to(shares, others)
         sums: dict[LeafKey, Tensor | None] = {}
         for leaf, share in zip(self._leaves, shares, strict=True):
             if leaf is not None and share is not None:

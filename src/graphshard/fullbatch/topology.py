@@ -51,9 +51,12 @@ Row numbers are kept as int32 wherever they fit: structure, not features, then c
     is in the order of local edges, and so are runs repeatable. Weights that are fixed go to where
     they are multiplied before each pass, or once where they are constant.
 
+    For attention the cover is the same, and what travels beside rows is the state of ``v``, see
+    [Note: states of destinations] in `softmax`; in one-shot mode, where it is fewer bytes.
+
     Rows travel, in place of that, where they are fetched once (constant features), where other
-    calls or kinds of messages read them, too (max, min, attention, functions of the user), and
-    where 5 % of them at most would be saved.
+    calls or kinds of messages read them, too (max, min, functions of the user), and where 5 % of
+    them at most would be saved.
 
 [Note: column blocks]
     While a shard is worked on, its rows, those of the next shard, what is being sent to other
@@ -372,6 +375,11 @@ class Halo:
         """What travels where sums alone are wanted; None for `plan`. Collective the first time."""
         return find_fewest_rows(self)
 
+    @cached_property
+    def fewest_of_attention(self) -> RowsAndStates | None:
+        """Likewise for an attention over the only relation."""
+        return find_rows_and_states(self)
+
 
 def _by_destination(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency:
     """These edges, without ``dst`` where it ascends and a pointer into ``src`` says as much."""
@@ -677,12 +685,13 @@ def count_fewest_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -
         edges: Of the relations that are summed together, all of one source type.
 
     Returns:
-        ``[2, world_size]`` of both the number from each owner.
+        ``[3, world_size]``: the number from each owner of remote rows, of rows and partial sums,
+        and of partial sums alone.
     """
     needed = needed_rows(edges, rank, world_size)
     cover, _ = _find_cover(edges, needed, rank)
-    both = cover.owner_of_row, cover.owners
-    return torch.stack([torch.bincount(owners, minlength=world_size) for owners in both])
+    kinds = cover.owner_of_row, cover.owners, cover.owner_of_sum[cover.sends_sum]
+    return torch.stack([torch.bincount(owners, minlength=world_size) for owners in kinds])
 
 
 def saves_rows(num_read: int, num_sent: int) -> bool:
@@ -773,6 +782,128 @@ def _received(
         dst[by_row],
         place_of_sum[is_here],
         cover.ends_of_sums[is_here] - start,
+    )
+
+
+# -- fewest rows for attention ---------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class RowsAndStates:
+    """What travels of a halo of one relation for attention: rows, and states of destinations.
+
+    See [Note: fewest rows].
+
+    Args:
+        halo: All rows that the relation reads.
+        rows: Who sends which rows to whom.
+        states: Whose destinations each rank makes states of: it fetches what scores read of them,
+            and returns the states.
+        sources: Own rows that states are made of, ascending.
+        edges: From these to the destinations of ``states``.
+        partial_edges: Local ids of the edges that other ranks make states of, by rank; and how many
+            each makes states of, and this one for each. `edges` come in the order of theirs.
+        eids: Local ids of the edges that rows serve, ascending; with the places of the rows in what
+            is received, and destinations.
+        totals: Rows that are read, rows that are sent, and states, of all ranks together.
+    """
+
+    halo: Halo
+    rows: ExchangePlan
+    states: ExchangePlan
+    sources: Tensor
+    edges: Adjacency
+    partial_edges: Tensor
+    partial_splits: tuple[list[int], list[int]]
+    eids: Tensor
+    places: Tensor
+    dst: Tensor
+    totals: tuple[int, int, int]
+    _keys: tuple[Tensor, Tensor] | None = None
+
+    def keys_of_edges(self, keys: Tensor, partial_edges: Tensor) -> Tensor:
+        """The keys of `edges`, of those of local edges; collective where these are new.
+
+        Args:
+            partial_edges: Where the keys of `partial_edges` are.
+        """
+        if self._keys is None or self._keys[0] is not keys:
+            group = self.states.group
+            given = keys.index_select(0, partial_edges)
+            self._keys = keys, ragged_all_to_all(given, *self.partial_splits, group)
+        return self._keys[1]
+
+    @cached_property
+    def halves(self) -> tuple[Shard, ...]:
+        """The own shard, and the edges that rows of other ranks serve."""
+        ((etype, edges),) = self.halo.edges.items()
+        num_rows = self.rows.num_halo
+        bound = max(num_rows, edges.num_dst)
+        ends = narrow(self.places, bound), narrow(self.dst, bound)
+        adjacency = _by_destination(*ends, num_rows, edges.num_dst)
+        return self.halo.own_shard(etype), Shard(1, adjacency, lambda: self.eids)
+
+    @cached_property
+    def received(self) -> Adjacency:
+        """From the states that come, in their order, to the destinations that they are of."""
+        rows = self.states.send_index
+        bound = max(rows.numel(), self.states.num_rows)
+        numbers = torch.arange(rows.numel(), device=rows.device)
+        ends = narrow(numbers, bound), narrow(rows, bound)
+        return Adjacency(*ends, rows.numel(), self.states.num_rows, check=False)
+
+
+def find_rows_and_states(halo: Halo) -> RowsAndStates | None:
+    """What serves the cut edges of each pair of ranks with fewest rows and states. Collective.
+
+    Returns:
+        None on all ranks if that are hardly fewer than rows alone. See [Note: fewest rows].
+    """
+    plan, group, device = halo.plan, halo.plan.group, halo.plan.send_index.device
+    ((_, edges),) = halo.edges.items()
+    cover, ((eids, halo_rows, dst),) = _find_cover([edges], halo.needed, plan.rank)
+    counts = halo.num_halo, int(cover.sends_row.sum()), int(cover.sends_sum.sum())
+    num_read, num_rows, num_states = all_reduce(torch.tensor(counts), group=group).tolist()
+    if not saves_rows(num_read, num_rows + num_states):
+        return None
+    needed = torch.cat(halo.needed).cpu()
+    halo.__dict__.pop("needed", None)
+    sent = cover.sends_row.split(plan.recv_splits)
+    asked = [rows[s] for rows, s in zip(needed.split(plan.recv_splits), sent, strict=True)]
+    rows_plan = ExchangePlan.build(asked, halo.num_owned, group=group, device=device)
+    by_row = cover.sends_row[halo_rows]
+    place_of_row = cover.sends_row.cumsum(0) - 1
+    # The other edges go to the owners of their sources, in local order.
+    summed = cover.summed
+    owners = cover.owner_of_row[halo_rows[summed]]
+    summed = summed[torch.argsort(owners, stable=True)]
+    entries = torch.stack([needed[halo_rows[summed]], dst[summed]], 1)
+    splits = torch.bincount(owners, minlength=plan.world_size).tolist()
+    ones = [1] * plan.world_size
+    splits_here = ragged_all_to_all(torch.tensor(splits), ones, ones, group).tolist()
+    entries = ragged_all_to_all(entries, splits, splits_here, group)
+    read, ends, first = [], [], 0
+    for part in entries[:, 1].split(splits_here):
+        rows, at = torch.unique(part, return_inverse=True)
+        read.append(rows)
+        ends.append(at + first)
+        first += rows.numel()
+    states_plan = ExchangePlan.build(read, edges.num_dst, group=group, device=device)
+    sources, src = torch.unique(entries[:, 0], return_inverse=True)
+    bound = max(sources.numel(), first, len(entries))
+    served = narrow(src, bound), narrow(torch.cat(ends), bound)
+    return RowsAndStates(
+        halo,
+        rows_plan,
+        states_plan,
+        narrow(sources, halo.num_owned).to(device),
+        _by_destination(*served, sources.numel(), first).to(device),
+        eids[summed].to(device),
+        (splits, splits_here),
+        narrow(eids[by_row], edges.num_edges).to(device),
+        narrow(place_of_row[halo_rows[by_row]], rows_plan.num_halo).to(device),
+        narrow(dst[by_row], edges.num_dst).to(device),
+        (num_read, num_rows, num_states),
     )
 
 

@@ -3,7 +3,15 @@
 
 from ._choices import budget_of, fits_oneshot, fits_replicated, oneshot_bytes
 from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
-from ._networks import EdgeScorer, Exchanges, LearntColumns, Network, OwnNetwork, PartSize
+from ._networks import (
+    EdgeScorer,
+    Exchanges,
+    LearntColumns,
+    Network,
+    OwnNetwork,
+    PartSize,
+    StatesSize,
+)
 from ._plan import (
     BATCHES_EVALUATED,
     EXTENDED_BYTES_PER_EDGE,
@@ -46,6 +54,7 @@ __all__ = [
     "Rates",
     "RunPlan",
     "Sampling",
+    "StatesSize",
     "StepEvents",
     "Tape",
     "TapeRows",

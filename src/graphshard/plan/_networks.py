@@ -21,6 +21,7 @@ _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatc
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
 _OPERATIONS_A_BYTE = 256  # as in fullbatch/execution.py
 _LARGE_BYTES = 1 << 20  # as in comm/transport.py
+_LEAST_SAVED = 1 << 16  # as in fullbatch/execution.py
 
 
 _LINK_SCORES, _RANKED, _CANDIDATES = 1 << 24, 1024, 8192  # as in train/_links.py
@@ -195,6 +196,20 @@ class Exchanges:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StatesSize:
+    """What travels for attention over the only relation: rows, and states of destinations.
+
+    Args:
+        rows: That come, and that are sent; likewise ``states``.
+        totals: Rows that are read, rows that are sent, and states, of all ranks together.
+    """
+
+    rows: tuple[float, float]
+    states: tuple[float, float]
+    totals: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartSize:
     """What a rank has of a graph, or of a sampled block.
 
@@ -208,6 +223,7 @@ class PartSize:
         sent_of: The same by relation.
         fewest: Node type to rows and partial sums that come, and that are sent, where the relations
             from it are summed together; absent where rows travel.
+        states: The same for attention; None where rows travel alone.
         cut: Relation to edges from rows of others.
         train: Rows with a loss: nodes, or edges.
         scored: Of a task on edges, those that an evaluation scores.
@@ -222,6 +238,7 @@ class PartSize:
     sent: Mapping[str, float] = field(default_factory=dict)
     sent_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
     fewest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    states: StatesSize | None = None
     cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
     train: float = 0.0
     scored: float = 0.0
@@ -293,6 +310,7 @@ class _Layers:
         passes: float = 1.0,
         keeps_result: bool = False,
         heads: float = 0.0,
+        states: StatesSize | None = None,
     ) -> TapeRows:
         """What a pass over the shards makes of source rows.
 
@@ -305,6 +323,8 @@ class _Layers:
             others: Further inputs, at the destinations.
             kept: What the backward reads of this rank's rows.
             passes: How often the backward reads the edges, against the forward.
+            states: What travels where states of destinations do; the first of ``others`` is what
+                scores read of destinations.
         """
         tape, how = self.tape, self.how
         destinations, edges, cut, halo, sent = size
@@ -322,14 +342,35 @@ class _Layers:
         needs_grad = any(x.node is not None for x in sources) and tape.records
         arrived: list[TapeRows] = []
         oneshot = how.mode == "oneshot"
+        if not alone and states is not None:
+            ways, read = 2 if needs_grad else 1, others[0].width
+            if not self._sends_states(states, halo * wire, wire * ways, width, heads, read, ways):
+                states = None
+        come = made = of_result = of_read = of_number = 0.0  # states, and bytes of each
+        if not alone and states is not None:
+            (halo, sent), (come, made) = states.rows, states.states
+            of_number = heads * max(tape.itemsize, 4)
+            of_result, of_read = how.row_bytes(width, tape.itemsize), read * tape.itemsize
+            self._note("forward", come * of_read, made * of_read, 0.0, kind)
         if not alone:
-            self._note("forward", sent * wire, halo * wire, (edges - cut) * numbers, kind)
+            of_state = of_result + of_number
+            self._note(
+                "forward",
+                sent * wire + made * of_state,
+                halo * wire + come * of_state,
+                (edges - cut) * numbers,
+                kind,
+            )
             blocks = 1 if oneshot else self._blocks(halo, columns)
             share = 1.0 if oneshot else min(1.0, (1 + how.prefetch) / (how.num_ranks - 1)) / blocks
             outgoing = tape.new(sent * share, columns, "shared" if oneshot else "pool", "exchange")
             arrived = [tape.new(halo * share, x.width, "pool", "halo") for x in sources]
         result = tape.new(destinations, width, "pool")
+        moving = None
+        if states is not None:
+            moving = tape.new(come + made, width + heads, "pool", "exchange")
         tape.do(kind, edges * numbers)
+        del moving
         if not alone:
             del outgoing
         keeps = reads_again and needs_grad and (oneshot or not how.rematerialize)
@@ -358,8 +399,14 @@ class _Layers:
                 self._note("backward", sent * wire, halo * wire, 0.0, kind)
                 held += [tape.new(halo * share, w, "pool", "halo") for _, w in shapes]
             of_own = (edges - cut) * numbers
+            if states is not None:
+                held.append(tape.new(come + made, width + 2 * heads, "pool", "exchange"))
+                of_grad = of_result + 2 * of_number
+                self._note("backward", come * of_grad, made * of_grad, 0.0, kind)
             if not alone and back:
                 self._note("backward", halo * of_wire, sent * of_wire, of_own, kind)
+            if states is not None:
+                self._note("backward", made * of_read, come * of_read, 0.0, kind)
             if oneshot and not alone:
                 leaving = [tape.new(halo, w, "pool", "halo") for _, w in back]
                 held.append(tape.new(halo, sum(w for _, w in back), "shared", "exchange"))
@@ -380,6 +427,32 @@ class _Layers:
 
         inputs = [*sources, *others]
         return tape.record(result, inputs, saved, backward)
+
+    def _sends_states(
+        self,
+        states: StatesSize,
+        halo_bytes: float,
+        of_row: float,
+        width: float,
+        heads: float,
+        read: float,
+        ways: int,
+    ) -> bool:
+        """Whether states of destinations travel, as `AttentionSum.fewer_bytes` has it.
+
+        Args:
+            of_row: Bytes of a row, forward and backward together.
+            read: Columns that scores read of destinations.
+        """
+        how, itemsize = self.how, self.tape.itemsize
+        if how.mode != "oneshot" or (not how.between_hosts and halo_bytes >= _LARGE_BYTES):
+            return False
+        of_number = max(itemsize, 4)
+        of_state = ways * how.row_bytes(width, itemsize) + read * itemsize + heads * of_number
+        of_state += (2 * heads + read) * of_number if ways == 2 else 0.0
+        num_read, num_rows, num_states = states.totals
+        saved = (num_read - num_rows) * of_row - num_states * of_state
+        return saved >= _LEAST_SAVED * how.num_ranks
 
     def with_remote_rows(self, x: TapeRows, size: _Size, width: float) -> tuple[TapeRows, _Size]:
         """Inputs of own and remote rows where they are less to send than their products.
@@ -511,9 +584,11 @@ class _Layers:
         dropout: float,
         is_v2: bool,
         edge_width: int = 0,
+        states: StatesSize | None = None,
     ) -> TapeRows:
         """``width`` is that of all heads."""
         tape = self.tape
+        states = None if edge_width else states
         of_edges = [tape.new(size[1], width if is_v2 else heads)] if edge_width else []
         if of_edges:
             tape.num_parameters += (edge_width + (not is_v2)) * width
@@ -532,7 +607,7 @@ class _Layers:
             result = self.passed(
                 [rows], size, width, "attention", reads_again=True, others=[there, *of_edges],
                 kept=[*kept, *of_edges],
-                passes=2.5, keeps_result=True, heads=heads,
+                passes=2.5, keeps_result=True, heads=heads, states=states,
             )  # fmt: skip
             del there
         else:
@@ -557,7 +632,7 @@ class _Layers:
                 [rows, el], size, width, "attention", reads_again=True,
                 others=[er, *of_edges], kept=[*([] if recomputes else [rows]), el, er, *of_edges],
                 passes=2.5, keeps_result=True,
-                heads=heads,
+                heads=heads, states=states,
             )  # fmt: skip
             del el, er
         statistics = tape.new(size[0], 2 * heads)
@@ -713,7 +788,8 @@ def network_rows(
             heads = 1 if is_last else network.heads
             drop = network.dropout if index else 0.0
             read = network.edge_features.get(etype, 0)
-            out = layers.gat(rows, own, size, width, heads, drop, network.model == "gatv2", read)
+            is_v2 = network.model == "gatv2"
+            out = layers.gat(rows, own, size, width, heads, drop, is_v2, read, part.states)
         if network.residual and network.model != "rgcn":
             out = tape.add(out, tape.affine([own], width, kind="heap"))
         del own

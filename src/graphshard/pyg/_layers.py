@@ -318,6 +318,7 @@ def install_functions() -> None:
         ("loop", "add_self_loops", _add_self_loops),
         ("loop", "add_remaining_self_loops", _add_self_loops),
         ("loop", "contains_self_loops", _contains_self_loops),
+        ("loop", "remove_self_loops", _remove_self_loops),
         ("num_nodes", "maybe_num_nodes", _maybe_num_nodes),
         ("_scatter", "scatter", _scatter),
         ("sparse", "to_torch_coo_tensor", _matrix),
@@ -412,6 +413,15 @@ def _contains_self_loops(whole: Any, edge_index: Any) -> bool:
         return bool(mask.any())
     has_loops = torch.tensor([int(mask.any())])
     return bool(all_reduce(has_loops, "max", group=edge_index.halo.structure.group))
+
+
+def _remove_self_loops(
+    whole: Callable[..., Any], edge_index: Any, edge_attr: Tensor | None = None
+) -> tuple[Any, Tensor | None]:
+    others, edge_attr = whole(edge_index, edge_attr)
+    if isinstance(edge_index, ShardedEdgeIndex) and edge_index.halo.is_square:
+        others.has_whole_cut = edge_index.has_whole_cut  # loops are edges within a rank
+    return others, edge_attr
 
 
 def _add_self_loops(

@@ -52,10 +52,12 @@ from ..fullbatch.execution import (
     RandomState,
     RowTransport,
     ShardPass,
+    StatesTransport,
+    split_of_attention,
 )
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
 from ..fullbatch.softmax import AttentionSum
-from ..fullbatch.topology import FewestRows, Shard, narrow
+from ..fullbatch.topology import FewestRows, RowsAndStates, Shard, narrow
 from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, is_hooked, random_seed
 from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import takes_statistics
@@ -159,6 +161,25 @@ class _CollectiveSums(CollectiveTransport):
         return _place_of(self._source_halo, self._edges)[super().partial_edges().long()]
 
 
+class _AttentionStates(StatesTransport):
+    """Rows and states of destinations, for edges that have all those between ranks."""
+
+    def __init__(self, halo: SourceHalo, edges: EdgeSet, split: RowsAndStates) -> None:
+        super().__init__(split, halo.mode.halo_dtype)
+        self.halo = halo.halo  # of all relations from the source type, as the edges are numbered
+        self._source_halo, self._edges = halo, edges
+        self._partial_edges = _place_of(halo, edges)[super().partial_edges()]
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return _with_own(self._source_halo, self._edges, super()._find_shards(etype))
+
+    def whole_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        return self._edges.adjacency
+
+    def partial_edges(self) -> Tensor:
+        return self._partial_edges
+
+
 def _place_of(halo: SourceHalo, edges: EdgeSet) -> Tensor:
     """The place in an edge set of each edge of its relation that is between ranks."""
     place = torch.full_like(halo.edge_index[0], -1)
@@ -226,17 +247,33 @@ class FusedCall:
             earlier = constants.get_copy(key, tensors)
             if earlier is not None:
                 return earlier
-        if self.edges.transport is None:
-            kind = _EdgeSetHalves if is_oneshot else _EdgeSetTransport
-            self.edges.transport = kind(self.halo, self.edges)
-        reductions = [(self.halo.etype, self.reduction())]
-        device = self.edges.edge_index.device
-        transport = self.edges.transport.keyed()
-        walk = ShardPass(transport, reductions, self.halo.mode.fetched_ahead, device)
+        reduction, device = self.reduction(), self.edges.edge_index.device
+        transport = self._states(reduction) if has_whole_cut and is_oneshot else None
+        if transport is None:
+            if self.edges.transport is None:
+                kind = _EdgeSetHalves if is_oneshot else _EdgeSetTransport
+                self.edges.transport = kind(self.halo, self.edges)
+            transport = self.edges.transport
+        reductions = [(self.halo.etype, reduction)]
+        walk = ShardPass(transport.keyed(), reductions, self.halo.mode.fetched_ahead, device)
         ((result,),) = walk.run()
         if is_constant:
             constants.put_copy(key, tensors, result)
         return result
+
+    def _states(self, reduction: Reduction) -> RowTransport | None:
+        """The transport of states of destinations; None where rows travel alone."""
+        if not self.halo.mode.partial_sums:
+            return None
+        structure, wire = self.halo.structure, self.halo.mode.halo_dtype
+        halo = structure.halo([self.halo.etype])
+        split = split_of_attention(halo, reduction, wire, structure.constants)
+        if split is None:
+            return None
+        if self.edges.states is None:
+            self.edges.states = _AttentionStates(self.halo, self.edges, split)
+        transport: RowTransport = self.edges.states
+        return transport
 
     def _overlaps(self) -> bool:
         """Whether own edges are computed while rows travel, in one-shot mode."""
@@ -309,9 +346,7 @@ def attention(
     def reduction() -> Reduction:
         operands = make(sources)
         if operands.mask is not None:
-            keys = torch.arange(edges.edge_index.shape[1], dtype=torch.int32)
-            mask = replace(operands.mask, keys=keys.to(edges.edge_index.device))
-            operands = replace(operands, mask=mask)
+            operands = replace(operands, mask=replace(operands.mask, keys=edges.places))
         return AttentionSum(operands)
 
     return FusedCall(halo, edges, sources, [], compute, reduction, is_only_reader=True)

@@ -110,7 +110,8 @@ def shard(
             computed; 0 waits for each.
         halo_dtype: The dtype in which wider remote rows travel, bfloat16, float16 or int8 (with a
             scale for each row); None is their own.
-        partial_sums: Send sums of rows in place of rows where these are fewer.
+        partial_sums: Send sums of rows, or of attention states of destinations, in place of rows
+            where these are fewer.
         seed: Of METIS and of the random assignment.
         group: The ranks that share the graph; None is the default group, or this process alone.
 

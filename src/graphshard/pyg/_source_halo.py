@@ -551,7 +551,14 @@ class EdgeSet:
         self.pieces: Any = None  # made by what computes in pieces
         self.transport: Any = None  # made by what computes shard by shard
         self.sums: Any = None  # likewise, of partial sums
+        self.states: Any = None  # likewise, of states of destinations
         self.number = next(_edge_set_numbers)  # of no other edge set in this process
+
+    @cached_property
+    def places(self) -> Tensor:
+        """int32 ``[num_edges]``, the places of the edges in the set: keys for dropout."""
+        num_edges, device = self.edge_index.shape[1], self.edge_index.device
+        return torch.arange(num_edges, dtype=torch.int32, device=device)
 
     @cached_property
     def counts(self) -> Tensor:

@@ -31,6 +31,7 @@ from ..plan import (
     Network,
     PartSize,
     Sampling,
+    StatesSize,
 )
 from ._categories import CategoryTables, table_width
 from ._config import (
@@ -697,7 +698,7 @@ def _counted(
     num_parts, ntypes = len(into), first.node_type_names
     sent = [dict.fromkeys(ntypes, 0.0) for _ in range(num_parts)]
     sent_of: list[dict[CanonicalEType, float]] = [{} for _ in range(num_parts)]
-    fewest = _fewest_rows(first, into)
+    fewest, states = _fewest_rows(first, into)
     made = []
     for rank, edges in enumerate(into):
         halo, halo_of, cut, numbers = {}, {}, {}, {}
@@ -726,6 +727,7 @@ def _counted(
             sent=sent[rank],
             sent_of=sent_of[rank],
             fewest=fewest[rank],
+            states=states[rank],
             cut=cut,
             train=train_of[rank],
         )
@@ -736,10 +738,14 @@ def _counted(
 def _fewest_rows(
     first: PartitionData,
     into: Sequence[Mapping[CanonicalEType, Sequence[tuple[Tensor, Tensor, Tensor]]]],
-) -> list[dict[str, tuple[float, float]]]:
-    """Of each part what comes and is sent by node type where partial sums are made."""
+) -> tuple[list[dict[str, tuple[float, float]]], list[StatesSize | None]]:
+    """Of each part what comes and is sent by node type where partial sums are made.
+
+    And what is sent for attention, where there is one relation.
+    """
     num_parts = len(into)
     found: list[dict[str, tuple[float, float]]] = [{} for _ in into]
+    states: list[StatesSize | None] = [None for _ in into]
     for ntype in first.node_type_names if num_parts > 1 else ():
         counts = []
         for rank, edges in enumerate(into):
@@ -751,11 +757,19 @@ def _fewest_rows(
             if local:
                 counts.append(count_fewest_rows(local, rank, num_parts))
         if counts:
-            read, come = torch.stack(counts, 1)  # [part, owner]
+            read, come, sums = torch.stack(counts, 1)  # [part, owner]
             if saves_rows(int(read.sum()), int(come.sum())):
+                totals = float(read.sum()), float((come - sums).sum()), float(sums.sum())
                 for rank in range(num_parts):
-                    found[rank][ntype] = float(come[rank].sum()), float(come[:, rank].sum())
-    return found
+                    both, made = (
+                        (float(part[rank].sum()), float(part[:, rank].sum()))
+                        for part in (come, sums)
+                    )
+                    found[rank][ntype] = both
+                    if len(into[rank]) == 1:
+                        rows = both[0] - made[0], both[1] - made[1]
+                        states[rank] = StatesSize(rows=rows, states=made, totals=totals)
+    return found, states
 
 
 def _local_edges(

@@ -419,9 +419,9 @@ def inspect(
         "Also draw balance, rows per part, and what passes between parts to this PNG.",
         Unset("no picture"),
     ] = None,
-    sums: Annotated[bool, "Also count the rows that each part gets for a sum; reads all edges."] = (
-        False
-    ),
+    sums: Annotated[
+        bool, "Also count the rows that each part gets for a sum or attention; reads all edges."
+    ] = False,
 ) -> None:
     """Show what is in a partition and how good it is."""
     from ...data.task import read_task
@@ -483,7 +483,7 @@ def _sums_table(path: str, num_parts: int) -> Table:
     from ...fullbatch import load_dgl_partition_data
     from ...fullbatch.topology import LocalEdges, count_fewest_rows
 
-    counts: dict[str, list[tuple[int, int]]] = {}
+    counts: dict[str, list[tuple[int, ...]]] = {}
     for part in range(num_parts):
         data = load_dgl_partition_data(path, part)
         for source in data.node_type_names:
@@ -493,18 +493,18 @@ def _sums_table(path: str, num_parts: int) -> Table:
                 if etype[0] == source
             ]
             if edges:
-                read, sent = count_fewest_rows(edges, part, num_parts).sum(1).tolist()
-                counts.setdefault(source, []).append((read, sent))
+                totals = count_fewest_rows(edges, part, num_parts).sum(1).tolist()
+                counts.setdefault(source, []).append(tuple(totals))
     table = Table(title="rows from other parts", title_justify="left")
     table.add_column("sources")
-    for heading in ("part", "rows", "rows and partial sums", "ratio"):
+    for heading in ("part", "rows", "rows and partial sums", "of these sums", "ratio"):
         table.add_column(heading, justify="right")
     for source, parts in counts.items():
         total = tuple(map(sum, zip(*parts, strict=True)))
-        for name, (read, sent) in [*((str(n), c) for n, c in enumerate(parts)), ("all", total)]:
-            table.add_row(
-                source, name, f"{read:,}", f"{sent:,}", f"{sent / read:.2f}" if read else "1.00"
-            )
+        for name, row in [*((str(n), c) for n, c in enumerate(parts)), ("all", total)]:
+            read, sent, _ = row
+            ratio = f"{sent / read:.2f}" if read else "1.00"
+            table.add_row(source, name, *(f"{number:,}" for number in row), ratio)
     return table
 
 
