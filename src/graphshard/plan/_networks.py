@@ -808,12 +808,10 @@ def _with_learnt_columns(
 
     def backward(grad: TapeRows) -> list[TapeRows | None]:
         tape.do("elements", 3 * count * learnt.width * tape.itemsize)
-        tables = tape.new(learnt.categories + learnt.columns * learnt.sparse_width, 1)
         if learnt.columns:
             order = tape.new(count * learnt.entries, 4 * ids_per_number)
             tape.do("edges", count * learnt.entries * learnt.sparse_width * tape.itemsize)
             del order
-        del tables
         return []
 
     beside = tape.force(beside, [], numbers, backward)
