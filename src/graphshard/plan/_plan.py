@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run will need, for each number of ranks: seconds, bytes and memory, before it is paid for.
 
-An epoch is simulated on paper (`_tape`, `_networks`) for what each rank has (`_graphs`), and takes
-the time that its work takes at the `Rates` of a machine. Time that an exchange takes beyond what is
-computed meanwhile is not hidden. What is not simulated is said in a plan's ``notes``.
+An epoch is simulated on paper (`_tape`, `_networks`, `_losses`) for what each rank has (`_graphs`),
+and takes the time that its work takes at the `Rates` of a machine. Time that an exchange takes
+beyond what is computed meanwhile is not hidden. What is not simulated is said in a plan's
+``notes``.
 """
 
 from __future__ import annotations
@@ -16,15 +17,9 @@ from typing import Any, Literal
 from .._base.file_rows import BLOCK_BYTES
 from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
+from ._losses import evaluate, loss_of, score_edges
 from ._malloc import MALLOC_KEEPS
-from ._networks import (
-    Exchanges,
-    Network,
-    PartSize,
-    evaluate,
-    loss_of,
-    score_edges,
-)
+from ._networks import Exchanges, Network, PartSize
 from ._rates import Rates
 from ._tape import Memory, Tape, TapeRows, Work
 
@@ -611,13 +606,19 @@ def compute_seconds(work: Mapping[Work, float], rates: Rates) -> float:
 def epoch_seconds(
     tape: Tape, machines: Machines, num_ranks: int, model_bytes: float
 ) -> tuple[float, float]:
-    """(seconds that are computed, seconds of exchanges beyond what is computed meanwhile)."""
+    """(seconds that are computed, seconds of exchanges beyond what is computed meanwhile).
+
+    What travels between hosts goes through sockets, by the core that computes: what is computed
+    meanwhile hides the link, and not that.
+    """
     rates = machines.rates_of(num_ranks)
+    goes_by_link = machines.link is not None and machines.on_host(num_ranks) < num_ranks
     waits = 0.0
     for each in tape.exchanges:
         hidden = compute_seconds(each.overlaps, rates)
         took = exchange_seconds(each.sent, each.received, machines, num_ranks)
-        waits += max(0.0, took + each.rounds * rates.latency - hidden)
+        moved = (each.sent + each.received) / 2 / rates.exchange if goes_by_link else 0.0
+        waits += max(moved, took + each.rounds * rates.latency - hidden)
     if num_ranks > 1:  # a ring: twice the parameters, less one part
         twice = 2 * model_bytes * (1 - 1 / num_ranks)
         waits += exchange_seconds(twice, twice, machines, num_ranks)
