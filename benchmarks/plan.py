@@ -12,7 +12,8 @@ one, or ``--clock cpu``, with which rates and epochs are seconds of a processor.
 planned from the counted partition, and then trained; rates are measured before, with as many ranks
 as there are processors; for time with each network. An epoch's time is the middle of those after
 the first, evaluations apart. For links two ranks are on hosts of their own (network namespaces), on
-links shaped to ``--rates``, in Mbit/s, with the rates of one rank on a host. ``sample`` is what a
+links shaped to ``--rates``, in Mbit/s; the hosts are all this machine, so the rates are those of as
+many ranks beside each other, as far as there are processors. ``sample`` is what a
 busy machine can say of time: one process, epochs of the sample that a calibration takes and of the
 whole in turn, the least CPU seconds of each, and the plan of the whole from those of the sample.
 """
@@ -333,8 +334,7 @@ def main() -> None:
                     config = FullBatchConfig(data=str(data), **settings)
                     sizes, kind = size_of_partition(data, config)
                     trial = TrialNetwork.of(config.resolved(facts_of(sizes)), sizes, kind, data)
-                    on_host = 1 if arguments.question == "link" else number
-                    rates = calibrate([on_host], 5.0, trial, arguments.clock)
+                    rates = calibrate([number], 5.0, trial, arguments.clock)
                 for rate in links:
                     if rate:
                         found = measured_on_hosts(data, number, settings, rate)

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 import pytest
+import torch
 
 from forked_programs import run_program
 from graphshard._base import memory
@@ -76,3 +77,19 @@ def test_large_pages_are_asked_for_where_that_changes_something(
         monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
     memory.ask_for_large_pages()
     assert os.environ.get("THP_MEM_ALLOC_ENABLE") == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "has_gpu", "number"),
+    [({}, False, "0"), ({}, True, None), ({"TORCH_FR_BUFFER_SIZE": "20"}, False, "20")],
+)
+def test_collectives_are_not_recorded_where_nobody_reads_it(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], has_gpu: bool, number: str | None
+) -> None:
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "THP_MEM_ALLOC_ENABLE"):
+        monkeypatch.setenv(name, given.get(name, ""))
+        if name not in given:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    memory.ask_for_large_pages()
+    assert os.environ.get("TORCH_FR_BUFFER_SIZE") == number

@@ -423,6 +423,9 @@ def test_rows_live_as_long_as_something_reads_them() -> None:
     loss = tape.cross_entropy(y, 10)
     del y
     tape.backward(loss)
+    # Gradients of two matrices and two biases stay until the next backward.
+    assert sum(memory._in_use.values()) == (4 * 8 + 8 + 8 * 2 + 2) * 4
+    memory.begin_backward()
     assert sum(memory._in_use.values()) == 0
 
 

@@ -79,30 +79,42 @@ def test_which_blocks_are_mapped_is_as_glibc_has_it(seed: int) -> None:
     assert mapped_on_paper(events) == mapped_by_glibc(events)
 
 
-def test_a_free_block_takes_smaller_ones_until_the_epoch_ends() -> None:
+def test_what_is_small_and_stays_parts_the_block_beside_it() -> None:
     malloc, size = Malloc(MALLOC_KEEPS), 10 << 20
     first = malloc.take(size)
+    small = malloc.take(272, is_tensor=False)  # in an end of it
     malloc.take(1 << 20)  # what is above it
     before = malloc.taken
     malloc.give_back(first)
     second = malloc.take(size)
     assert malloc.taken > before + size
+    malloc.give_back(small)  # it waits for the next of its size
     malloc.give_back(second)
-    malloc.end_epoch()
+    assert malloc.take(272, is_tensor=False)
     before = malloc.taken
-    malloc.take(size)
+    malloc.give_back(malloc.take(size))
+    malloc.give_back(malloc.take(size - 8192))
     assert malloc.taken == before
-    malloc.take(size - 8192)
+
+
+def test_ends_of_a_block_join_it_when_nothing_is_in_them() -> None:
+    malloc, size = Malloc(MALLOC_KEEPS), 10 << 20
+    first = malloc.take(size)
+    malloc.take(1 << 20)
+    before = malloc.taken
+    for _ in range(3):
+        malloc.give_back(first)
+        first = malloc.take(size)
     assert malloc.taken == before
 
 
 def test_all_is_given_back() -> None:
     malloc = Malloc(0)
     numbers = [malloc.take(size) for size in (0, 100, 1 << 16, 3 << 20, 50 << 20)]
+    numbers += [malloc.take(100, is_tensor=False) for _ in range(20)]
     assert malloc.taken >= 53 << 20
     for number in numbers:
         malloc.give_back(number)
-    malloc.end_epoch()
     assert malloc.taken <= 2 * MALLOC_KEEPS
     assert not malloc._used
-    assert malloc._exact == 0
+    assert malloc._of_mapped == 0

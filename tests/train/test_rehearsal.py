@@ -177,3 +177,27 @@ def test_a_budget_is_held_against_own_models_and_tasks_on_edges(tmp_path: Path) 
         FullBatchRun(config_of(data, **on_edges))
     with pytest.raises(ValueError, match=refused):
         SampledRun(sampled_config_of(data, **on_edges))
+
+
+def test_a_run_within_a_budget_rehearses_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that is held against the budget is that which is told."""
+    trained: list[bool] = []
+    events = Rehearsal._events
+
+    def counted(rehearsal: Rehearsal, *given: Any, trains: bool) -> Any:
+        trained.append(trains)
+        return events(rehearsal, *given, trains=trains)
+
+    monkeypatch.setattr(Rehearsal, "_events", counted)
+    config = config_of(write_parts(tmp_path, "plain", 1), model="own_models:Layered", memory="8GiB")
+    notes: list[str] = []
+    run = FullBatchRun(config, progress=lambda report: notes.append(report.note or ""))
+    assert trained == [True, True, False, False]  # on graphs of two sizes
+    assert run._planned is not None
+    assert run._planned.at_start() in notes
+    with pytest.raises(ValueError, match="memory must be at least"):
+        SampledRun(sampled_config_of(config.data, model=config.model, memory="50MiB"))
+    # Blocks of a step, and no evaluation beside it: that goes layer by layer.
+    assert trained[4:] == [True, True]

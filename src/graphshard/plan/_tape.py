@@ -35,6 +35,11 @@ from ._malloc import MALLOC_KEEPS, Malloc
 _FIRST_THRESHOLD = 128 << 10  # of glibc
 LARGE_PAGE = 2 << 20  # as kLargePage in csrc/runtime/large_blocks.cpp
 
+_TENSOR_BYTES, _NODE_BYTES = 272, 400
+"""Of what torch has beside the numbers of a tensor, and of a node of autograd."""
+
+_MODEL = "parameters and optimizer"
+
 AllocationKind = Literal["pool", "heap", "shared", "mapped"]
 Work = Literal["product", "weights", "edges", "attention", "elements", "random", "pages", "start"]
 """What time is spent on: numbers of products of rows and matrices, of the gradients of matrices,
@@ -59,6 +64,10 @@ class Memory:
         self._malloc = Malloc(max(freed, _FIRST_THRESHOLD))
         self._items: dict[str, float] = {}
         self._num_epochs = 0
+        #: Gradients of the last step, moments, and the best model so far.
+        self._gradients: list[_Allocation] = []
+        self._moments: list[_Allocation] = []
+        self._best: list[_Allocation] = []
         #: Item to the most bytes that it took.
         self.most: dict[str, float] = {}
         self.peak = sum(fixed.values())
@@ -70,10 +79,32 @@ class Memory:
         if not self._num_epochs:
             self.fixed[item] = self.fixed.get(item, 0.0) + size
 
+    def begin_backward(self) -> None:
+        """Gradients of the step before go."""
+        self._gradients.clear()
+
+    def take_gradient(self, size: float) -> None:
+        """Take what stays until the next backward."""
+        self._gradients.append(_Allocation(self, size, "heap", _MODEL))
+
+    def step(self) -> None:
+        """The optimizer steps down all gradients, as one vector; the first makes its moments."""
+        sizes = [gradient.size for gradient in self._gradients]
+        _Allocation(self, sum(sizes), "heap", _MODEL)
+        if not self._moments:
+            self._moments = [_Allocation(self, n, "heap", _MODEL) for n in sizes for _ in range(2)]
+
     def end_epoch(self) -> None:
-        """An epoch and its evaluation are over."""
+        """An epoch and its evaluation are over, which finds the model to be the best so far."""
         self._num_epochs += 1
-        self._malloc.end_epoch()
+        self._best = [_Allocation(self, g.size, "heap", _MODEL) for g in self._gradients]
+
+    def take_object(self, size: int) -> int:
+        """Take what is small and goes with tensors or nodes; its number."""
+        return self._malloc.take(size, is_tensor=False)
+
+    def give_object_back(self, number: int) -> None:
+        self._malloc.give_back(number)
 
     def take(self, size: float, kind: AllocationKind, item: str) -> int:
         """Take a block; its number, by which malloc knows it."""
@@ -103,18 +134,20 @@ class Memory:
 class _Allocation:
     """Memory of rows, given back when the last that refers to it goes."""
 
-    __slots__ = ("_item", "_memory", "_number", "_size", "kind")
+    __slots__ = ("_item", "_memory", "_number", "_object", "kind", "size")
 
     def __init__(self, memory: Memory, size: float, kind: AllocationKind, item: str) -> None:
         if kind == "pool" and size < LARGE_BYTES:
             kind = "heap"
         if kind == "pool":
             size = math.ceil(size / LARGE_PAGE) * LARGE_PAGE
-        self._memory, self._size, self.kind, self._item = memory, size, kind, item
+        self._memory, self.size, self.kind, self._item = memory, size, kind, item
         self._number = memory.take(size, kind, item)
+        self._object = memory.take_object(_TENSOR_BYTES)
 
     def __del__(self) -> None:
-        self._memory.give_back(self._size, self.kind, self._item, self._number)
+        self._memory.give_back(self.size, self.kind, self._item, self._number)
+        self._memory.give_object_back(self._object)
 
 
 class BlockEvent(NamedTuple):
@@ -147,6 +180,7 @@ class Node:
         inputs: Of the operation; None where no gradient is wanted.
         saved: TapeRows that are kept until the backward is done.
         backward: From the gradient of the result to those of the inputs.
+        num_parameters: Numbers whose gradient it finds.
     """
 
     def __init__(
@@ -156,8 +190,10 @@ class Node:
         saved: list[_Allocation | None],
         backward: Callable[[TapeRows], Sequence[TapeRows | None]],
         layer: str,
+        num_parameters: float,
     ) -> None:
         self.number, self.inputs, self.saved = number, list(inputs), saved
+        self.num_parameters = num_parameters
         self.backward: Callable[[TapeRows], Sequence[TapeRows | None]] | None = backward
         self.layer = layer
 
@@ -217,6 +253,8 @@ class Tape:
         self.num_parameters = 0.0
         #: Of these, numbers without a gradient: those of rows that nothing reads.
         self.num_unused = 0.0
+        self._num_of_nodes = 0.0
+        self._objects: list[int] = []  # of nodes, which go together
 
     def do(self, kind: Work, amount: float) -> None:
         """Note work."""
@@ -249,6 +287,8 @@ class Tape:
                 blocks.pop(block, None)
             else:
                 blocks[block] = self.new(size / self.itemsize, 1, kind, item)
+                if self.records and self.direction == "forward":  # each has a node
+                    self._objects.append(self.memory.take_object(_NODE_BYTES))
 
     def learnt(self, count: float, width: float) -> TapeRows:
         """Parameters, counted likewise, that get a gradient."""
@@ -295,11 +335,16 @@ class Tape:
         backward: Callable[[TapeRows], Sequence[TapeRows | None]],
     ) -> Node:
         self._number += 1
-        return Node(self._number, inputs, saved, backward, self.layer)
+        self._objects.append(self.memory.take_object(_NODE_BYTES))
+        # What was noted since the last node is of this one.
+        more = self.num_parameters - self._num_of_nodes
+        self._num_of_nodes = self.num_parameters
+        return Node(self._number, inputs, saved, backward, self.layer, max(0.0, more))
 
     def backward(self, loss: TapeRows) -> None:
         """Run the backward of all that led to ``loss``, the latest operation first."""
         assert loss.node is not None
+        self.memory.begin_backward()
         self.direction = "backward"
         reached: dict[int, Node] = {}
         stack = [loss.node]
@@ -318,6 +363,8 @@ class Tape:
             self.layer = node.layer
             shares = list(node.backward(grad))
             del grad
+            if node.num_parameters:
+                self.memory.take_gradient(node.num_parameters * self.itemsize)
             node.saved, node.backward = [], None
             while shares:
                 share = shares.pop()
@@ -332,6 +379,17 @@ class Tape:
                     grads[into.number] = share
                 del share, before
         self.direction, self.layer = "forward", ""
+        self._forget_nodes()
+
+    def _forget_nodes(self) -> None:
+        while self._objects:
+            self.memory.give_object_back(self._objects.pop())
+
+    def step(self) -> None:
+        """The optimizer's; the parameters are there from then on."""
+        self.memory.step()
+        self.memory.keep(self.num_parameters * self.itemsize, _MODEL)
+        self.do("elements", 10 * self.num_parameters * self.itemsize)
 
     # ------------------------------------------------------------------ operations
 

@@ -29,6 +29,7 @@ from ..plan import (
     GraphSize,
     LearntColumns,
     Machines,
+    Network,
     PartSize,
     Rates,
     budget_of,
@@ -128,88 +129,167 @@ def _compared(name: str, planned: float, took: float, shown: str) -> str:
     return f"{name} {shown} ({100 * (took / planned - 1):+.0f} %)"
 
 
-def planned_run(
-    learner: Learner,
-    shard: TrainingShard,
-    config: ResolvedConfig,
-    memory: PeakMemory,
-    cache_bytes: float = 0.0,
-    batches_evaluated: int = 1,
-    tell: Callable[[str], None] | None = None,
-) -> PlannedRun | None:
-    """The plan of a run that has been set up; collective.
+class RunPlanner:
+    """Plans of one run, by which its mode, caches and evaluations are chosen, too.
+
+    They are of one network, so that one of the user's own is rehearsed once for all of them.
 
     Args:
         memory: Made when the run began.
-        cache_bytes: What a cache of rows in files may take.
-        batches_evaluated: Batches that are one in evaluations of features in files.
-        tell: Called with the reason if a model of the user's own cannot be planned.
-
-    Returns:
-        What the largest and the slowest of all ranks need.
-        None where there is no plan: of an own model that fails on small graphs, and on a GPU.
     """
-    if learner.device.type != "cpu":
-        return None
-    path = os.environ.get(RATES_VARIABLE)
-    rates = Rates() if path is None else read_rates(path)
-    # What was imported is known here; a program that did something else before has more.
-    trains = memory.base + _BESIDE_IMPORTS
-    rates = replace(
-        rates,
-        interpreter=trains if path is None else max(rates.interpreter, memory.base),
-        own=max(rates.own, memory.base_own + _OWN_BESIDE_IMPORTS),
-    )
-    epoch, why = None, ""
-    try:
-        epoch = _epoch(learner, shard, config, rates, cache_bytes, batches_evaluated)
-    except ModelError as error:
-        why = f": {error}"
-    if reduce_ints([epoch is None], "max")[0] or epoch is None:
-        if tell is not None:
-            tell(f"there is no plan{why}")
-        return None
-    # Of each rank: memory, with a margin, bytes and seconds, which differ.
-    memory_planned = epoch.memory.expected - epoch.items.get("interpreter", 0.0)
-    figures = [0.0] * (4 * world_size())
-    figures[4 * rank() : 4 * rank() + 4] = (
-        epoch.memory.expected,
-        epoch.memory.expected + _SPREAD * memory_planned,
-        epoch.sent.expected,
-        epoch.seconds.expected,
-    )
-    if world_size() > 1:
-        figures = reduce_floats(figures)
-    return PlannedRun(
-        memory=max(figures[::4]),
-        needed=max(figures[1::4]),
-        sent=sum(figures[2::4]) if world_size() > 1 else 0.0,
-        seconds=None if path is None else max(figures[3::4]),
-        resident=memory.start,
-        is_own=config.memory_bytes is not None,
-        items=epoch.items,
-        left=available_memory(),
-        is_whole=isinstance(config, FullBatchConfig),
-    )
 
+    def __init__(
+        self, learner: Learner, shard: TrainingShard, config: ResolvedConfig, memory: PeakMemory
+    ) -> None:
+        self._learner, self._shard, self._config = learner, shard, config
+        self._memory = memory
+        self._network: Network | None = None
 
-def planned_evaluations(
-    learner: Learner, shard: TrainingShard, config: ResolvedConfig, memory: PeakMemory
-) -> tuple[PlannedRun | None, int]:
-    """A plan whose evaluations go layer by layer in batches as large as a budget takes.
+    def run(
+        self,
+        cache_bytes: float = 0.0,
+        batches_evaluated: int = 1,
+        tell: Callable[[str], None] | None = None,
+    ) -> PlannedRun | None:
+        """The plan of the run as it has been set up; collective.
 
-    Collective.
+        Args:
+            cache_bytes: What a cache of rows in files may take.
+            batches_evaluated: Batches that are one in evaluations of features in files.
+            tell: Called with the reason if a model of the user's own cannot be planned.
 
-    Returns:
-        The plan, and how many batches of training are one.
-    """
-    budget = config.memory_bytes
-    assert budget is not None
-    for batches in BATCHES_EVALUATED:
-        planned = planned_run(learner, shard, config, memory, batches_evaluated=batches)
-        if planned is not None and planned.needed <= _ROOMY * budget:
-            break
-    return planned, batches
+        Returns:
+            What the largest and the slowest of all ranks need.
+            None where there is no plan: of an own model that fails on small graphs, and on a GPU.
+        """
+        memory = self._memory
+        if self._learner.device.type != "cpu":
+            return None
+        path = os.environ.get(RATES_VARIABLE)
+        rates = Rates() if path is None else read_rates(path)
+        # What was imported is known here; a program that did something else before has more.
+        trains = memory.base + _BESIDE_IMPORTS
+        rates = replace(
+            rates,
+            interpreter=trains if path is None else max(rates.interpreter, memory.base),
+            own=max(rates.own, memory.base_own + _OWN_BESIDE_IMPORTS),
+        )
+        epoch, why = None, ""
+        try:
+            epoch = self._epoch(rates, cache_bytes, batches_evaluated)
+        except ModelError as error:
+            why = f": {error}"
+        if reduce_ints([epoch is None], "max")[0] or epoch is None:
+            if tell is not None:
+                tell(f"there is no plan{why}")
+            return None
+        # Of each rank: memory, with a margin, bytes and seconds, which differ.
+        memory_planned = epoch.memory.expected - epoch.items.get("interpreter", 0.0)
+        figures = [0.0] * (4 * world_size())
+        figures[4 * rank() : 4 * rank() + 4] = (
+            epoch.memory.expected,
+            epoch.memory.expected + _SPREAD * memory_planned,
+            epoch.sent.expected,
+            epoch.seconds.expected,
+        )
+        if world_size() > 1:
+            figures = reduce_floats(figures)
+        return PlannedRun(
+            memory=max(figures[::4]),
+            needed=max(figures[1::4]),
+            sent=sum(figures[2::4]) if world_size() > 1 else 0.0,
+            seconds=None if path is None else max(figures[3::4]),
+            resident=memory.start,
+            is_own=self._config.memory_bytes is not None,
+            items=epoch.items,
+            left=available_memory(),
+            is_whole=isinstance(self._config, FullBatchConfig),
+        )
+
+    def evaluations(self) -> tuple[PlannedRun | None, int]:
+        """A plan whose evaluations go layer by layer in batches as large as a budget takes.
+
+        Collective.
+
+        Returns:
+            The plan, and how many batches of training are one.
+        """
+        budget = self._config.memory_bytes
+        assert budget is not None
+        for batches in BATCHES_EVALUATED:
+            planned = self.run(batches_evaluated=batches)
+            if planned is not None and planned.needed <= _ROOMY * budget:
+                break
+        return planned, batches
+
+    def _epoch(self, rates: Rates, cache_bytes: float, batches_evaluated: int) -> EpochPlan:
+        """An epoch of this rank, of which all others have as much."""
+        learner, shard, config = self._learner, self._shard, self._config
+        data, num_ranks = shard.data, world_size()
+        halo: Mapping[str, float] = {}
+        if num_ranks > 1:
+            halo = {t: float(learner.graph.halo_rows(t)) for t in learner.graph.srctypes}
+        edges = {etype: float(of_type.num_edges) for etype, of_type in data.edges.items()}
+        cut = {etype: float(of_type.num_cut(data.rank)) for etype, of_type in data.edges.items()}
+        part = PartSize(
+            nodes={t: float(data.num_owned(t)) for t in data.node_type_names},
+            edges=edges,
+            halo=halo,
+            sent=halo,  # over all ranks it is as much
+            cut=cut,
+            train=float(shard.rows["train"].numel()) if "train" in shard.rows else 0.0,
+            **_sizes_on_edges(shard),
+        )
+        graph = GraphSize(
+            name=data.graph_name,
+            nodes={t: float(n) for t, n in shard.num_all.items()},
+            edges={
+                etype: float(data.partition_book.num_edges(etype))
+                for etype in data.canonical_etypes
+            },
+            features=shard.feature_widths,
+            learnt=_learnt_columns(shard),
+            edge_widths=_edge_widths(shard),
+            relations=() if shard.edges is None else shard.edges.relations,
+            is_of_links=shard.links is not None,
+            scored=part.scored,
+            evaluated=part.evaluated,
+            scored_width=_scored_width(shard),
+            num_classes=shard.task.width,
+            target=shard.target,
+            train=float(shard.num_nodes.get("train", 0)),
+            itemsize=max((rows.element_size() for rows in shard.features.values()), default=4),
+            num_relations=shard.num_relations,
+            parts=(part,) * num_ranks,
+        )
+        if self._network is None:
+            self._network = network_of(config, graph, shard.task_info.kind)
+        network = self._network
+        if isinstance(config, FullBatchConfig):
+            network = replace(network, in_files=config.memory_bytes is not None)
+        machines = Machines(rates=rates)
+        sampling = sampling_of(config, config)
+        if sampling is not None:
+            if sampling.in_files:
+                in_memory = [
+                    _EDGE_BYTES.get(type(of_type), STRUCTURE_BYTES_PER_EDGE)
+                    for of_type in data.edges.values()
+                ]
+                sampling = replace(
+                    sampling,
+                    cache_bytes=cache_bytes,
+                    edge_bytes=max(in_memory, default=0.0),
+                    batches_evaluated=batches_evaluated,
+                )
+            return plan_sampled(graph, network, num_ranks, machines, sampling)
+        how = replace(exchanges_of(config), num_ranks=num_ranks)
+        if learner.graph.mode == "sequential":
+            how = replace(how, mode="sequential")
+        if halo and len(edges) == 1 and network.sums_rows:
+            come = float(learner.graph.halo_rows(sums=True))
+            part = replace(part, fewest=dict.fromkeys(halo, (come, come)))
+            graph = replace(graph, parts=(part,) * num_ranks)
+        return plan_full_batch(graph, network, machines, how)
 
 
 def room_beside(planned: PlannedRun | None, memory: float, cure: str) -> int:
@@ -283,76 +363,3 @@ def _edge_widths(shard: TrainingShard) -> dict[CanonicalEType, dict[str, int]]:
     for etype in shard.edge_weights:
         widths.setdefault(etype, {})["weight"] = 1
     return widths
-
-
-def _epoch(
-    learner: Learner,
-    shard: TrainingShard,
-    config: ResolvedConfig,
-    rates: Rates,
-    cache_bytes: float,
-    batches_evaluated: int,
-) -> EpochPlan:
-    """An epoch of this rank, of which all others have as much."""
-    data, num_ranks = shard.data, world_size()
-    halo: Mapping[str, float] = {}
-    if num_ranks > 1:
-        halo = {t: float(learner.graph.halo_rows(t)) for t in learner.graph.srctypes}
-    edges = {etype: float(of_type.num_edges) for etype, of_type in data.edges.items()}
-    cut = {etype: float(of_type.num_cut(data.rank)) for etype, of_type in data.edges.items()}
-    part = PartSize(
-        nodes={t: float(data.num_owned(t)) for t in data.node_type_names},
-        edges=edges,
-        halo=halo,
-        sent=halo,  # over all ranks it is as much
-        cut=cut,
-        train=float(shard.rows["train"].numel()) if "train" in shard.rows else 0.0,
-        **_sizes_on_edges(shard),
-    )
-    graph = GraphSize(
-        name=data.graph_name,
-        nodes={t: float(n) for t, n in shard.num_all.items()},
-        edges={
-            etype: float(data.partition_book.num_edges(etype)) for etype in data.canonical_etypes
-        },
-        features=shard.feature_widths,
-        learnt=_learnt_columns(shard),
-        edge_widths=_edge_widths(shard),
-        relations=() if shard.edges is None else shard.edges.relations,
-        is_of_links=shard.links is not None,
-        scored=part.scored,
-        evaluated=part.evaluated,
-        scored_width=_scored_width(shard),
-        num_classes=shard.task.width,
-        target=shard.target,
-        train=float(shard.num_nodes.get("train", 0)),
-        itemsize=max((rows.element_size() for rows in shard.features.values()), default=4),
-        num_relations=shard.num_relations,
-        parts=(part,) * num_ranks,
-    )
-    network = network_of(config, graph, shard.task_info.kind)
-    if isinstance(config, FullBatchConfig):
-        network = replace(network, in_files=config.memory_bytes is not None)
-    machines = Machines(rates=rates)
-    sampling = sampling_of(config, config)
-    if sampling is not None:
-        if sampling.in_files:
-            in_memory = [
-                _EDGE_BYTES.get(type(of_type), STRUCTURE_BYTES_PER_EDGE)
-                for of_type in data.edges.values()
-            ]
-            sampling = replace(
-                sampling,
-                cache_bytes=cache_bytes,
-                edge_bytes=max(in_memory, default=0.0),
-                batches_evaluated=batches_evaluated,
-            )
-        return plan_sampled(graph, network, num_ranks, machines, sampling)
-    how = replace(exchanges_of(config), num_ranks=num_ranks)
-    if learner.graph.mode == "sequential":
-        how = replace(how, mode="sequential")
-    if halo and len(edges) == 1 and network.sums_rows:
-        come = float(learner.graph.halo_rows(sums=True))
-        part = replace(part, fewest=dict.fromkeys(halo, (come, come)))
-        graph = replace(graph, parts=(part,) * num_ranks)
-    return plan_full_batch(graph, network, machines, how)

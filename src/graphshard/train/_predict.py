@@ -57,7 +57,7 @@ from ._learner import Learner
 from ._links import LinkPredictor
 from ._models import NodeClassifier
 from ._own_model import LayeredNetwork
-from ._planned import planned_evaluations, room_beside
+from ._planned import RunPlanner, room_beside
 from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
 from ._predict_edges import Ends, LinkScores, alike, joined_ids
 from ._prediction_files import ROW, read_ids, write_merged, writer_of
@@ -376,7 +376,7 @@ def _rows_by_layers(
             "lacks one of first_rows, layer_rows and last_rows); give it these methods, leave "
             "memory out, or partition into more parts"
         )
-    planned, batches = planned_evaluations(learner, shard, config, memory)
+    planned, batches = RunPlanner(learner, shard, config, memory).evaluations()
     with shared_errors():
         room_beside(planned, budget, "")
     for module in learner.model.modules():

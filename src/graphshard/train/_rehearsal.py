@@ -36,6 +36,9 @@ _COUNT = 1000  # of the largest of all numbers of nodes and of edges, in the sma
 class Rehearsal:
     """Gives the blocks of a step on parts of any size; for `graphshard.plan.Network`.
 
+    The user's code runs once for all plans of a step on the same parts; what it gave, or why it
+    failed, is kept.
+
     Args:
         schema: What the model is told about the graph.
         learnt: Node types whose rows get gradients.
@@ -55,7 +58,7 @@ class Rehearsal:
         self._model, self._autocast = model, autocast
         with torch.random.fork_rng(devices=[]):
             self._network = build_own_model(model, schema, arguments).to(dtype)
-        self._known: dict[Any, StepEvents] = {}
+        self._known: dict[Any, StepEvents | ModelError] = {}
 
     @property
     def is_layered(self) -> bool:
@@ -78,11 +81,16 @@ class Rehearsal:
                 self._known[key] = _drawn_on(small, large, shares)
             except Exception as error:  # whatever a user's code raises
                 what = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise ModelError(
+                failed = ModelError(
                     f"model {self._model} must run on small graphs of random edges to be planned, "
                     f"and does not ({what}); plan one of graphshard's own"
-                ) from error
-        return self._known[key]
+                )
+                self._known[key] = failed
+                raise failed from error
+        known = self._known[key]
+        if isinstance(known, ModelError):
+            raise known
+        return known
 
     def _events(self, parts: Sequence[PartSize], share: float, *, trains: bool) -> _BlockLog:
         """What is noted in the second of two steps: the first makes what stays."""

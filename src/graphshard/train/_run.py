@@ -61,7 +61,7 @@ from ._layerwise import LayerwiseRows
 from ._learner import Learner, dropout_seed
 from ._links import KindOfEnd
 from ._own_model import LayeredNetwork
-from ._planned import planned_evaluations, planned_run, room_beside
+from ._planned import PlannedRun, RunPlanner, room_beside
 from ._reports import PICTURE, TensorBoard, draw_history, read_history
 from ._result import EpochReport, Evaluation, History, HistoryFile, SamplingReport, TrainResult
 from ._run_folder import open_run_folder
@@ -130,6 +130,8 @@ class TrainingRun:
         self._split_losses: dict[str, float] = {}
         self._tensorboard: TensorBoard | None = None
         self._cache_bytes, self._evaluated = 0, 1
+        self._planner = RunPlanner(self._learner, self._shard, self.config, self._memory)
+        self._planned: PlannedRun | None = None  # where setting up has asked for it
         self._set_up()
         open_run_folder(self.config)
         self._checkpoints = self._open_checkpoints()
@@ -138,15 +140,10 @@ class TrainingRun:
             self._report(note=note)
         self._tell_defaults(config)
         self._tell_of_rounding()
-        self._planned = planned_run(
-            self._learner,
-            self._shard,
-            self.config,
-            self._memory,
-            self._cache_bytes,
-            self._evaluated,
-            lambda note: self._report(note=note),
-        )
+        if self._planned is None:
+            self._planned = self._planner.run(
+                self._cache_bytes, self._evaluated, lambda note: self._report(note=note)
+            )
         if self._planned is not None:
             self._report(note=self._planned.at_start())
         if self._checkpoints is not None and config.resume:
@@ -525,9 +522,9 @@ class FullBatchRun(TrainingRun):
     def _set_up(self) -> None:
         budget = self.config.memory_bytes
         if budget is not None:
-            planned = planned_run(self._learner, self._shard, self.config, self._memory)
+            self._planned = self._planner.run()
             with shared_errors():
-                room_beside(planned, budget, "mode sample, ")
+                room_beside(self._planned, budget, "mode sample, ")
 
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
@@ -611,11 +608,10 @@ class SampledRun(TrainingRun):
 
     def _store_in_files(self) -> LocalFeatureStore:
         """Where features come from that stay in files, and all else that blocks have."""
-        shard, config, inputs = self._shard, self.config, self._inputs
+        config, inputs = self.config, self._inputs
         memory = config.memory_bytes
         assert memory is not None
-        given = self._learner, shard, config, self._memory
-        planned, self._evaluated = planned_evaluations(*given)
+        planned, self._evaluated = self._planner.evaluations()
         with shared_errors():
             self._cache_bytes = room_beside(planned, memory, "a smaller batch_size, ")
         return with_cache(inputs.store_in_files(config), inputs.graph, self._cache_bytes)
