@@ -561,10 +561,14 @@ def split_of_attention(
         return None
     if not are_messages([(halo.plan, tensor) for tensor in sources], wire):
         return None
+    of_row, of_state = reduction.bytes_each(wire)
+    if halo.plan.most_rows * of_row < LEAST_SAVED:  # less is read, and can be saved
+        return None
     split = halo.fewest_of_attention
     if split is None:
         return None
-    saved = reduction.fewer_bytes(split, wire)
+    num_read, num_rows, num_states = split.totals
+    saved = (num_read - num_rows) * of_row - num_states * of_state
     return split if saved >= LEAST_SAVED * halo.plan.world_size else None
 
 

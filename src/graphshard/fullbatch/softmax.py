@@ -451,8 +451,8 @@ class AttentionSum(Reduction):
         """Whether tensors with rows of edges are read; a mask has none."""
         return any(leaf.target == "e" for leaf in self.leaves)
 
-    def fewer_bytes(self, split: RowsAndStates, wire: Wire) -> int:
-        """How many less all ranks send with states of destinations than with rows alone."""
+    def bytes_each(self, wire: Wire) -> tuple[int, int]:
+        """What a row of another rank costs, and a state of a destination, there and back."""
         values, src, dst, *_ = self._leaves
         assert values is not None
         assert dst is not None
@@ -465,8 +465,7 @@ class AttentionSum(Reduction):
         of_state = ways * of_result + row_bytes(dst.tensor) + self._heads * wide
         if ways == 2:
             of_state += 2 * self._heads * wide + dst.tensor.shape[1:].numel() * wide
-        num_read, num_rows, num_states = split.totals
-        return (num_read - num_rows) * of_row - num_states * of_state
+        return of_row, of_state
 
     def begin(self, tensors: Mapping[LeafKey, Tensor]) -> None:
         if self.states is not None:

@@ -434,7 +434,7 @@ class _Layers:
         read: float,
         ways: int,
     ) -> bool:
-        """Whether states of destinations travel, as `AttentionSum.fewer_bytes` has it.
+        """Whether states of destinations travel, as `split_of_attention` has it.
 
         Args:
             of_row: Bytes of a row, forward and backward together.
