@@ -11,7 +11,7 @@ import pytest
 
 from graphshard._base import memory as _memory
 from graphshard._base.memory import available_memory
-from graphshard.fullbatch import execution
+from graphshard.fullbatch import aggregation_mode
 from graphshard.sampling import graph_store
 
 GIB = 1 << 30
@@ -171,7 +171,11 @@ def test_here() -> None:
 
 
 def test_all_who_choose_by_memory_ask_it() -> None:
-    assert execution.available_memory is graph_store.available_memory is _memory.available_memory
+    assert (
+        aggregation_mode.available_memory
+        is graph_store.available_memory
+        is _memory.available_memory
+    )
 
 
 def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +186,8 @@ def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
         mounts=V2_MOUNT.format(root="/"),
         groups={"sys/fs/cgroup/job": v2(2000, 0)},
     )
-    monkeypatch.setattr(execution, "available_memory", lambda: available_memory(root))
-    monkeypatch.setattr(execution, "all_reduce", lambda tensor, group: tensor)
-    mode = execution.AggregationMode(row_width=1)
+    monkeypatch.setattr(aggregation_mode, "available_memory", lambda: available_memory(root))
+    monkeypatch.setattr(aggregation_mode, "all_reduce", lambda tensor, group: tensor)
+    mode = aggregation_mode.AggregationMode(row_width=1)
     assert mode.resolve(41, None) == "oneshot"  # 41 rows of 4 bytes, 3 times over: 492 bytes
     assert mode.resolve(42, None) == "sequential"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import comm
-from graphshard.fullbatch import execution
+from graphshard.fullbatch import row_transport
 from graphshard.fullbatch.softmax import PartialStates
 from graphshard.graph import attend
 from graphshard.nn import GATConv
@@ -33,7 +33,7 @@ HEADS, DIM, SCORE_DIM = 3, 4, 5
 def saving_at_least(num_bytes: int) -> Iterator[None]:
     """States travel where a rank saves so many bytes. Processes of ranks serve many tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "LEAST_SAVED", num_bytes)
+        patch.setattr(row_transport, "LEAST_SAVED", num_bytes)
         yield
 
 

@@ -19,7 +19,7 @@ import graphshard
 from graphshard import comm
 from graphshard.comm import transport
 from graphshard.dgl.nn import DotGatConv
-from graphshard.fullbatch import execution
+from graphshard.fullbatch import halo_rows
 from graphshard.nn import GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -219,9 +219,9 @@ def choices(rank: int, world_size: int, path: str) -> dict[str, tuple[str, float
     hooked = layer(8, 7)
     hooked.fc.register_forward_hook(lambda module, given, result: result)
     found["hook"] = sent(hooked, x)
-    fast, execution.OPERATIONS_A_BYTE = execution.OPERATIONS_A_BYTE, 7
+    fast, halo_rows.OPERATIONS_A_BYTE = halo_rows.OPERATIONS_A_BYTE, 7
     found["a faster link"] = sent(layer(8, 7), x)
-    execution.OPERATIONS_A_BYTE = fast
+    halo_rows.OPERATIONS_A_BYTE = fast
     before, transport.LARGE_BYTES = transport.LARGE_BYTES, 1
     found["shared memory"] = sent(layer(8, 7), x)
     transport.LARGE_BYTES = before

@@ -27,7 +27,7 @@ from emulated_gpu import emulated_gpu
 from graphshard import function as fn
 from graphshard.comm import Pending
 from graphshard.comm.group import GroupState
-from graphshard.fullbatch.execution import RowTransport
+from graphshard.fullbatch.row_transport import RowTransport
 from graphshard.fullbatch.topology import WHOLE
 from graphshard.testing import run_ranks
 

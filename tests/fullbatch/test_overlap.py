@@ -22,12 +22,8 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch.execution import (
-    CollectiveTransport,
-    PairwiseTransport,
-    RowTransport,
-)
 from graphshard.fullbatch.reductions import EdgeValues, Extremum, Reduction, Sum
+from graphshard.fullbatch.row_transport import CollectiveTransport, PairwiseTransport, RowTransport
 from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.ops._affine import _Affine, _StartAffine

@@ -22,7 +22,7 @@ import torch
 
 import graphshard as gs
 from graphshard.data import random_graph
-from graphshard.fullbatch import execution
+from graphshard.fullbatch import row_transport
 from graphshard.partition import partition_graph
 from graphshard.plan import (
     EpochPlan,
@@ -314,7 +314,7 @@ def epochs_with_states(
     rank: int, world_size: int, data: str, cases: list[dict[str, Any]]
 ) -> list[tuple[list[int], int, str]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "LEAST_SAVED", 1)
+        patch.setattr(row_transport, "LEAST_SAVED", 1)
         return epochs_of(rank, world_size, data, cases)
 
 

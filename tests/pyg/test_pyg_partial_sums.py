@@ -17,9 +17,9 @@ from torch_geometric.data import Data, HeteroData
 import graphshard
 import graphshard.pyg
 from graphshard import comm
-from graphshard.fullbatch import execution
-from graphshard.fullbatch.execution import CollectiveTransport
+from graphshard.fullbatch import row_transport
 from graphshard.fullbatch.reductions import Sum
+from graphshard.fullbatch.row_transport import CollectiveTransport
 from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.testing import run_ranks
 
@@ -177,7 +177,7 @@ def check_states_of_relations(rank: int, world_size: int) -> None:
     torch.manual_seed(0)
     layer = pyg_nn.GATConv(WIDTH, 12, heads=2).double()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "LEAST_SAVED", -(1 << 40))
+        patch.setattr(row_transport, "LEAST_SAVED", -(1 << 40))
         for relation in ("r", "s"):
             found = []
             for shards in (whole, data):
@@ -202,7 +202,7 @@ def check_states(rank: int, world_size: int) -> None:
         for with_sums in (True, False)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "LEAST_SAVED", -(1 << 40))
+        patch.setattr(row_transport, "LEAST_SAVED", -(1 << 40))
         for layer in attention_layers():
             expected = attended(layer, whole, whole.x.clone().requires_grad_())
             sent = []

@@ -10,7 +10,7 @@ from ._partition_data import (
     suffix_key_lookup,
 )
 from ._stored_edges import ExtendedEdges, StoredEdges
-from .execution import AggregationMode
+from .aggregation_mode import AggregationMode
 from .lazy import DeferredEdges, message_has_parameters
 from .topology import RelationEdges
 

@@ -22,7 +22,7 @@ from ..graph.frame import LazyNumbers
 from ..graph.structure import Schema
 from ._graph_shard_manager import GraphShardManager
 from ._partition_data import PartitionData, wrong_number_of_ranks
-from .execution import AggregationMode, ModeName
+from .aggregation_mode import AggregationMode, ModeName
 from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows
 
 

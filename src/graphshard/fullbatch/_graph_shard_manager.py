@@ -49,7 +49,8 @@ from ._homogenised import (
 )
 from ._localized import EdgesOfAllRanks, ExtendedRows, LocalizedShards, picked
 from ._partition_data import owned_ranges
-from .execution import AggregationMode, Compiled, Runner
+from .aggregation_mode import AggregationMode
+from .execution import Compiled, Runner
 from .lazy import DeferredEdges, expression_of, materialized
 from .reductions import Expression, LazySoftmax
 from .softmax import softmax_over_in_edges, softmax_over_out_edges

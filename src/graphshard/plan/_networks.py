@@ -19,9 +19,9 @@ from ._tape import Exchange, Memory, StepEvents, Tape, TapeRows
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
-_OPERATIONS_A_BYTE = 256  # as in fullbatch/execution.py
+_OPERATIONS_A_BYTE = 256  # as in fullbatch/halo_rows.py
 _LARGE_BYTES = 1 << 20  # as in comm/transport.py
-_LEAST_SAVED = 1 << 16  # as in fullbatch/execution.py
+_LEAST_SAVED = 1 << 16  # as in fullbatch/row_transport.py
 
 
 @dataclass(frozen=True, kw_only=True)

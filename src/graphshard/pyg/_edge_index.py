@@ -28,7 +28,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce
 from ..fullbatch import AggregationMode
-from ..fullbatch.execution import HaloRowCache
+from ..fullbatch.halo_rows import HaloRowCache
 from ..fullbatch.topology import LocalEdges, ShardStructure
 from ._source_halo import EdgeEnd, NodeNumbering, PieceEnd, SourceHalo
 

@@ -46,16 +46,15 @@ from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
 from ..comm.collectives import keyed
-from ..fullbatch.execution import (
+from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
+from ..fullbatch.row_transport import (
     CollectiveTransport,
     PairwiseTransport,
-    RandomState,
     RowTransport,
-    ShardPass,
     StatesTransport,
     split_of_attention,
 )
-from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
+from ..fullbatch.shard_pass import RandomState, ShardPass
 from ..fullbatch.softmax import AttentionSum
 from ..fullbatch.topology import FewestRows, RowsAndStates, Shard, narrow
 from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, is_hooked, random_seed

@@ -31,7 +31,8 @@ from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
 from ..comm.collectives import Wire, all_gather
 from ..comm.group import group_state
 from ..fullbatch import AggregationMode
-from ..fullbatch.execution import HaloRowCache, PairwiseTransport
+from ..fullbatch.halo_rows import HaloRowCache
+from ..fullbatch.row_transport import PairwiseTransport
 from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency

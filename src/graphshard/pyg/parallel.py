@@ -38,7 +38,7 @@ from ..comm import agree, all_reduce, anchor, gather_grads, sync_params
 from ..comm.collectives import all_gather, all_reduce_, broadcast_, shared_errors
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode
-from ..fullbatch.execution import RandomState
+from ..fullbatch.shard_pass import RandomState
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import WHOLE_EDGES, call_sharded, install
