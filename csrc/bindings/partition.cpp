@@ -12,6 +12,7 @@
 
 #include "bindings/arrays.h"
 #include "partition/edge_buckets.h"
+#include "partition/local_search.h"
 #include "partition/node_moves.h"
 #include "partition/part_ids.h"
 
@@ -313,6 +314,26 @@ int64_t refine(const InVector& degrees, const InVector& cols,
   });
 }
 
+int64_t search(const InVector& indptr, const InVector& cols, const std::optional<InVector>& weights,
+               const std::optional<InMatrix>& node_weights, const OutVector& parts,
+               const OutMatrix& loads, const InVector& limits, int64_t num_free, int64_t patience,
+               int64_t rounds, int64_t share) {
+  const int64_t num_nodes = rows_in(parts);
+  require(rows_in(indptr) == num_nodes + 1, "indptr must have num_nodes + 1 entries");
+  require(!weights || weights->shape(0) == cols.shape(0), "weights must have one entry per column");
+  require(num_nodes < int64_t{1} << 32, "numbers of nodes must fit 32 bits");
+  require(num_free >= 0 && num_free <= num_nodes, "num_free must be in [0, num_nodes]");
+  require(patience > 0 && rounds > 0, "patience and rounds must be positive");
+  require(share > 0 && share < 1 << 20, "share must be in [1, 2^20)");
+  require_apart({parts, loads}, {indptr, cols, weights, node_weights, limits});
+  const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
+  const Refinement refinement = refinement_of(parts, loads, limits, 0);
+  const GraphInMemory graph{data_of<int64_t>(indptr), data_of<uint32_t>(cols),
+                            data_of<uint32_t>(weights), num_nodes, rows_in(cols)};
+  const nb::gil_scoped_release release;
+  return search_moves(graph, of_nodes, refinement, {num_free, patience, rounds, share});
+}
+
 uint8_t* table_of(const OutMatrix& table, int64_t num_nodes, int64_t num_parts) {
   require(rows_in(table) == num_nodes && columns_in(table) == halo_bytes(num_parts),
           "table must have 2 bits of each node for each part");
@@ -574,6 +595,10 @@ void bind_partition(nb::module_& m) {
         "weights"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
         "limits"_a.noconvert(), "allowed_loss"_a, "num_threads"_a);
+  m.def("search_moves", &search, "indptr"_a.noconvert(), "cols"_a.noconvert(),
+        "weights"_a.noconvert().none(), "node_weights"_a.noconvert().none(), "parts"_a.noconvert(),
+        "loads"_a.noconvert(), "limits"_a.noconvert(), "num_free"_a, "patience"_a, "rounds"_a,
+        "share"_a);
   m.def("count_halos", &count_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
         "in_degrees"_a.noconvert().none(), "first_row"_a, "parts"_a.noconvert(),
         "table"_a.noconvert(), "halos"_a.noconvert(), "num_threads"_a);

@@ -531,6 +531,21 @@ def refine_parts(
 ) -> int:
     """How many nodes moved."""
 
+def search_moves(
+    indptr: Any,  # [num_nodes + 1] int64
+    cols: Any,  # [num_edges] uint32, each edge from both ends, or from that of a free node
+    weights: Any,  # [num_edges] uint32, or None
+    node_weights: Any,  # [num_nodes, num_constraints] uint32; None: one constraint, of ones
+    parts: Any,  # [num_nodes] uint16, written
+    loads: Any,  # [num_parts, num_constraints] int64, written
+    limits: Any,  # [num_constraints] int64
+    num_free: int,  # nodes from here on stay
+    patience: int,  # moves without a better moment that end a search
+    rounds: int,  # at most
+    share: int,  # no round follows one that gained no more than the first one's / share
+) -> int:
+    """By how much the cut got smaller."""
+
 def count_halos(
     degrees: Any,  # [num_rows] uint32
     cols: Any,  # [num_edges]

@@ -400,6 +400,13 @@ def _partition_calls() -> list[Recorded]:
             "refine_parts", (*block, parts.clone(), array([[2], [2]], i64), array([3], i64), 1, 1)
         ),
         Recorded(
+            "search_moves",
+            (
+                *(array([0, 2, 4, 6, 8], i64), cols, ones, None, parts.clone()),
+                *(array([[2], [2]], i64), array([3], i64), 4, 9, 2, 9),
+            ),
+        ),
+        Recorded(
             "count_halos",
             (degrees, cols, degrees.clone(), 0, parts, records[:4].view(4, 1), ends * 0, 1),
         ),

@@ -375,6 +375,89 @@ def test_refinement_lowers_the_cut_and_keeps_limits() -> None:
     np.testing.assert_array_equal(loads[:, 0], np.bincount(parts, minlength=4))
 
 
+def searched(matrix: Any, parts: Any, most: int, num_free: int, **other: Any) -> tuple[int, Any]:
+    """What `search_moves` says that it gained, and the loads."""
+    loads = np.bincount(parts, weights=other.get("of_nodes"), minlength=4).astype(np.int64)[:, None]
+    of_nodes = other.get("of_nodes")
+    weights = None if of_nodes is None else of_nodes[:, None].astype(np.uint32)
+    gained = kernels().search_moves(
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.uint32),
+        matrix.data.astype(np.uint32),
+        *(weights, parts, loads, np.array([most]), num_free, other.get("patience", 100), 10, 100),
+    )
+    return gained, loads[:, 0]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_searches_gain_what_they_say_and_keep_limits(is_weighted: bool) -> None:
+    matrix = symmetric(600, 3000)
+    start = (np.arange(600) % 4).astype(np.uint16)
+    of_nodes = RNG.integers(0, 4, 600) if is_weighted else None
+    total = 600 if of_nodes is None else int(of_nodes.sum())
+    most = max(total // 4 + 12, int(np.bincount(start, weights=of_nodes).max()))
+    made = []
+    for num_free in (0, 400, 600, 600):
+        parts = start.copy()
+        gained, loads = searched(matrix, parts, most, num_free, of_nodes=of_nodes)
+        assert 2 * gained == cut_of(matrix, start) - cut_of(matrix, parts)
+        np.testing.assert_array_equal(parts[num_free:], start[num_free:])
+        np.testing.assert_array_equal(loads, np.bincount(parts, weights=of_nodes, minlength=4))
+        assert loads.max() <= most
+        made.append((gained, parts))
+    assert 0 == made[0][0] < made[1][0] < made[2][0]
+    np.testing.assert_array_equal(made[2][1], made[3][1])
+
+
+@pytest.mark.compiled
+def test_searches_straighten_what_single_moves_leave() -> None:
+    """A grid cut along a staircase; straight, the cut is half of that."""
+    side = 24
+    ids = np.arange(side * side).reshape(side, side)
+    pairs = [(ids[:-1], ids[1:]), (ids[:, :-1], ids[:, 1:])]
+    src, dst = (np.concatenate([pair[end].ravel() for pair in pairs]) for end in (0, 1))
+    rows, cols = np.append(src, dst), np.append(dst, src)
+    matrix = scipy.sparse.csr_array((np.ones(len(rows)), (rows, cols)), shape=(side**2,) * 2)
+    row, col = np.divmod(np.arange(side**2), side)
+    parts = (row + col >= side).astype(np.uint16)
+    most = side**2 // 2 + side
+    loads, ends = np.bincount(parts, minlength=4)[:, None], np.arange(1, side**2 + 1)
+    for _ in range(10):
+        moved = kernels().refine_parts(
+            *block_of(matrix), ends, 0, None, parts, loads, np.array([most]), 0, 1
+        )
+    assert moved == 0
+    assert cut_of(matrix, parts) > 2 * 1.7 * side
+    searched(matrix, parts, most, side**2)
+    assert cut_of(matrix, parts) <= 2 * 1.25 * side
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indptr": [0, 2, 1, 2]}, "ascend"),
+        ({"indptr": [0, 1, 2, 3]}, "end with the number of edges"),
+        ({"cols": [1, 3]}, "below the number of nodes"),
+        ({"parts": [0, 1, 2]}, "below that of parts"),
+        ({"num_free": 4}, "num_free"),
+        ({"patience": 0}, "positive"),
+        ({"share": 0}, "share"),
+    ],
+)
+def test_searches_refuse_what_is_no_graph(change: dict[str, Any], message: str) -> None:
+    given = {"indptr": [0, 1, 2, 2], "cols": [1, 0], "parts": [0, 1, 1]}
+    given |= {"num_free": 3, "patience": 9, "share": 9} | change
+    with pytest.raises((ValueError, IndexError), match=message):
+        kernels().search_moves(
+            np.array(given["indptr"]),
+            np.array(given["cols"], dtype=np.uint32),
+            *(None, None, np.array(given["parts"], dtype=np.uint16), np.array([[1], [2]])),
+            *(np.array([3]), given["num_free"], given["patience"], 9, given["share"]),
+        )
+
+
 def halos_of(src: Any, dst: Any, parts: Any, num_parts: int) -> Any:
     """Distinct sources of each part's nodes that others own."""
     is_cut = parts[src] != parts[dst]

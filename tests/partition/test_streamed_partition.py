@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import torch
 from partition_cases import add_features, plain, random_ids, typed
+from torch import Tensor
 
 from graphshard._base.kernels import force_extension
 from graphshard.graph import Graph, graph, heterograph
 from graphshard.partition import (
     BalanceWarning,
     UndirectedGraph,
+    _multilevel,
     _streamed,
     _writer,
     load_partition,
@@ -36,6 +38,7 @@ from graphshard.partition._edge_files import EdgeSorter
 from graphshard.partition._graph_source import GraphSource
 from graphshard.partition._multilevel import Level, multilevel_partition
 from graphshard.partition._streamed import places_by_readers
+from graphshard.partition.assign import Constraint, metis_assignment
 
 LEAST_MEMORY = 1 << 24
 
@@ -493,29 +496,101 @@ def test_killed_at_a_random_moment(tmp_path: Path, seeds: range) -> None:
     assert killed or len(seeds) == 1
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize("num_parts", [4, 16])
-def test_a_mesh_that_is_clustered_is_cut_as_by_metis(tmp_path: Path, num_parts: int) -> None:
-    """Numbered row by row, where the first of equal labels would make strips."""
-    ids = torch.arange(10_000).reshape(100, 100)
+def mesh_level(folder: Path, ids: Tensor, weights: Any = None) -> tuple[Level, Tensor, Tensor]:
+    """The level of a square mesh whose nodes have these ids, and one end of each edge and another.
+
+    Returns:
+        The level, whose files are in the folder, and the ends.
+    """
     src = torch.cat([ids[:-1].flatten(), ids[:, :-1].flatten()])
     dst = torch.cat([ids[1:].flatten(), ids[:, 1:].flatten()])
     edges = EdgeSorter(
-        tmp_path, 10_000, 2 * len(src), value_dtype=None, memory=LEAST_MEMORY, num_threads=1
+        folder, ids.numel(), 2 * len(src), value_dtype=None, memory=LEAST_MEMORY, num_threads=1
     )
     edges.add(torch.cat([src, dst]).numpy(), torch.cat([dst, src]).numpy())
-    level = Level(edges.finish(), None)
-    (tmp_path / "levels").mkdir()
-    made = multilevel_partition(
-        *(level, num_parts, None),
-        folder=tmp_path / "levels",
-        memory=LEAST_MEMORY,
-        num_threads=1,
-        coarse_nodes=5000,
-    )
+    return Level(edges.finish(), weights), src, dst
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("num_parts", [4, 16])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_mesh_that_is_clustered_is_cut_less_than_by_metis(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_parts: int,
+    is_shuffled: bool,
+    fits: bool,
+) -> None:
+    """In any order, and whether the first level or bands along its boundaries fit in memory."""
+    if not fits:
+        monkeypatch.setattr(_multilevel, "_COARSE_NODES", 7000)
+    ids = torch.arange(10_000)
+    if is_shuffled:
+        ids = torch.randperm(10_000, generator=torch.Generator().manual_seed(0))
+    level, src, dst = mesh_level(tmp_path, ids.reshape(100, 100))
+    made = []
+    for threads in (1, 3):
+        folder = tmp_path / f"levels-{threads}"
+        folder.mkdir()
+        divided = multilevel_partition(
+            *(level, num_parts, None),
+            folder=folder,
+            memory=LEAST_MEMORY,
+            num_threads=threads,
+            coarse_nodes=5000,
+        )
+        made.append(divided.parts)
+    np.testing.assert_array_equal(*made)
     undirected = UndirectedGraph.from_edges([(src, dst)], 10_000)
 
     def cut(parts: Any) -> int:
         return int((parts[src] != parts[dst]).sum())
 
-    assert cut(made.parts) <= 1.05 * cut(metis_partition(undirected, num_parts))
+    assert cut(made[0]) <= cut(metis_partition(undirected, num_parts))
+    assert np.bincount(made[0]).max() <= 1.05 * 10_000 / num_parts
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("num_parts", [2, 5])
+def test_bands_keep_all_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_parts: int
+) -> None:
+    """Two constraints of which nodes of one half of a mesh count nothing under the second."""
+    searched = []
+
+    def band(*arguments: Any) -> Any:
+        graph = make_band(*arguments)
+        searched.append(graph is not None)
+        return graph
+
+    make_band = _multilevel._band
+    monkeypatch.setattr(_multilevel, "_band", band)
+    monkeypatch.setattr(_multilevel, "_COARSE_NODES", 7000)
+    ids = torch.arange(10_000).reshape(100, 100)
+    weights = np.ones((10_000, 2), dtype=np.uint32)
+    weights[:5000, 1] = 0
+    weights[:, 0] = 1 + np.arange(10_000) % 3
+    level, src, dst = mesh_level(tmp_path, ids, weights)
+    constraints = [Constraint(name, weights[:, j].astype(np.int64)) for j, name in enumerate("ab")]
+    made = []
+    for threads in (1, 3):
+        folder = tmp_path / f"levels-{threads}"
+        folder.mkdir()
+        divided = multilevel_partition(
+            *(level, num_parts, constraints),
+            folder=folder,
+            memory=LEAST_MEMORY,
+            num_threads=threads,
+            coarse_nodes=5000,
+        )
+        made.append(divided.parts)
+    np.testing.assert_array_equal(*made)
+    assert any(searched)
+    for constraint in constraints:
+        loads = np.bincount(made[0], weights=constraint.weights, minlength=num_parts)
+        assert loads.max() <= constraint.limit(num_parts, 1.05)
+    undirected = UndirectedGraph.from_edges([(src, dst)], 10_000)
+    of_metis = metis_assignment(undirected, num_parts, constraints)
+    cuts = [int((parts[src] != parts[dst]).sum()) for parts in (made[0], of_metis)]
+    assert cuts[0] <= 1.05 * cuts[1]

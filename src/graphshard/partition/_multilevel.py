@@ -4,10 +4,11 @@
 Y. Akhremtsev, P. Sanders, C. Schulz, "(Semi-)External Algorithms for Graph Partitioning and
 Clustering" (ALENEX 2015), https://arxiv.org/abs/1404.4887: some passes of size-constrained label
 propagation over the edges make clusters; the graph of the clusters is contracted, on disk again;
-and so on until a level fits in memory, where METIS divides it. On the way back each level is
-refined in passes over its edges. All in all the edges of the first level are read 7 to 19 times,
-always in their order. Beside the edges, memory holds per node of a level its label or
-cluster (4 bytes), the size of the cluster (4 for each constraint) and its part (2).
+and so on until a level fits in memory, where METIS divides it some times. On the way back each
+level is refined by local searches where its boundaries fit in memory, see the note, and else in
+passes over its edges. All in all the edges of the first level are read 7 to 24 times, always in
+their order. Beside the edges, memory holds per node of a level its label or cluster (4 bytes), the
+size of the cluster (4 for each constraint) and its part (2).
 
 Left undone of the paper: an ensemble of clusterings, and iterated V-cycles.
 
@@ -23,6 +24,21 @@ Where degrees are low and even (grids, triangulations, roads, trees) no group of
 cluster takes any shape, and the cut goes along the edges of clusters. So these are at most of four
 nodes of their level on average, in more levels, as METIS's matching makes them. Elsewhere larger
 clusters cost less and cut no more. Both draw among labels that weigh the same.
+
+[Note: local searches]
+A node moves in a pass where that lowers the cut at once; a boundary with steps in it, such as one
+that clusters or METIS left across a mesh, stays as it is. Local searches get over them: P. Sanders,
+C. Schulz, "Engineering multilevel graph partitioning algorithms", 2011,
+https://arxiv.org/abs/1012.0006, section 4.2. They want neighbours in memory, of all nodes of a
+level, or of a band along boundaries: nodes of clusters that were at most 3 steps from a boundary of
+the level above, which one pass over the edges collects. What is beyond the band is one node of each
+part that stays. A level whose band does not fit either, as of graphs with a large cut, is refined
+in passes, as are, on any level, nodes of more than 512 neighbours.
+
+[Note: which division]
+METIS's divisions of the last level differ by a tenth in their cut and more in their largest halo.
+The best is the one with the least product of cut and largest halo, both counted on the first level
+(of clusters it is not known who reads whom).
 
 [Note: prices of halos]
 The first level is refined for the cut and for the largest halo at once, in passes. A node moves
@@ -72,6 +88,10 @@ _MOST_CUT_FOR_HALOS = 1.02
 
 _LABEL_PASSES = 3
 _REFINE_PASSES = 5
+# See the note on local searches. A search ends after so many moves that gained nothing, and rounds
+# of them after one that gained so small a share of what the first did.
+_BAND_STEPS = 3
+_SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 100, 8
 # Passes end when at most one of so many nodes moves.
 _FEW_OF = 10_000
 _MOST_REPAIRS = 24
@@ -87,10 +107,10 @@ _MESH_DEGREE, _MESH_SPREAD, _MESH_CLUSTER = 8, 16, 4
 _LEAST_SHRINKING = 0.9
 # METIS counts in 32 bits.
 _MOST_WEIGHT = 2**30
-# So many ends of edges, and how often they are divided to take the best: it costs next to nothing.
+# So many ends of edges, and how often they are divided to take the best: it costs little.
 _TRIALS = ((200_000, 16), (1_000_000, 4))
 # Or so often, as long as the ends of all last levels are so large a share of those of the first.
-_TRIALS_SHARE, _MOST_TRIALS = 0.5, 4
+_TRIALS_SHARE, _MOST_TRIALS = 1, 4
 # So many of which are refined on all levels.
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
@@ -134,6 +154,25 @@ class Multilevel:
     parts: PartNumbers
     places: NodeArray
     num_clusters: int
+
+
+@dataclass(frozen=True)
+class _GraphInMemory:
+    """All nodes of a level, or those near boundaries and one for each part, in place of its others.
+
+    Args:
+        nodes: Which nodes; None for all.
+        indptr: Where their neighbours begin, which nodes in place of others have none of.
+        cols: Neighbours.
+        weights: Of edges; None where each weighs 1.
+        num_free: How many nodes may move.
+    """
+
+    nodes: EdgeCounts | None
+    indptr: EdgeCounts
+    cols: NodeArray
+    weights: NodeArray | None
+    num_free: int
 
 
 def multilevel_partition(
@@ -189,22 +228,33 @@ def multilevel_partition(
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
-    refine = [_refine] * len(levels)
-    if halo_tolerance is not None:
-        refine[0] = _repair  # the rest is done with regard to halos
     share = _TRIALS_SHARE * level.edges.num_edges / max(levels[-1].edges.num_edges, 1)
     trials = int(min(max(share, 1), _MOST_TRIALS))
     candidates, places = _divide(
-        levels[-1], trials, num_parts, limits, tolerance, seed, refine[-1], num_threads
+        levels[-1], trials, num_parts, limits, tolerance, seed, num_threads
     )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
+    if halo_tolerance is not None and len(candidates) > 1:
+        candidates = _by_halos(candidates, levels, num_parts, folder, num_threads)
     made: list[tuple[int, int, PartNumbers]] = []
     for parts in candidates[: _FINALISTS if is_small else 1]:
-        for depth in range(len(levels) - 1, 0, -1):
-            finer = levels[depth - 1]
-            progress(f"level {depth}: refining {finer.num_nodes:,} nodes")
-            parts = parts[np.load(folder / f"clusters-{depth}.npy")]
-            refine[depth - 1](finer, parts, num_parts, limits, num_threads)
+        near = None
+        for depth in range(len(levels) - 1, -1, -1):
+            current = levels[depth]
+            if depth < len(levels) - 1:
+                progress(f"level {depth + 1}: refining {current.num_nodes:,} nodes")
+                clusters = np.load(folder / f"clusters-{depth + 1}.npy")
+                parts = parts[clusters]
+                near = None if near is None else near[clusters]
+                del clusters
+            graph = _refine(
+                *(current, near, parts, num_parts, limits, num_threads),
+                passes_by=depth > 0 or halo_tolerance is None,
+            )
+            near = None
+            if depth > 0 and graph is not None and not _fits(levels[depth - 1]):
+                near = _near_boundaries(graph, current.num_nodes, parts)
+            del graph
         cut, largest = 0, 0
         if halo_tolerance is not None:
             progress("making the cut and the largest halo smaller")
@@ -213,8 +263,8 @@ def multilevel_partition(
             )
         made.append((cut, largest, parts))
     most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
-    near = [item for item in made if item[0] <= most_cut]
-    parts = min(near, key=lambda item: item[0] * item[1])[2]
+    good = [item for item in made if item[0] <= most_cut]
+    parts = min(good, key=lambda item: item[0] * item[1])[2]
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
         places = places[np.load(folder / f"clusters-{depth}.npy")]
@@ -395,23 +445,18 @@ def _divide(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
-    refine: Callable[..., None],
     num_threads: int,
 ) -> tuple[list[PartNumbers], NodeArray]:
-    """Parts of the nodes of the last level, by METIS, best first; and an order of these nodes."""
-    edges = level.edges
-    degrees = edges.degrees(0, edges.num_rows)
-    indptr = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)])
-    indices = edges.cols(0, edges.num_edges)
-    counts = None if edges.value_dtype is None else edges.values(0, edges.num_edges)
-    graph = _undirected(indptr, indices, counts, level.num_nodes)
+    """Parts of the nodes of the last level, by METIS, least cut first; and an order of them."""
+    whole = _whole(level)
+    graph = _undirected(whole.indptr, whole.cols, whole.weights, level.num_nodes)
     weights = level.weights
     if weights is None:
         weights = np.ones((level.num_nodes, 1), dtype=np.uint32)
     table = [
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
-    trials = max(trials, next((count for most, count in _TRIALS if len(indices) <= most), 1))
+    trials = max(trials, next((count for most, count in _TRIALS if len(whole.cols) <= most), 1))
     made: dict[float, PartNumbers] = {}
     for trial in range(trials):
         with warnings.catch_warnings():
@@ -424,12 +469,32 @@ def _divide(
                 seed=(seed + 7 * trial) % 2**31,
                 weigh_edges=True,
             ).astype(np.uint16)
-        refine(level, parts, num_parts, limits, num_threads)
+        _refine_in_passes(level, parts, num_parts, limits, num_threads)
+        if _fits(level):
+            _search(level, whole, parts, num_parts, limits, rounds=1)
         made.setdefault(_cut(graph, parts), parts)
     order = clustered_order(graph.matrix())
     places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
     places[order] = np.arange(level.num_nodes, dtype=places.dtype)
     return [made[cut] for cut in sorted(made)], places
+
+
+def _by_halos(
+    candidates: list[PartNumbers],
+    levels: Sequence[Level],
+    num_parts: int,
+    folder: Path,
+    num_threads: int,
+) -> list[PartNumbers]:
+    """Parts of the nodes of the last level, best first; see the note on divisions."""
+    products = []
+    table = _halo_table(levels[0], num_parts)
+    for parts in candidates:
+        for depth in range(len(levels) - 1, 0, -1):
+            parts = parts[np.load(folder / f"clusters-{depth}.npy")]
+        cut, halos = _count_halos(levels[0], parts, num_parts, table, num_threads)
+        products.append(cut * int(halos.max()))
+    return [candidates[i] for i in sorted(range(len(products)), key=products.__getitem__)]
 
 
 def _undirected(
@@ -462,7 +527,7 @@ def _cut(graph: UndirectedGraph, parts: PartNumbers) -> float:
     return float(graph.counts[is_cut].sum())
 
 
-def _refine(
+def _refine_in_passes(
     level: Level,
     parts: PartNumbers,
     num_parts: int,
@@ -476,6 +541,136 @@ def _refine(
         if moved <= level.num_nodes // _FEW_OF:
             break
     _repair(level, parts, num_parts, limits, num_threads)
+
+
+def _refine(
+    level: Level,
+    near: npt.NDArray[np.bool_] | None,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    num_threads: int,
+    *,
+    passes_by: bool,
+) -> _GraphInMemory | None:
+    """Refine a level by searches where it fits in memory, or what is near boundaries does.
+
+    Args:
+        near: Marks of nodes near boundaries; None where that is not known.
+        passes_by: Whether nodes move in passes over the edges, too, where no band is searched.
+
+    Returns:
+        What was searched.
+    """
+    graph = None
+    if not _fits(level):
+        _repair(level, parts, num_parts, limits, num_threads)
+        graph = None if near is None else _band(level, near, parts, num_parts)
+    if graph is None and passes_by:
+        _refine_in_passes(level, parts, num_parts, limits, num_threads)
+    if _fits(level):
+        _repair(level, parts, num_parts, limits, num_threads)
+        graph = _whole(level)
+    if graph is not None:
+        _search(level, graph, parts, num_parts, limits)
+    return graph
+
+
+def _fits(level: Level) -> bool:
+    return level.num_nodes <= _COARSE_NODES and level.edges.num_edges <= _COARSE_EDGES
+
+
+def _whole(level: Level) -> _GraphInMemory:
+    edges = level.edges
+    indptr = np.concatenate(
+        [[0], np.cumsum(edges.degrees(0, edges.num_rows), dtype=np.int64)], dtype=np.int64
+    )
+    weights = None if edges.value_dtype is None else edges.values(0, edges.num_edges)
+    cols = edges.cols(0, edges.num_edges).astype(np.uint32, copy=False)
+    return _GraphInMemory(None, indptr, cols, weights, level.num_nodes)
+
+
+def _band(
+    level: Level, near: npt.NDArray[np.bool_], parts: PartNumbers, num_parts: int
+) -> _GraphInMemory | None:
+    """The nodes that are marked; None where they are too many."""
+    nodes = np.flatnonzero(near).astype(np.int64, copy=False)
+    if len(nodes) > _COARSE_NODES:
+        return None
+    numbers = np.cumsum(near, dtype=np.uint32)
+    numbers -= 1
+    degrees, cols, weights, count = [], [], [], 0
+    for block, _ in level.edges.blocks():
+        is_inside = near[block.first_row : block.first_row + len(block.degrees)]
+        if not is_inside.any():
+            continue
+        is_edge = np.repeat(is_inside, block.degrees)
+        others = block.cols[is_edge]
+        degrees.append(block.degrees[is_inside])
+        anchors = parts[others].astype(np.uint32) + np.uint32(len(nodes))
+        cols.append(np.where(near[others], numbers[others], anchors))
+        if block.values is not None:
+            weights.append(block.values[is_edge])
+        count += len(others)
+        if count > _COARSE_EDGES:
+            return None
+    counts = np.concatenate([*degrees, np.zeros(num_parts, dtype=np.uint32)])
+    indptr = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)], dtype=np.int64)
+    return _GraphInMemory(
+        nodes,
+        indptr,
+        np.concatenate([*cols, np.zeros(0, dtype=np.uint32)]),
+        np.concatenate(weights) if weights else None,
+        len(nodes),
+    )
+
+
+def _near_boundaries(
+    graph: _GraphInMemory, num_nodes: int, parts: PartNumbers
+) -> npt.NDArray[np.bool_]:
+    """Marks of the nodes of a level that are a few steps from another part."""
+    of_nodes = parts if graph.nodes is None else parts[graph.nodes]
+    rows = np.repeat(
+        np.arange(graph.num_free, dtype=np.uint32), np.diff(graph.indptr[: graph.num_free + 1])
+    )
+    is_edge = graph.cols < graph.num_free
+    rows, cols = rows[is_edge], graph.cols[is_edge]
+    mask = np.zeros(graph.num_free, dtype=bool)
+    mask[rows[of_nodes[rows] != of_nodes[cols]]] = True
+    for _ in range(_BAND_STEPS):
+        mask[rows[mask[cols]]] = True
+    if graph.nodes is None:
+        return mask
+    marks = np.zeros(num_nodes, dtype=bool)
+    marks[graph.nodes[mask]] = True
+    return marks
+
+
+def _search(
+    level: Level,
+    graph: _GraphInMemory,
+    parts: PartNumbers,
+    num_parts: int,
+    limits: npt.NDArray[np.float64],
+    *,
+    rounds: int = _SEARCH_ROUNDS,
+) -> None:
+    """Local searches, until they find little; writes ``parts``."""
+    nodes = graph.nodes
+    loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
+    most = np.floor(limits).astype(np.int64)
+    moving, weights = parts, level.weights
+    if nodes is not None:
+        moving = np.concatenate([parts[nodes], np.arange(num_parts, dtype=np.uint16)])
+        if weights is not None:
+            none = np.zeros((num_parts, weights.shape[1]), dtype=np.uint32)
+            weights = np.concatenate([weights[nodes], none])
+    kernels().search_moves(
+        *(graph.indptr, graph.cols, graph.weights, weights, moving, loads, most),
+        *(graph.num_free, _SEARCH_PATIENCE, rounds, _SEARCH_SHARE),
+    )
+    if nodes is not None:
+        parts[nodes] = moving[: len(nodes)]
 
 
 def _repair(
@@ -514,6 +709,27 @@ def _refine_once(
     return moved
 
 
+def _halo_table(level: Level, num_parts: int) -> npt.NDArray[np.uint8]:
+    return np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+
+
+def _count_halos(
+    level: Level,
+    parts: PartNumbers,
+    num_parts: int,
+    table: npt.NDArray[np.uint8],
+    num_threads: int,
+) -> tuple[int, npt.NDArray[np.int64]]:
+    """The cut and the halo of each part; writes to ``table`` what edges nodes have into parts."""
+    cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
+    for block, _ in level.edges.blocks(num_threads=num_threads):
+        cut += kernels().count_halos(
+            *(block.degrees, block.cols, block.firsts, block.first_row),
+            *(parts, table, halos, num_threads),
+        )
+    return cut, halos
+
+
 def _limit_halos(
     level: Level,
     parts: PartNumbers,
@@ -528,19 +744,14 @@ def _limit_halos(
     few = level.num_nodes // _FEW_OF
     most = np.floor(limits).astype(np.int64)
     loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
-    table = np.empty((level.num_nodes, -(-num_parts // 4)), dtype=np.uint8)
+    table = _halo_table(level, num_parts)
     least: int | None = None
     best: tuple[int, int, PartNumbers] | None = None
     moved = level.num_nodes
     for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
         if price == 0 and moved <= few:
             continue
-        cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-        for block, _ in level.edges.blocks(num_threads=num_threads):
-            cut += kernels().count_halos(
-                *(block.degrees, block.cols, block.firsts, block.first_row),
-                *(parts, table, halos, num_threads),
-            )
+        cut, halos = _count_halos(level, parts, num_parts, table, num_threads)
         largest = int(halos.max())
         least = cut if least is None else min(cut, least)
         most_cut = int(_MOST_CUT_FOR_HALOS * least)
