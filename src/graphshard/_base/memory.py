@@ -215,10 +215,8 @@ def ask_for_large_pages() -> None:
     """Let tensors of the CPU lie in large pages, if none has been made; see [Note: large pages].
 
     Nothing happens where the system gives such pages to all or to none, or where the environment
-    has the variable already. Nor are collectives noted from then on; see [Note: records of
-    collectives].
+    has the variable already.
     """
-    _leave_out_records_of_collectives()
     with contextlib.suppress(OSError, ValueError):
         if "[madvise]" in _LARGE_PAGES.read_text():
             os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -227,8 +225,11 @@ def ask_for_large_pages() -> None:
 _RECORDS = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
-def _leave_out_records_of_collectives() -> None:
-    """Let torch note none, unless the environment says how many, or there is a GPU."""
+def leave_out_records_of_collectives() -> None:
+    """Let torch note no collectives, unless the environment says how many, or there is a GPU.
+
+    To be called before the first group; see [Note: records of collectives].
+    """
     if not any(name in os.environ for name in _RECORDS) and not torch.cuda.is_available():
         os.environ[_RECORDS[0]] = "0"
 

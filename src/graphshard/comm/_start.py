@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from .._base.kernels import release_memory
-from .._base.memory import ask_for_large_pages
+from .._base.memory import ask_for_large_pages, leave_out_records_of_collectives
 from ..errors import RankError
 from ._monitor import FailureMonitor, start_monitor
 from .address import (
@@ -100,7 +100,9 @@ def initialize_comms(
     if it has this rank and this many.
 
     Tensors of the CPU lie in large pages, where Linux gives these on request, if none was made
-    before: torch's THP_MEM_ALLOC_ENABLE is set, unless the environment has it.
+    before: torch's THP_MEM_ALLOC_ENABLE is set, unless the environment has it. Where there is no
+    GPU torch keeps no records of collectives, which take memory: TORCH_FR_BUFFER_SIZE is set to 0,
+    unless the environment has it.
 
     Args:
         rank: This process's number; None takes ``RANK`` from the environment.
@@ -129,6 +131,7 @@ def initialize_comms(
         RankError: Some ranks did not arrive in time, or came twice; names them.
     """
     ask_for_large_pages()
+    leave_out_records_of_collectives()
     rank = either_name("rank", rank, _rank)
     world_size = either_name("world_size", world_size, _world_size)
     comm_device = either_name("comm_device", comm_device, _comm_device)
