@@ -33,7 +33,9 @@ https://arxiv.org/abs/1012.0006, section 4.2. They want neighbours in memory, of
 level, or of a band along boundaries: nodes of clusters that were at most 3 steps from a boundary of
 the level above, which one pass over the edges collects. What is beyond the band is one node of each
 part that stays. A level whose band does not fit either, as of graphs with a large cut, is refined
-in passes, as are, on any level, nodes of more than 512 neighbours.
+in passes, as are, on any level, nodes of more than 512 neighbours, and graphs of which more than
+half of the edges are cut: there searches would lower the cut by gathering what has most edges in
+one part, whose halo grows with that.
 
 [Note: which division]
 METIS's divisions of the last level differ by a tenth in their cut and more in their largest halo.
@@ -92,6 +94,8 @@ _REFINE_PASSES = 5
 # of them after one that gained so small a share of what the first did.
 _BAND_STEPS = 3
 _SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 100, 8
+# None where more of the edges are cut.
+_MOST_CUT_FOR_SEARCHES = 0.5
 # Passes end when at most one of so many nodes moves.
 _FEW_OF = 10_000
 _MOST_REPAIRS = 24
@@ -230,8 +234,9 @@ def multilevel_partition(
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
     share = _TRIALS_SHARE * level.edges.num_edges / max(levels[-1].edges.num_edges, 1)
     trials = int(min(max(share, 1), _MOST_TRIALS))
-    candidates, places = _divide(
-        levels[-1], trials, num_parts, limits, tolerance, seed, num_threads
+    most_cut = _MOST_CUT_FOR_SEARCHES * level.edges.num_edges
+    candidates, places, searches = _divide(
+        levels[-1], trials, num_parts, limits, tolerance, seed, most_cut, num_threads
     )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
     if halo_tolerance is not None and len(candidates) > 1:
@@ -249,6 +254,7 @@ def multilevel_partition(
                 del clusters
             graph = _refine(
                 *(current, near, parts, num_parts, limits, num_threads),
+                searches=searches,
                 passes_by=depth > 0 or halo_tolerance is None,
             )
             near = None
@@ -445,9 +451,17 @@ def _divide(
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
+    most_cut: float,
     num_threads: int,
-) -> tuple[list[PartNumbers], NodeArray]:
-    """Parts of the nodes of the last level, by METIS, least cut first; and an order of them."""
+) -> tuple[list[PartNumbers], NodeArray, bool]:
+    """Parts of the nodes of the last level, by METIS, least cut first; and an order of them.
+
+    Args:
+        most_cut: Searches are for parts with a smaller cut, each edge counted from both ends.
+
+    Returns:
+        The two, and whether the least cut is that small.
+    """
     whole = _whole(level)
     graph = _undirected(whole.indptr, whole.cols, whole.weights, level.num_nodes)
     weights = level.weights
@@ -470,13 +484,15 @@ def _divide(
                 weigh_edges=True,
             ).astype(np.uint16)
         _refine_in_passes(level, parts, num_parts, limits, num_threads)
-        if _fits(level):
+        cut = _cut(graph, parts)
+        if _fits(level) and cut <= most_cut:
             _search(level, whole, parts, num_parts, limits, rounds=1)
-        made.setdefault(_cut(graph, parts), parts)
+            cut = _cut(graph, parts)
+        made.setdefault(cut, parts)
     order = clustered_order(graph.matrix())
     places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
     places[order] = np.arange(level.num_nodes, dtype=places.dtype)
-    return [made[cut] for cut in sorted(made)], places
+    return [made[cut] for cut in sorted(made)], places, min(made) <= most_cut
 
 
 def _by_halos(
@@ -551,25 +567,26 @@ def _refine(
     limits: npt.NDArray[np.float64],
     num_threads: int,
     *,
+    searches: bool,
     passes_by: bool,
 ) -> _GraphInMemory | None:
     """Refine a level by searches where it fits in memory, or what is near boundaries does.
 
     Args:
         near: Marks of nodes near boundaries; None where that is not known.
+        searches: Whether searches help at all.
         passes_by: Whether nodes move in passes over the edges, too, where no band is searched.
 
     Returns:
         What was searched.
     """
+    _repair(level, parts, num_parts, limits, num_threads)
     graph = None
-    if not _fits(level):
-        _repair(level, parts, num_parts, limits, num_threads)
-        graph = None if near is None else _band(level, near, parts, num_parts)
+    if searches and near is not None and not _fits(level):
+        graph = _band(level, near, parts, num_parts)
     if graph is None and passes_by:
         _refine_in_passes(level, parts, num_parts, limits, num_threads)
-    if _fits(level):
-        _repair(level, parts, num_parts, limits, num_threads)
+    if searches and _fits(level):
         graph = _whole(level)
     if graph is not None:
         _search(level, graph, parts, num_parts, limits)
