@@ -498,6 +498,26 @@ def test_killed_at_a_random_moment(tmp_path: Path, seeds: range) -> None:
     assert killed or len(seeds) == 1
 
 
+def divided(
+    level: Level, num_parts: int, constraints: list[Constraint] | None, folder: Path
+) -> Any:
+    """The parts of nodes, which must not depend on the number of threads."""
+    made = []
+    for threads in (1, 3):
+        levels = folder / f"levels-{threads}"
+        levels.mkdir()
+        result = multilevel_partition(
+            *(level, num_parts, constraints),
+            folder=levels,
+            memory=LEAST_MEMORY,
+            num_threads=threads,
+            coarse_nodes=5000,
+        )
+        made.append(result.parts)
+    np.testing.assert_array_equal(*made)
+    return made[0]
+
+
 def mesh_level(folder: Path, ids: Tensor, weights: Any = None) -> tuple[Level, Tensor, Tensor]:
     """The level of a square mesh whose nodes have these ids, and one end of each edge and another.
 
@@ -531,26 +551,14 @@ def test_a_mesh_that_is_clustered_is_cut_less_than_by_metis(
     if is_shuffled:
         ids = torch.randperm(10_000, generator=torch.Generator().manual_seed(0))
     level, src, dst = mesh_level(tmp_path, ids.reshape(100, 100))
-    made = []
-    for threads in (1, 3):
-        folder = tmp_path / f"levels-{threads}"
-        folder.mkdir()
-        divided = multilevel_partition(
-            *(level, num_parts, None),
-            folder=folder,
-            memory=LEAST_MEMORY,
-            num_threads=threads,
-            coarse_nodes=5000,
-        )
-        made.append(divided.parts)
-    np.testing.assert_array_equal(*made)
+    parts = divided(level, num_parts, None, tmp_path)
     undirected = UndirectedGraph.from_edges([(src, dst)], 10_000)
 
     def cut(parts: Any) -> int:
         return int((parts[src] != parts[dst]).sum())
 
-    assert cut(made[0]) <= cut(metis_partition(undirected, num_parts))
-    assert np.bincount(made[0]).max() <= 1.05 * 10_000 / num_parts
+    assert cut(parts) <= cut(metis_partition(undirected, num_parts))
+    assert np.bincount(parts).max() <= 1.05 * 10_000 / num_parts
 
 
 @pytest.mark.compiled
@@ -575,24 +583,12 @@ def test_bands_keep_all_limits(
     weights[:, 0] = 1 + np.arange(10_000) % 3
     level, src, dst = mesh_level(tmp_path, ids, weights)
     constraints = [Constraint(name, weights[:, j].astype(np.int64)) for j, name in enumerate("ab")]
-    made = []
-    for threads in (1, 3):
-        folder = tmp_path / f"levels-{threads}"
-        folder.mkdir()
-        divided = multilevel_partition(
-            *(level, num_parts, constraints),
-            folder=folder,
-            memory=LEAST_MEMORY,
-            num_threads=threads,
-            coarse_nodes=5000,
-        )
-        made.append(divided.parts)
-    np.testing.assert_array_equal(*made)
+    parts = divided(level, num_parts, constraints, tmp_path)
     assert any(searched)
     for constraint in constraints:
-        loads = np.bincount(made[0], weights=constraint.weights, minlength=num_parts)
+        loads = np.bincount(parts, weights=constraint.weights, minlength=num_parts)
         assert loads.max() <= constraint.limit(num_parts, 1.05)
     undirected = UndirectedGraph.from_edges([(src, dst)], 10_000)
     of_metis = metis_assignment(undirected, num_parts, constraints)
-    cuts = [int((parts[src] != parts[dst]).sum()) for parts in (made[0], of_metis)]
+    cuts = [int((each[src] != each[dst]).sum()) for each in (parts, of_metis)]
     assert cuts[0] <= 1.05 * cuts[1]
