@@ -136,12 +136,14 @@ def test_a_rank_that_is_killed(tmp_path: Path, where: str, prefetch: int) -> Non
     results, errors = outcomes(tmp_path, where, "kill", prefetch)
     assert sorted(errors) == [VICTIM], errors
     assert sorted(results) == [0, 2]
+    # The victim has asked for step 3, so its threads may have finished ``prefetch`` steps more.
+    at_most = {"loop": 4 + prefetch, "stage": 3}[where]
     for rank, found in results.items():
         assert found["ranks"] == [VICTIM]
         assert found["text"].startswith(f"rank {rank}: ")
         assert f"rank {VICTIM} is gone" in found["text"]
         assert found["seconds"] < TIMEOUT + 4
-        assert found["seen"] <= 4
+        assert found["seen"] <= at_most
         assert found["left"] == []
 
 
