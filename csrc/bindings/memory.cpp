@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hands blocks of memory over as DLPack tensors, which give them back by themselves, in whatever
 // thread they end and without the interpreter's lock. And: reads what other processes share, and
-// rows of files.
+// rows of files; leaves zeros out of messages.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -12,11 +12,13 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "bindings/arrays.h"
 #include "runtime/file_rows.h"
 #include "runtime/large_blocks.h"
+#include "runtime/nonzero_words.h"
 #include "runtime/shared_blocks.h"
 
 namespace nb = nanobind;
@@ -171,6 +173,46 @@ int read_bytes(int descriptor, int64_t offset, int64_t num_rows, const InVector&
                    rows_in(out));
 }
 
+// Calls function(Word{}) for words of the size of an array's entries.
+template <typename Function>
+auto with_word_type(const nb::dlpack::dtype& dtype, const Function& function) {
+  if (dtype == nb::dtype<uint8_t>()) return function(uint8_t{});
+  if (dtype == nb::dtype<int16_t>()) return function(int16_t{});
+  if (dtype == nb::dtype<int32_t>()) return function(int32_t{});
+  throw nb::type_error("words must be uint8, int16 or int32");
+}
+
+int64_t pack(const InVector& words, const OutVector& packed, const OutVector& bits) {
+  const int64_t num_words = rows_in(words);
+  require(rows_in(packed) >= most_kept(num_words) + 64 &&
+              8 * rows_in(bits) == bit_bytes(num_words),
+          "there must be room for most words, and a bit for each");
+  require_apart({packed, bits}, {words});
+  auto* const bits_to = reinterpret_cast<uint64_t*>(data_of<int64_t>(bits));
+  return with_word_type(words.dtype(), [&](auto zero) {
+    using Signed = decltype(zero);
+    using Word = std::make_unsigned_t<Signed>;
+    const auto* const from = reinterpret_cast<const Word*>(data_of<Signed>(words));
+    auto* const to = reinterpret_cast<Word*>(data_of<Signed>(packed));
+    const nb::gil_scoped_release release;
+    return pack_words(from, num_words, to, bits_to);
+  });
+}
+
+bool unpack(const OutVector& words, int64_t count, const InVector& bits) {
+  const int64_t num_words = rows_in(words);
+  require(count >= 0 && count <= num_words && 8 * rows_in(bits) == bit_bytes(num_words),
+          "there must be a place for each word that is kept, and a bit for each");
+  require_apart({words}, {bits});
+  const auto* const bits_from = reinterpret_cast<const uint64_t*>(data_of<int64_t>(bits));
+  return with_word_type(words.dtype(), [&](auto zero) {
+    using Word = std::make_unsigned_t<decltype(zero)>;
+    auto* const to = reinterpret_cast<Word*>(data_of<decltype(zero)>(words));
+    const nb::gil_scoped_release release;
+    return unpack_words(to, num_words, count, bits_from);
+  });
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
@@ -183,6 +225,8 @@ void bind_memory(nb::module_& m) {
   bind_shared(m);
   m.def("read_rows", read_bytes, "descriptor"_a, "offset"_a, "num_rows"_a, "rows"_a.noconvert(),
         "places"_a.noconvert().none(), "out"_a.noconvert());
+  m.def("pack_words", &pack, "words"_a.noconvert(), "packed"_a.noconvert(), "bits"_a.noconvert());
+  m.def("unpack_words", &unpack, "words"_a.noconvert(), "count"_a, "bits"_a.noconvert());
 }
 
 }  // namespace graphshard

@@ -324,6 +324,14 @@ def read_rows(
     out: Tensor,  # [m, row_bytes] uint8, written
 ) -> int: ...  # 0, or an error number
 
+# Words that are not zero, of [n] uint8, int16 or int32, see csrc/runtime/nonzero_words.h.
+def pack_words(
+    words: Tensor,
+    packed: Tensor,  # [n // 8 * 7 + 64 or more], written
+    bits: Tensor,  # [(n + 63) // 64] int64, written
+) -> int: ...  # how many; -1 where there are too few zeros
+def unpack_words(words: Tensor, count: int, bits: Tensor) -> bool: ...  # in place
+
 class Drawing:
     """One draw: `count`, then `write` into arrays of that many. Weights and ids are by position."""
 

@@ -308,6 +308,7 @@ def other_calls(rng: random.Random) -> list[Recorded]:
         Recorded("has_left", place),
         Recorded("read_rows", (place[1], 0, 3, rows, None, into.view(8, 8))),
         Recorded("read_rows", (place[1], 5, 9, rows.int(), rows, into.view(8, 8))),
+        *_word_calls(rng),
         Recorded("empty", ([2**11, 2**11], 2, 32)),
         Recorded("release_blocks", ()),
         Recorded("block_counts", ()),
@@ -316,6 +317,17 @@ def other_calls(rng: random.Random) -> list[Recorded]:
         *_dense_calls(rng),
         _sources_in_pieces(),
         Recorded("limit_registers", (rng.choice((16, 32, 64)),)),
+    ]
+
+
+def _word_calls(rng: random.Random) -> list[Recorded]:
+    """Messages without their zeros."""
+    dtype, num_words = rng.choice((torch.uint8, torch.int16, torch.int32)), rng.choice((64, 100))
+    words, room = torch.zeros(num_words, dtype=dtype), torch.zeros(200, dtype=dtype)
+    bits = torch.tensor([rng.choice((0, 7, -1)), 0][: (num_words + 63) // 64])
+    return [
+        Recorded("pack_words", (words, room, torch.zeros_like(bits))),
+        Recorded("unpack_words", (words, 3, bits)),
     ]
 
 

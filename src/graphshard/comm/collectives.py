@@ -28,7 +28,8 @@ rank none of them communicates or counts.
     own, and a rank says that it is ready for all of them before it sends any. Both ends know the
     size of a slice, so no rank has to be told. Short slices travel in the collective, which starts
     after them: where it is complete their data have passed, so faults are noticed as ever, and no
-    wait for a message blocks.
+    wait for a message blocks. With them travels how many bytes a message has where zeros are left
+    out, see `without_zeros`.
 
 [Note: checks]
     `agree` and `share_error` are checks whose verdict every rank learns, so that none is left
@@ -61,6 +62,7 @@ from torch import Tensor
 
 from .. import errors
 from .._base.kernels import empty
+from ._nonzero_words import put_zeros, without_zeros, word_bytes
 from .group import (
     HOST_BACKENDS,
     THREAD_GROUP,
@@ -446,31 +448,39 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
+    of_word: int | None = None,
 ) -> Pending:
     """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``; one tensor comes.
 
     The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
     Every rank must call, and must wait; until then the payload must not change. The splits are
     elements for, and from, each rank, the own one included.
+
+    Args:
+        of_word: Bytes of the words that the payload is made of, see `word_bytes`, equal on all
+            ranks; None takes those of its dtype.
     """
     if state.world_size == 1:
         return Pending.of([payload.clone()])
     sizes = {r: n * payload.element_size() for r, n in zip(state.members, send_splits, strict=True)}
     sizes.pop(state.members[state.rank])
     count("all_to_all", sum(sizes.values()), sizes)
+    of_word = word_bytes(payload) if of_word is None else of_word
     here = payload.device
     device = state.payload_device(here)
     (outgoing,) = to_backend([payload.contiguous()], device)
-    send_splits, recv_splits = list(send_splits), list(recv_splits)
     incoming = room_for((sum(recv_splits),), payload.dtype, device, here)
-    sends, receives = list(outgoing.split(send_splits)), list(incoming.split(recv_splits))
+    sends, receives = (
+        list(outgoing.split(list(send_splits))),
+        list(incoming.split(list(recv_splits))),
+    )
     long_sends, long_receives = _take_long(state, sends, 1), _take_long(state, receives, -1)
-    short_sent, short_received = outgoing, incoming
+    short_received = incoming
     if long_sends or long_receives:
         receives[state.rank].copy_(sends[state.rank])
         sends[state.rank], receives[state.rank] = outgoing[:0], incoming[:0]
-        short_sent = torch.cat(sends)
-        short_received = incoming.new_empty(sum(x.numel() for x in receives))
+        sends, receives = [as_bytes(x) for x in sends], [as_bytes(x) for x in receives]
+        short_received = receives[0].new_empty(sum(x.numel() for x in receives))
     messages: list[dist.Work] = []
     tag = state.num_operations % NUM_TAGS
 
@@ -479,10 +489,14 @@ def start_all_to_all(
         assert group is not None
         # See [Note: both directions of a link] for the order.
         messages.extend(group.recv([x], r, tag) for r, x in long_receives)
-        messages.extend(group.send([x], r, tag) for r, x in long_sends)
+        for r, x in long_sends:
+            packed = without_zeros(x, of_word)
+            if packed is not None:
+                sends[r].view(torch.int64).fill_(packed.numel())
+            messages.append(group.send([x if packed is None else packed], r, tag))
         return dist.all_to_all_single(
             short_received,
-            short_sent,
+            outgoing if short_received is incoming else torch.cat(sends),
             [x.numel() for x in receives],
             [x.numel() for x in sends],
             group=group,
@@ -502,23 +516,30 @@ def start_all_to_all(
             parts = short_received.split([x.numel() for x in receives])
             for x, part in zip(receives, parts, strict=True):
                 x.copy_(part)
+        for r, x in long_receives:
+            if size := int(receives[r].view(torch.int64)):
+                put_zeros(x, size, of_word)
         return from_backend([incoming], [here])
 
     return Pending(finish)
 
 
-def _take_long(state: GroupState, slices: list[Tensor], way: int) -> list[tuple[int, Tensor]]:
-    """Slices that are messages of their own, and their ranks.
+_SIZE_BYTES = 8
+"""That say how many bytes of a long slice were sent without its zeros; 0 for all of it."""
 
-    The nearest rank above this one is first (``way`` 1), or that below (-1). In the list an empty
-    slice takes the place of each.
+
+def _take_long(state: GroupState, slices: list[Tensor], way: int) -> list[tuple[int, Tensor]]:
+    """Bytes of slices that are messages of their own, and their ranks.
+
+    The nearest rank above this one is first (``way`` 1), or that below (-1). In the list room for
+    the number of bytes takes the place of each.
     """
     taken = []
     for step in range(1, state.world_size if state.backend == "gloo" else 1):
         r = (state.rank + way * step) % state.world_size
         if slices[r].nbytes >= LONG_BYTES:
-            taken.append((r, slices[r]))
-            slices[r] = slices[r][:0]
+            taken.append((r, as_bytes(slices[r])))
+            slices[r] = torch.zeros(_SIZE_BYTES, dtype=torch.uint8)
     return taken
 
 

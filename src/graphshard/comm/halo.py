@@ -28,6 +28,8 @@ that no two ranks send to the same one, and P - 1 steps visit every pair once. E
 message of its own, out of the memory that it is in and into the memory that it stays in, so nothing
 is held twice. A message of no bytes is not sent. A trace counts a call once.
 
+A trace counts the bytes of rows as they are, also where zeros are left out (`without_zeros`).
+
 [Note: gradients of an exchange]
     `HaloFetch` is two nodes of the autograd graph: `_BeginFetch` takes own rows and gives an empty
     ticket, `_EndFetch` takes the ticket and gives the rows that came. Autograd runs the newest node
@@ -53,8 +55,10 @@ from torch.nn import functional
 
 from .._base.device import device_of
 from .._base.kernels import empty
+from ._nonzero_words import put_zeros, without_zeros, word_bytes
 from ._shared_memory import SharedBlocks
 from .collectives import (
+    LONG_BYTES,
     NUM_TAGS,
     Int8Wire,
     Pending,
@@ -925,6 +929,14 @@ def _start_messages(
         incoming.append(room_for(shape, part.dtype, device, part.device))
     outgoing = to_backend(outgoing, device)
     del parts, part
+    num_bytes = sum(sent.numel() for sent in outgoing)
+    of_word = [word_bytes(received) for received in incoming]
+    buffers = [as_bytes(received) for received in incoming]
+    # One more message says how many bytes of the long ones were sent without their zeros, or 0.
+    sizes, long = _leave_out_zeros(state, outgoing, of_word), _long_messages(state, buffers)
+    sizes_received = torch.zeros(len(long), dtype=torch.int64)
+    outgoing.append(as_bytes(sizes))
+    buffers.append(as_bytes(sizes_received))
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations
@@ -934,16 +946,14 @@ def _start_messages(
     peers: list[int] = []
     tags = [(number + i) % NUM_TAGS for i in range(len(outgoing))]
     # Receives first, so that gloo moves both directions at once.
-    for received, tag in zip(incoming, tags, strict=True):
-        if received.numel():
-            buffer = as_bytes(received)
+    for buffer, tag in zip(buffers, tags, strict=True):
+        if buffer.numel():
             messages.append(dist.P2POp(dist.irecv, buffer, frm, state.group, tag))
             peers.append(source)
     for sent, tag in zip(outgoing, tags, strict=True):
         if sent.numel():
             messages.append(dist.P2POp(dist.isend, sent, to, state.group, tag))
             peers.append(target)
-    num_bytes = sum(sent.numel() for sent in outgoing)
     if num_bytes:
         count("send", num_bytes, {to: num_bytes})
     works: list[tuple[int, dist.Work]] = []
@@ -960,8 +970,29 @@ def _start_messages(
                 wait(state, work)
         works.clear()
         outgoing.clear()  # before anything is copied
+        for i, size in zip(long, sizes_received.tolist(), strict=True):
+            if size:
+                put_zeros(buffers[i], size, of_word[i])
+        buffers.clear()
         arrived = from_backend(incoming, devices)
         incoming.clear()
         return [widened(*pair, wire) for pair in zip(arrived, likes, strict=True)]
 
     return Pending(finish)
+
+
+def _long_messages(state: GroupState, messages: Sequence[Tensor]) -> list[int]:
+    """Which of some messages of bytes may be sent without their zeros."""
+    if state.backend != "gloo":
+        return []
+    return [i for i, message in enumerate(messages) if message.numel() >= LONG_BYTES]
+
+
+def _leave_out_zeros(state: GroupState, messages: list[Tensor], of_word: Sequence[int]) -> Tensor:
+    """Take messages without their zeros where these are many; how long they are, 0 as they were."""
+    sizes = []
+    for i in _long_messages(state, messages):
+        packed = without_zeros(messages[i], of_word[i])
+        sizes.append(0 if packed is None else packed.numel())
+        messages[i] = messages[i] if packed is None else packed
+    return torch.tensor(sizes, dtype=torch.int64)

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.kernels import empty
+from ._nonzero_words import word_bytes
 from ._shared_memory import Hosts as Hosts
 from ._shared_memory import SharedArray as SharedArray
 from ._shared_memory import SharedBlocks as SharedBlocks
@@ -122,7 +123,8 @@ def start_exchange(
             for rows, splits in zip(tensors, send_splits, strict=True)
         ]
         stream = joined(parts, firsts[0].device)
-    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
+    of_word = word_bytes(*likes) if likes else None
+    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name, of_word)
     return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
 
 
