@@ -19,6 +19,8 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType, EType, Ids
 from ..comm import all_reduce
+from ..comm.collectives import row_bytes
+from ..comm.halo import are_messages
 from ..errors import GraphValueError
 from ..function import MessageFunction
 from ..graph import ALL, EID, NID, Frame, Graph
@@ -28,6 +30,7 @@ from ..graph.message_passing import (
     EdgeFunction,
     NodeFunction,
     RelationData,
+    SumOverEdges,
     checked_functions,
     edge_values,
     reduce_messages,
@@ -52,7 +55,8 @@ from ._partition_data import owned_ranges
 from .aggregation_mode import AggregationMode
 from .execution import Compiled, Runner
 from .lazy import DeferredEdges, expression_of, materialized
-from .reductions import Expression, LazySoftmax
+from .reductions import CopySource, Expression, LazySoftmax, Sum
+from .row_transport import LEAST_SAVED
 from .softmax import softmax_over_in_edges, softmax_over_out_edges
 from .topology import LocalEdges, OriginalIds, ShardStructure
 
@@ -673,6 +677,30 @@ class GraphShardManager(EdgesOfAllRanks):
             self._dst_frames[schema.dst_of[relation]],
             self._edge_frames[relation],
         )
+
+    def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
+        """As `MessagePassingGraph.sums_of_gradients`, where every edge has its reverse.
+
+        None where rows go through memory that the ranks share, since zeros weigh as much there.
+        """
+        if len(self.canonical_etypes) != 1 or self.is_block or self.world_size == 1:
+            return None
+        etype, runner = self.canonical_etypes[0], self._runner
+        halo = self._structure.halo([etype])
+        if not are_messages([(halo.plan, rows)], self._mode.halo_dtype):
+            return None
+        if halo.plan.most_rows * row_bytes(rows) < LEAST_SAVED:
+            return None
+        if not self._structure.is_symmetric(etype):
+            return None
+
+        def summed(rows: Tensor, meanwhile: Callable[[], Any]) -> Tensor:
+            reduction = Sum(CopySource(rows))
+            reduction.site = "sums of gradients", etype, rows.shape[1:], rows.dtype
+            ((total,),) = runner.run([Compiled(etype, reduction)], meanwhile=meanwhile)
+            return total
+
+        return summed
 
     def _reduce(self, relation: int, message: EdgeFunction, reduce: NodeFunction) -> dict[str, Any]:
         return self._results([(self._fields(relation), message, reduce)])[0]

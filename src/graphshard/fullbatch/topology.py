@@ -1000,6 +1000,26 @@ class ShardStructure:
 
         return self._once(f"extended {plan.serial}", etype, fetch)
 
+    def is_symmetric(self, etype: CanonicalEType) -> bool:
+        """Whether every edge has its reverse, as many times, on any rank; collective on first use.
+
+        Hashes of all edges are added up, and those of their reverses subtracted.
+        """
+
+        def find() -> Tensor:
+            edges, num_rows = self.edges[etype], [0] * self.world_size
+            num_rows[self.rank] = edges.num_dst
+            counts = all_reduce(torch.tensor(num_rows), group=self.group)
+            starts = counts.cumsum(0) - counts
+            total = torch.zeros(1, dtype=torch.int64)
+            for _, part, src, dst in edges.pieces():
+                first = (starts[part.to("cpu", torch.int64)] + src.cpu()).to(torch.int64)
+                second = dst.to("cpu", torch.int64) + starts[self.rank]
+                total += (_hashed(first, second) - _hashed(second, first)).sum()
+            return all_reduce(total, group=self.group)
+
+        return etype[0] == etype[2] and not bool(self._once("symmetric", etype, find))
+
     def _once(self, what: str, etype: CanonicalEType, find: Callable[[], Tensor]) -> Tensor:
         key = what, etype
         if key not in self._degrees:
@@ -1064,6 +1084,14 @@ class ShardStructure:
     @cached_property
     def world_size(self) -> int:
         return dist.get_world_size(self.group) if dist.is_initialized() else 1
+
+
+def _hashed(first: Tensor, second: Tensor) -> Tensor:
+    """int64 of each pair; its sums over different pairs hardly ever agree (SplitMix64's mix)."""
+    word = first * -0x61C8864680B583EB + second * 0x2545F4914F6CDD1D
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        word = (word ^ (word >> shift)) * factor
+    return word ^ (word >> 31)
 
 
 def agree_on_build(

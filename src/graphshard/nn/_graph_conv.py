@@ -14,6 +14,7 @@ from ..graph import MessagePassingGraph
 from ..graph.message_passing import AggregationStep, Steps, run_steps
 from ..ops import AffineInSteps, affine, is_relu
 from .inputs import Features, degree_scale, multiplies_first, neighbour_message
+from .symmetric_sums import SymmetricSum
 from .zero_in_degree import ZeroInDegreeCheck
 
 NORMS = ("none", "both", "right", "left")
@@ -121,6 +122,17 @@ class GraphConv(ZeroInDegreeCheck):
         weight = self.weight if weight is None else weight
         self._check_in_degrees(graph)
         power = -0.5 if self._norm == "both" else -1.0
+        relu = is_relu(self._activation)
+        if weight is not None and edge_weight is None and not isinstance(feat, tuple):
+            symmetric = SymmetricSum.of(graph, feat, weight, None, self.bias)
+            if symmetric is not None:
+                before = after = None
+                if self._norm in ("left", "both"):
+                    before = degree_scale(graph.out_degrees(), power, feat)
+                if self._norm in ("right", "both"):
+                    after = degree_scale(graph.in_degrees(), power, feat)
+                result = yield from symmetric.steps(graph, feat, before, after, relu)
+                return self._activated(result, relu)
         with graph.local_scope():
             source = feat[0] if isinstance(feat, tuple) else feat
             message = neighbour_message(graph, edge_weight, source.dim())
@@ -136,15 +148,18 @@ class GraphConv(ZeroInDegreeCheck):
                 dense = AffineInSteps([], [weight], self.bias)
             start = None if dense is None else dense.start
             yield AggregationStep(graph, message, fn.sum("m", "out"), start)
-            result: Tensor = graph.dstdata["out"]
+            result = graph.dstdata["out"]
             if self._norm in ("right", "both"):
                 result = result * degree_scale(graph.in_degrees(), power, result)
-        relu = is_relu(self._activation)
         if dense is not None:
             result = dense.finish([result], relu=relu)
         else:
             result = result if self.bias is None else result + self.bias
             result = result.relu() if relu else result
+        return self._activated(result, relu)
+
+    def _activated(self, result: Tensor, relu: bool) -> Tensor:
+        """The result of the layer, which is a ReLU's already where ``relu`` says so."""
         if self._activation is not None and not relu:
             result = self._activation(result)
         return result

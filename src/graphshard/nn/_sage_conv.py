@@ -18,6 +18,7 @@ from ..ops import AffineInSteps, affine, is_plain, is_relu, linear
 from .inputs import (
     Features,
     Widths,
+    degree_scale,
     multiplies_first,
     neighbour_message,
     read_once,
@@ -25,6 +26,7 @@ from .inputs import (
     split_widths,
     with_remote_rows,
 )
+from .symmetric_sums import SymmetricSum
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
@@ -143,6 +145,13 @@ class SAGEConv(nn.Module):
             feat = self.feat_drop(source), self.feat_drop(destination)
         else:
             feat = self.feat_drop(feat)
+        if self._aggre_type == "mean" and edge_weight is None and not isinstance(feat, tuple):
+            symmetric = SymmetricSum.of(graph, feat, self.fc_neigh, self.fc_self)
+            if symmetric is not None:
+                relu = is_relu(self.activation)
+                after = degree_scale(graph.in_degrees(), -1.0, feat)
+                result = yield from symmetric.steps(graph, feat, None, after, relu)
+                return self._activated(result, relu)
         if self._aggre_type == "pool":
             graph, feat = with_remote_rows(graph, feat, self.fc_pool, self._in_src_feats)
         with graph.local_scope():
@@ -230,6 +239,10 @@ class SAGEConv(nn.Module):
             terms += [neigh if is_done else self.fc_neigh(neigh)]
             result = reduce(torch.add, [part for part in (*terms, bias) if part is not None])
             result = result.relu() if relu else result
+        return self._activated(result, relu)
+
+    def _activated(self, result: Tensor, relu: bool) -> Tensor:
+        """The result of the layer, which is a ReLU's already where ``relu`` says so."""
         if self.activation is not None and not relu:
             result = self.activation(result)
         return result if self.norm is None else self.norm(result)

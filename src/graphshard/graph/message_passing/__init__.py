@@ -8,6 +8,7 @@ from ._protocol import (
     MessagePassingGraph,
     NodeFunction,
     Steps,
+    SumOverEdges,
     attend,
     checked_functions,
     edge_softmax,

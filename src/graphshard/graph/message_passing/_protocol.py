@@ -70,6 +70,10 @@ class AggregationStep:
     meanwhile: Callable[[], None] | None = None
 
 
+SumOverEdges: TypeAlias = Callable[[Tensor, Callable[[], Any]], Tensor]
+"""Sums of rows over edges, and work that it may do, once, while it waits for other processes."""
+
+
 Steps: TypeAlias = Generator[AggregationStep, None, ResultT]
 """A layer's forward as a generator: it goes on once what it asked for is stored on the graph."""
 
@@ -181,6 +185,18 @@ class MessagePassingGraph:
     def _aggregate(self, step: AggregationStep) -> None:
         """An ``update_all`` over the only relation, and perhaps the work of the layer with it."""
         self.update_all(step.message, step.reduce)
+
+    def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
+        """What finds gradients of sums over in-edges, by sending gradients of destinations.
+
+        Args:
+            rows: ``[num_nodes, *]``, like those that would be sent. No value is read.
+
+        Returns:
+            Sums of given rows over the out-edges of each node; None where a layer has to leave
+            that to autograd.
+        """
+        return None
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         """New fields of all edges of a relation, from a `MessageFunction` or a callable."""
