@@ -339,7 +339,8 @@ class Trace:
         bytes_sent: Payload bytes sent to other ranks, by kind. What a rank keeps for itself is
             not counted. An ``all_to_all`` or ``send`` counts what it sends, an ``all_gather`` and
             (on the sending rank) a ``broadcast`` count the payload once for each other rank, and
-            an ``all_reduce`` counts its payload once, whatever algorithm the backend runs.
+            an ``all_reduce`` counts its payload once, whatever algorithm the backend runs. Zeros
+            count, although long messages are sent without them.
         bytes_to: Bytes sent by `scope` and receiver: ``bytes_to[scope, r]``, with r a rank of the
             job, or None for what goes to all, by whatever way the backend takes.
         scope: Whose bytes those to come are: a name that is set from outside, such as a layer's.

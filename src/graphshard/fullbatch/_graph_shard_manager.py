@@ -681,9 +681,12 @@ class GraphShardManager(EdgesOfAllRanks):
     def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
         """As `MessagePassingGraph.sums_of_gradients`, where every edge has its reverse.
 
-        None where rows go through memory that the ranks share, since zeros weigh as much there.
+        None where rows go through memory that the ranks share, since zeros weigh as much there; and
+        for one of several relations, whose gradients travel together.
         """
-        if len(self.canonical_etypes) != 1 or self.is_block or self.world_size == 1:
+        if len(self._structure.edges) != 1 or self.is_block or self.world_size == 1:
+            return None
+        if self._mode.halo_dtype == torch.int8:  # of which a backward pass draws no keys
             return None
         etype, runner = self.canonical_etypes[0], self._runner
         halo = self._structure.halo([etype])

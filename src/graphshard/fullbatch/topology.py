@@ -51,6 +51,8 @@ Row numbers are kept as int32 wherever they fit: structure, not features, then c
     is in the order of local edges, and so are runs repeatable. Weights that are fixed go to where
     they are multiplied before each pass, or once where they are constant.
 
+    Some layers send gradients of their results instead, see `nn.symmetric_sums`.
+
     For attention the cover is the same, and what travels beside rows is the state of ``v``, see
     [Note: states of destinations] in `softmax`; in one-shot mode, where it is fewer bytes.
 
