@@ -96,6 +96,8 @@ from ..partition.vertex_cover import minimum_vertex_cover
 
 _INT32_MAX = 2**31 - 1
 _NEARLY_ALL = 0.9
+_HASHED = 1 << 18
+"""Edges that are hashed at a time: in pieces that stay in the caches."""
 
 
 class RelationEdges:
@@ -1014,10 +1016,11 @@ class ShardStructure:
             counts = all_reduce(torch.tensor(num_rows), group=self.group)
             starts = counts.cumsum(0) - counts
             total = torch.zeros(1, dtype=torch.int64)
-            for _, part, src, dst in edges.pieces():
-                first = (starts[part.to("cpu", torch.int64)] + src.cpu()).to(torch.int64)
-                second = dst.to("cpu", torch.int64) + starts[self.rank]
-                total += (_hashed(first, second) - _hashed(second, first)).sum()
+            for _, *ends in edges.pieces():
+                for some in zip(*(column.cpu().split(_HASHED) for column in ends), strict=True):
+                    part, src, dst = (column.to(torch.int64) for column in some)
+                    first, second = starts[part] + src, starts[self.rank] + dst
+                    total += (_hashed(first, second) - _hashed(second, first)).sum()
             return all_reduce(total, group=self.group)
 
         return etype[0] == etype[2] and not bool(self._once("symmetric", etype, find))
