@@ -8,10 +8,13 @@ bit a word that says where they belong. Nothing is lost: a word is a number of i
 a wider one, and only that of which all bits are zero is left out, not -0.0.
 
 Whether that is so is decided by the sender, for each message, by what is in it. The receiver has
-room for the message as it is; gloo takes a shorter one. How many bytes came it learns beside it.
+room for the message as it is; gloo takes a shorter one over TCP, as it does on Linux, where libuv,
+elsewhere, waits for all of it. How many bytes came it learns beside it.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from .._base.kernels import empty, kernels_for
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """By their bytes."""
+
+_TAKES_SHORT_MESSAGES = sys.platform == "linux"
 
 
 def word_bytes(*tensors: Tensor) -> int:
@@ -39,7 +44,7 @@ def without_zeros(message: Tensor, num_bytes: int) -> Tensor | None:
         uint8, shorter than the message.
     """
     kernels = kernels_for(message.device)
-    if kernels is None:
+    if kernels is None or not _TAKES_SHORT_MESSAGES:
         return None
     words = message.view(_WORDS[num_bytes])
     bits = torch.empty((words.numel() + 63) // 64, dtype=torch.int64)

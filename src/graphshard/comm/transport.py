@@ -17,8 +17,8 @@
 [Note: packing]
     Rows of several tensors, of any dtypes and widths, are one stream of bytes per peer: for each
     tensor in turn its rows back to back, no header, no padding. Both ends know dtypes, widths and
-    row counts, so the number of bytes is exactly ``rows * row_bytes``, before zeros are left out. Floating-point rows may be
-    rounded to a narrower wire dtype; the receiver widens them.
+    row counts, so the number of bytes is exactly ``rows * row_bytes``, before zeros are left out.
+    Floating-point rows may be rounded to a narrower wire dtype; the receiver widens them.
 """
 
 from __future__ import annotations
