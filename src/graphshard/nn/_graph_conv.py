@@ -131,7 +131,7 @@ class GraphConv(ZeroInDegreeCheck):
                     before = degree_scale(graph.out_degrees(), power, feat)
                 if self._norm in ("right", "both"):
                     after = degree_scale(graph.in_degrees(), power, feat)
-                result = yield from symmetric.steps(graph, feat, before, after, relu)
+                result = yield from symmetric.steps(graph, feat, before, after, "sum", relu)
                 return self._activated(result, relu)
         with graph.local_scope():
             source = feat[0] if isinstance(feat, tuple) else feat

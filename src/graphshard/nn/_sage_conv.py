@@ -149,8 +149,9 @@ class SAGEConv(nn.Module):
             symmetric = SymmetricSum.of(graph, feat, self.fc_neigh, self.fc_self)
             if symmetric is not None:
                 relu = is_relu(self.activation)
-                after = degree_scale(graph.in_degrees(), -1.0, feat)
-                result = yield from symmetric.steps(graph, feat, None, after, relu)
+                wide = torch.promote_types(feat.dtype, torch.float32)
+                after = degree_scale(graph.in_degrees(), -1.0, feat.new_empty((0, 1), dtype=wide))
+                result = yield from symmetric.steps(graph, feat, None, after, "mean", relu)
                 return self._activated(result, relu)
         if self._aggre_type == "pool":
             graph, feat = with_remote_rows(graph, feat, self.fc_pool, self._in_src_feats)

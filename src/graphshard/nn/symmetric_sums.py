@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,7 @@ class SymmetricSum:
         x: Tensor,
         before: Tensor | None,
         after: Tensor | None,
+        reduce: Literal["sum", "mean"],
         relu: bool,
     ) -> Steps[Tensor]:
         """The result of the layer.
@@ -103,18 +104,20 @@ class SymmetricSum:
         Args:
             x: ``[num_nodes, in]``.
             before: ``[num_nodes, 1]``, by which rows are multiplied before they are summed.
-            after: ``[num_nodes, 1]``, by which sums are multiplied.
-            relu: Whether the result is.
+            after: ``[num_nodes, 1]``, by which sums are multiplied; of a mean what it is of a sum.
+            relu: Whether the result is one of a ReLU.
         """
         matrix, rows = self.matrix.detach(), x.detach()
         own = None if self.own is None else self.own.detach()
         partial = _Later(lambda: None if own is None else multiply([(rows, own)], self.bias))
         sent = rows if self.sums_first else multiply([(rows, matrix)])
         with graph.local_scope():
-            graph.srcdata["h"] = sent if before is None else sent * before
-            yield AggregationStep(graph, fn.copy_u("h", "m"), fn.sum("m", "sum"), partial.find)
+            graph.srcdata["h"] = _scaled(sent, before)
+            reduction = getattr(fn, reduce)("m", "sum")
+            yield AggregationStep(graph, fn.copy_u("h", "m"), reduction, partial.find)
             total = graph.dstdata["sum"]
-        total = total if after is None else total * after
+        if after is not None and reduce == "sum":
+            total = _scaled(total, after)
         first = partial.find()
         if self.sums_first:
             bias = None if self.bias is None else self.bias.detach()
@@ -190,15 +193,18 @@ class _Result(torch.autograd.Function):
             ]
 
         meanwhile = _Later(others)
-        rows = grad if after is None else grad * after
-        back = ctx.summed(rows, meanwhile.find)
-        back = back if before is None else back * before
+        back = _scaled(ctx.summed(_scaled(grad, after), meanwhile.find), before)
         x_grad, matrix_grad, own_grad, bias_grad = meanwhile.find()
         if of_x:
             x_grad = multiply([(back, matrix.t())], x_grad, out=x_grad)
         if of_matrix and total is None:
             matrix_grad = multiply_transposed(x, back)
         return (*[None] * 4, x_grad, matrix_grad, own_grad, bias_grad)
+
+
+def _scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows times numbers, of which some may be wider; in the dtype of the rows."""
+    return rows if scale is None else (rows * scale).to(rows.dtype)
 
 
 def _again(
@@ -211,8 +217,6 @@ def _again(
     bias: Tensor | None,
 ) -> Tensor:
     """The result without its ReLU, so that autograd can differentiate it twice."""
-    sent = x if before is None else x * before
-    total = summed(sent, lambda: None)
-    result = (total if after is None else total * after) @ matrix
+    result = _scaled(summed(_scaled(x, before), lambda: None), after) @ matrix
     result = result if own is None else result + x @ own
     return result if bias is None else result + bias
