@@ -11,9 +11,9 @@ label in the last layer; and zeros are not sent, see `graphshard.comm`.
 .. math:: y = \sigma(D A E x W + x V + b) \qquad
           \partial x = (E A D \, \partial y) W^T + \partial y V^T
 
-A layer whose result is as wide as its input sums before it multiplies, since inputs have zeros,
-too; in the backward it sums before it multiplies again. Products of gradients that are here are
-found while others travel.
+A is the adjacency matrix, E and D scale rows before and after the sum. A layer whose result is as
+wide as its input sums before it multiplies, since inputs have zeros, too; in the backward it sums
+before it multiplies again. Products of gradients that are here are found while others travel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SymmetricSum:
         own: nn.Linear | None = None,
         bias: Tensor | None = None,
     ) -> SymmetricSum | None:
-        """None where the graph sends gradients of sources, or would have more to send else.
+        """None where gradients of sources travel: the graph sends these, or they are fewer bytes.
 
         Collective the first time for a graph.
 
