@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
 
 from .._base.typing import CanonicalEType
-from ._tape import NO_ZEROS, Exchange, Memory, StepEvents, Tape, TapeRows, ZeroSpread
+from ._tape import NO_ZEROS, Exchange, Memory, StepEvents, Tape, TapeRows, ZeroSpread, around
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
@@ -278,6 +278,8 @@ class _Layers:
         self.tape, self.how = tape, how
         #: TapeRows that this layer has exchanged already, for another relation.
         self.travelled: list[TapeRows] = []
+        #: Of all rows that this layer sends, what is zero, where that was seen.
+        self.seen_zeros: ZeroSpread | None = None
 
     # ------------------------------------------------------------------ exchanges
 
@@ -309,7 +311,7 @@ class _Layers:
         number = min(self.how.wire, self.tape.itemsize)
         sent, received = [0.0] * 3, [0.0] * 3
         for x, num_sent, num_received in rows:
-            for which, share in enumerate(x.zeros):
+            for which, share in enumerate(self.seen_zeros or x.zeros):
                 sent[which] += num_sent * x.width * share * number
                 received[which] += num_received * x.width * share * number
         return (sent[0], sent[1], sent[2]), (received[0], received[1], received[2])
@@ -793,11 +795,13 @@ def network_rows(
     parts: Sequence[PartSize],
     how: Exchanges,
     targets: Collection[str],
+    seen_zeros: Sequence[ZeroSpread] = (),
 ) -> dict[str, TapeRows]:
     """What the network gives to nodes of some types.
 
     Args:
         parts: What each layer runs on.
+        seen_zeros: Of the rows that each layer sends; empty: what follows from the network.
     """
     if network.own is not None:
         return _own_rows(tape, network, parts, how, targets)
@@ -807,7 +811,7 @@ def network_rows(
     has_heads = network.model in ("gat", "gatv2")
     wide = network.hidden * network.heads if has_heads else network.hidden
     if is_typed or network.model == "hgt":
-        return _typed(layers, network, parts, targets, wide)
+        return _typed(layers, network, parts, targets, wide, seen_zeros)
     (ntype,) = ntypes
     (etype,) = parts[0].edges
     rows = _input(tape, network, ntype, parts[0].num_sources(ntype), wide)
@@ -819,6 +823,7 @@ def network_rows(
     widths = [h.width, *[wide] * (network.layers - 1), network.out]
     for index, (part, (_, width)) in enumerate(zip(parts, pairwise(widths), strict=True)):
         tape.layer = f"layers.{index}"
+        layers.seen_zeros = seen_zeros[index] if seen_zeros else None
         rows = h  # what the layer before gave is there until this one has ended
         if index:
             rows = tape.elementwise(h, "input") if has_heads else tape.relu(h)
@@ -866,7 +871,8 @@ def _own_rows(
     seen = network.own(parts, trains=tape.records)
     # Another network says how long it takes, and what comes of other ranks.
     beside = Tape(Memory({"features": 0.0}), tape.itemsize, tape.records)
-    like = network_rows(beside, replace(network, own=None), parts, how, targets)
+    zeros = [around(share) if share else NO_ZEROS for share in seen.zeros]
+    like = network_rows(beside, replace(network, own=None), parts, how, targets, zeros)
     ends = list(like.values())
     like.clear()
     while tape.records and ends:
@@ -960,6 +966,7 @@ def _typed(
     parts: Sequence[PartSize],
     targets: Collection[str],
     wide: float,
+    seen_zeros: Sequence[ZeroSpread],
 ) -> dict[str, TapeRows]:
     """Networks of graphs with several types."""
     tape = layers.tape
@@ -984,6 +991,7 @@ def _typed(
 
     for index, part in enumerate(parts):
         tape.layer = f"layers.{index}"
+        layers.seen_zeros = seen_zeros[index] if seen_zeros else None
         width = last if index == network.layers - 1 else wide
         if is_hgt and index == 0:
             h = {t: tape.relu(x) for t, x in h.items()}

@@ -180,12 +180,20 @@ class StepEvents:
     Args:
         outputs: Node type to the block of what the network gives to it.
         num_parameters: Numbers that are learnt.
+        zeros: Of each layer, the share of zeros among the numbers of source rows that are read.
     """
 
     forward: tuple[BlockEvent, ...]
     backward: tuple[BlockEvent, ...]
     outputs: Mapping[str, int]
     num_parameters: float
+    zeros: tuple[float, ...] = ()
+
+
+def around(share: float) -> ZeroSpread:
+    """A share of zeros that was seen, as far as those of a ReLU may be off."""
+    low, expected, high = RELU_ZEROS
+    return max(0.0, share - expected + low), share, min(1.0, share - expected + high)
 
 
 def either_zero(first: ZeroSpread, second: ZeroSpread) -> ZeroSpread:
