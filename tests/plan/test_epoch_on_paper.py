@@ -25,6 +25,7 @@ from graphshard.comm import halo as comm_halo
 from graphshard.comm.transport import start_exchange
 from graphshard.data import random_graph
 from graphshard.fullbatch import row_transport
+from graphshard.fullbatch.topology import LocalEdges, count_fewest_rows
 from graphshard.partition import partition_graph
 from graphshard.plan import (
     EpochPlan,
@@ -416,10 +417,8 @@ def test_zeros_are_those_that_an_epoch_sends(
             assert len(tape.exchanges) == len(sent), case
             for each, (name, size, zeros) in zip(tape.exchanges, sent, strict=True):
                 assert each.sent == pytest.approx(size), case
-                if name == "fetch_halo":  # sums of two or three rows have zeros, too
-                    more = 0.1 if write is write_plain else 0.2
-                    expected = each.zeros[0][1] / size
-                    assert expected - 0.1 <= zeros / size <= expected + more, case
+                if name == "fetch_halo":
+                    assert each.zeros[0][1] / size == pytest.approx(zeros / size, abs=0.1), case
 
 
 ZEROS_NETWORK = Network(
@@ -476,18 +475,34 @@ def test_bytes_on_a_link_by_hand() -> None:
     assert not any(tape.affine([rows], 4).zeros)
 
 
-@pytest.mark.parametrize(("sums", "share"), [(2_000, 0.5), (5_000, None)])
-def test_partial_sums_have_no_zeros(sums: float, share: float | None) -> None:
-    """3 of 4 numbers of 4,000 rows, of 6,000; of 1,000 these are too few to be left out."""
+@pytest.mark.parametrize(
+    ("sums", "share"),
+    [
+        ((0, 0, 0, 2_000), 4 / 6 * 3 / 4),  # of rows alone
+        ((0, 0, 0, 5_000), None),  # too few to be left out
+        ((2_000, 1_000, 0, 1_000), 2 / 6 * 3 / 4 + 2 / 6 * 9 / 16 + 1 / 6 * 27 / 64),
+    ],
+)
+def test_sums_are_zero_where_all_their_rows_are(sums: Any, share: float | None) -> None:
     fewest = {"_N": (6_000.0, 6_000.0)}
     part = dataclasses.replace(ZEROS_PART, fewest=fewest, sums={"_N": (sums, sums)})
     first = zeros_tape(part).exchanges[0]
     size = 6_000 * 64 * 4
     assert first.sent == size
-    assert first.on_link(1) == (size if share is None else size * (share + 1 / 32))
+    left = 1.0 if share is None else 1 - share + 1 / 32
+    assert first.on_link(1) == pytest.approx(size * left)
     # Where it is not known which are sums, all are taken as such.
     unknown = dataclasses.replace(part, sums={})
     assert zeros_tape(unknown).exchanges[0].on_link(1) == size
+
+
+def test_sums_are_counted_by_their_rows() -> None:
+    """One of three rows and one of two, and a row that three destinations read."""
+    src, dst = torch.tensor([0, 1, 2, 3, 3, 3, 4, 5]), torch.tensor([0, 0, 0, 1, 2, 3, 4, 4])
+    edges = LocalEdges(torch.ones(8, dtype=torch.int64), src, dst, 5)
+    counts = count_fewest_rows([edges], 0, 2)
+    assert counts[:, 1].tolist() == [6, 3, 2, 1, 1, 0, 0]
+    assert not counts[:, 0].any()
 
 
 def test_zeros_are_left_out_on_links_alone() -> None:

@@ -206,6 +206,12 @@ class StatesSize:
     totals: tuple[float, float, float]
 
 
+SumsByLength = tuple[float, ...]
+"""Partial sums of 2, 3, 4 rows, and last of more."""
+
+_NO_SUMS: SumsByLength = (0.0,) * 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartSize:
     """What a rank has of a graph, or of a sampled block.
@@ -220,7 +226,8 @@ class PartSize:
         sent_of: The same by relation.
         fewest: Node type to rows and partial sums that come, and that are sent, where the relations
             from it are summed together; absent where rows travel.
-        sums: Node type to those of ``fewest`` that are sums of several rows; absent: all may be.
+        sums: Node type to those of ``fewest`` that are sums of several rows; absent: all are sums
+            of many.
         states: The same for attention; None where rows travel alone.
         cut: Relation to edges from rows of others.
         train: Rows with a loss: nodes, or edges.
@@ -236,7 +243,7 @@ class PartSize:
     sent: Mapping[str, float] = field(default_factory=dict)
     sent_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
     fewest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[SumsByLength, SumsByLength]] = field(default_factory=dict)
     states: StatesSize | None = None
     cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
     train: float = 0.0
@@ -250,14 +257,18 @@ class PartSize:
 
 
 class _PassSize(NamedTuple):
-    """Of a pass over the shards, rows and edges; ``sums`` as `PartSize`, of rows in ``halo``."""
+    """Of a pass over the shards, rows and edges.
+
+    Args:
+        sums: What of ``halo``, and of ``sent``, are sums of several rows.
+    """
 
     destinations: float
     edges: float
     cut: float
     halo: float
     sent: float
-    sums: tuple[float, float] = (0.0, 0.0)
+    sums: tuple[SumsByLength, SumsByLength] = (_NO_SUMS, _NO_SUMS)
 
 
 def _sends_result_gradients(in_width: float, out_width: float, how: Exchanges) -> bool:
@@ -305,15 +316,27 @@ class _Layers:
         )  # fmt: skip
 
     def _zeros_in(
-        self, rows: Sequence[tuple[TapeRows, float, float]]
+        self,
+        rows: Sequence[tuple[TapeRows, float, float]],
+        sums: tuple[SumsByLength, SumsByLength] = (_NO_SUMS, _NO_SUMS),
     ) -> tuple[ZeroSpread, ZeroSpread]:
-        """Bytes of zeros in what is sent, and received: (rows, how many leave, how many come)."""
+        """Bytes of zeros in what is sent, and received.
+
+        A sum is zero where all its rows are.
+
+        Args:
+            rows: TapeRows, how many leave, and how many come.
+            sums: What of those that come, and that leave, are sums of several rows.
+        """
         number = min(self.how.wire, self.tape.itemsize)
         sent, received = [0.0] * 3, [0.0] * 3
-        for x, num_sent, num_received in rows:
-            for which, share in enumerate(self.seen_zeros or x.zeros):
-                sent[which] += num_sent * x.width * share * number
-                received[which] += num_received * x.width * share * number
+        for x, *counts in rows:
+            ways = zip((sent, received), counts, reversed(sums), strict=True)
+            for total, count, by_length in ways:
+                for which, share in enumerate(self.seen_zeros or x.zeros):
+                    zeros = (count - sum(by_length)) * share
+                    zeros += sum(n * share**k for k, n in enumerate(by_length[:-1], 2))
+                    total[which] += zeros * x.width * number
         return (sent[0], sent[1], sent[2]), (received[0], received[1], received[2])
 
     def note_unread_gradients(
@@ -391,8 +414,7 @@ class _Layers:
             of_number = heads * max(tape.itemsize, 4)
             of_result, of_read = how.row_bytes(width, tape.itemsize), read * tape.itemsize
             self._note("forward", come * of_read, made * of_read, 0.0, kind)
-        # Of sums of several rows hardly a number is zero.
-        zeros = self._zeros_in([(x, sent - sums[1], halo - sums[0]) for x in sources])
+        zeros = self._zeros_in([(x, sent, halo) for x in sources], sums)
         if not alone:
             of_state = of_result + of_number
             self._note(
@@ -447,7 +469,7 @@ class _Layers:
                 of_grad = of_result + 2 * of_number
                 self._note("backward", come * of_grad, made * of_grad, 0.0, kind)
             if not alone and back and sends_result_gradients:
-                of_result_grad = self._zeros_in([(grad, sent - sums[1], halo - sums[0])])
+                of_result_grad = self._zeros_in([(grad, sent, halo)], sums)
                 self._note("backward", sent * of_wire, halo * of_wire, of_own, kind, of_result_grad)
             elif not alone and back:
                 self._note("backward", halo * of_wire, sent * of_wire, of_own, kind)
@@ -785,7 +807,7 @@ def _size_of_sums(size: _PassSize, part: PartSize, etype: CanonicalEType) -> _Pa
     if etype[0] not in part.fewest:
         return size
     come, sent = part.fewest[etype[0]]
-    sums = part.sums.get(etype[0], (come, sent))
+    sums = part.sums.get(etype[0], ((0.0, 0.0, 0.0, come), (0.0, 0.0, 0.0, sent)))
     return size._replace(halo=min(size.halo, come), sent=min(size.sent, sent), sums=sums)
 
 

@@ -32,6 +32,7 @@ from ..plan import (
     PartSize,
     Sampling,
     StatesSize,
+    SumsByLength,
 )
 from ._categories import CategoryTables, table_width
 from ._config import (
@@ -738,22 +739,22 @@ def _counted(
     ]
 
 
-_Ways = list[dict[str, tuple[float, float]]]
-"""Of each part, node type to what comes, and what is sent."""
-
-
 def _fewest_rows(
     first: PartitionData,
     into: Sequence[Mapping[CanonicalEType, Sequence[tuple[Tensor, Tensor, Tensor]]]],
-) -> tuple[_Ways, _Ways, list[StatesSize | None]]:
+) -> tuple[
+    list[dict[str, tuple[float, float]]],
+    list[dict[str, tuple[SumsByLength, SumsByLength]]],
+    list[StatesSize | None],
+]:
     """Of each part what comes and is sent by node type where partial sums are made.
 
-    Rows and sums, and sums of several rows alone. And what is sent for attention, where there is
-    one relation.
+    Rows and sums; sums of several rows alone; and what is sent for attention, where there is one
+    relation.
     """
     num_parts = len(into)
-    found: _Ways = [{} for _ in into]
-    found_sums: _Ways = [{} for _ in into]
+    found: list[dict[str, tuple[float, float]]] = [{} for _ in into]
+    found_sums: list[dict[str, tuple[SumsByLength, SumsByLength]]] = [{} for _ in into]
     states: list[StatesSize | None] = [None for _ in into]
     for ntype in first.node_type_names if num_parts > 1 else ():
         counts = []
@@ -766,15 +767,17 @@ def _fewest_rows(
             if local:
                 counts.append(count_fewest_rows(local, rank, num_parts))
         if counts:
-            read, come, sums, of_several = torch.stack(counts, 1)  # [part, owner]
+            read, come, sums, *of_lengths = torch.stack(counts, 1)  # [part, owner]
             if saves_rows(int(read.sum()), int(come.sum())):
                 totals = float(read.sum()), float((come - sums).sum()), float(sums.sum())
                 for rank in range(num_parts):
-                    both, made, found_sums[rank][ntype] = (
+                    both, made, *by_length = (
                         (float(part[rank].sum()), float(part[:, rank].sum()))
-                        for part in (come, sums, of_several)
+                        for part in (come, sums, *of_lengths)
                     )
                     found[rank][ntype] = both
+                    come_by_length, sent_by_length = zip(*by_length, strict=True)
+                    found_sums[rank][ntype] = come_by_length, sent_by_length
                     if len(into[rank]) == 1:
                         rows = both[0] - made[0], both[1] - made[1]
                         states[rank] = StatesSize(rows=rows, states=made, totals=totals)
