@@ -15,6 +15,7 @@ from own_models import Net
 from torch import nn
 from train_cases import as_values, config_of, sampled_config_of, write_parts
 
+import graphshard as gs
 from graphshard.errors import ModelError
 from graphshard.plan import (
     Exchanges,
@@ -24,6 +25,7 @@ from graphshard.plan import (
     PartSize,
     Rates,
     StepEvents,
+    full_batch_step,
     plan_full_batch,
 )
 from graphshard.testing import run_ranks
@@ -116,6 +118,65 @@ def test_a_plan_of_a_network_that_is_seen_is_that_of_one_that_is_known() -> None
         peaks.append(epoch.memory.expected)
         assert sum(epoch.items.values()) == pytest.approx(epoch.memory.expected, rel=0.02)
     assert peaks[1] == pytest.approx(peaks[0], rel=0.25)
+
+
+class Attentive(Net):
+    """Attention, of which nothing is known."""
+
+    @staticmethod
+    def _layer(schema: ModelSchema, width: int, out: int, aggregator: Any) -> nn.Module:
+        return gs.nn.GATConv(width, out, 1, allow_zero_in_degree=True, activation=_one_head)
+
+
+def _one_head(rows: torch.Tensor) -> torch.Tensor:
+    return rows.flatten(1)
+
+
+TYPED_SCHEMA = ModelSchema(
+    node_types=("a", "b"),
+    canonical_etypes=(("a", "r", "b"), ("b", "s", "a")),
+    target="b",
+    node_widths={"a": 12, "b": 6},
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("schema", [SCHEMA, TYPED_SCHEMA], ids=["plain", "typed"])
+def test_zeros_of_rows_that_are_read(schema: ModelSchema, dtype: torch.dtype) -> None:
+    """The first layer reads products; the second what is behind a ReLU and a dropout of a half."""
+    arguments = {"hidden": 32, "layers": 3, "dropout": 0.5, "out": 5}
+    edges = dict.fromkeys(schema.canonical_etypes, 9e6)
+    part = PartSize(nodes=dict.fromkeys(schema.node_types, 1e6), edges=edges)
+    own = Rehearsal(f"{Net.__module__}:Net", schema, arguments, dtype, [])
+    # The last one multiplies before it sums.
+    trained = own([part] * 3, trains=True)
+    assert trained.zeros == pytest.approx([0, 0.75, 0], abs=0.1)
+    assert own([part] * 3, trains=False).zeros == pytest.approx([0, 0.5, 0], abs=0.15)
+    if schema is SCHEMA:
+        attentive = Rehearsal(f"{__name__}:Attentive", schema, arguments, dtype, [])
+        assert attentive([part] * 3, trains=True).zeros == (0, 0, 0)
+
+
+def test_zeros_that_were_seen_are_those_of_the_plan() -> None:
+    arguments = {"hidden": 64, "layers": 3, "dropout": 0.5, "out": 5}
+    own = Rehearsal(f"{Net.__module__}:Net", SCHEMA, arguments, torch.float32, [])
+    part = PartSize(
+        nodes={"_N": 1e5}, edges={EDGE: 9e5}, halo={"_N": 1e4}, sent={"_N": 1e4}, train=1e5
+    )
+    graph = GraphSize(
+        name="g", nodes={"_N": 2e5}, edges={EDGE: 18e5}, features={"_N": 12}, num_classes=5,
+        target="_N", train=2e5, parts=(part, part),
+    )  # fmt: skip
+    network = Network(
+        model="sage", features={"_N": 12}, out=5, hidden=64, layers=3, encoder=True, own=own
+    )
+    how = Exchanges(mode="oneshot", num_ranks=2)
+    seen = own([part] * 3, trains=True).zeros
+    step = full_batch_step(graph, network, part, how, Rates())
+    first, second, last = (e for e in step.tape.exchanges if e.direction == "forward")
+    assert not any(first.zeros[0] + last.zeros[0])
+    assert second.zeros[0][1] == pytest.approx(seen[1] * 1e4 * 64 * 4)
+    assert second.zeros[0][0] == pytest.approx((seen[1] - 0.1) * 1e4 * 64 * 4)
 
 
 @pytest.mark.parametrize(

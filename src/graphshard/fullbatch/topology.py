@@ -689,12 +689,15 @@ def count_fewest_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -
         edges: Of the relations that are summed together, all of one source type.
 
     Returns:
-        ``[3, world_size]``: the number from each owner of remote rows, of rows and partial sums,
-        and of partial sums alone.
+        ``[7, world_size]``: the number from each owner of remote rows, of rows and partial sums,
+        of partial sums alone, and of those of 2, 3, 4 and more rows.
     """
     needed = needed_rows(edges, rank, world_size)
     cover, _ = _find_cover(edges, needed, rank)
-    kinds = cover.owner_of_row, cover.owners, cover.owner_of_sum[cover.sends_sum]
+    lengths = torch.bincount(cover.sums[cover.summed], minlength=cover.owner_of_sum.numel())
+    sums = [cover.sends_sum]
+    sums += [cover.sends_sum & (lengths.clamp(max=5) == length) for length in range(2, 6)]
+    kinds = cover.owner_of_row, cover.owners, *(cover.owner_of_sum[chosen] for chosen in sums)
     return torch.stack([torch.bincount(owners, minlength=world_size) for owners in kinds])
 
 

@@ -11,6 +11,7 @@ from ._networks import (
     OwnNetwork,
     PartSize,
     StatesSize,
+    SumsByLength,
 )
 from ._plan import (
     BATCHES_EVALUATED,
@@ -56,6 +57,7 @@ __all__ = [
     "Sampling",
     "StatesSize",
     "StepEvents",
+    "SumsByLength",
     "Tape",
     "TapeRows",
     "best_epoch",

@@ -140,7 +140,7 @@ def _pair_scores(
         return [TapeRows(count, width, grad.block) for _ in range(2)]
 
     both = tape.record(both, ends, [], halves)
-    hidden = tape.elementwise(tape.affine([both], width, kind="heap"), "result")
+    hidden = tape.relu(tape.affine([both], width, kind="heap"))
     del both
     hidden = tape.dropout(hidden, network.dropout)
     return tape.affine([hidden], scorer.out, kind="heap")

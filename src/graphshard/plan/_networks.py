@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from .._base.typing import CanonicalEType
-from ._tape import Exchange, Memory, StepEvents, Tape, TapeRows
+from ._tape import NO_ZEROS, Exchange, Memory, StepEvents, Tape, TapeRows, ZeroSpread, around
 
 _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
@@ -176,6 +176,7 @@ class Exchanges:
         wire: Bytes of a number on its way.
         num_ranks: Of the group.
         between_hosts: Whether some rows go over a link.
+        has_reverses: Whether each edge of a plain graph has its reverse.
     """
 
     mode: Literal["oneshot", "sequential"]
@@ -184,6 +185,7 @@ class Exchanges:
     wire: int = 4
     num_ranks: int = 1
     between_hosts: bool = False
+    has_reverses: bool = False
 
     def row_bytes(self, columns: float, itemsize: int, num_tensors: int = 1) -> float:
         """Of rows of some tensors on their way; each row of int8 has a scale in float32."""
@@ -204,6 +206,12 @@ class StatesSize:
     totals: tuple[float, float, float]
 
 
+SumsByLength = tuple[float, ...]
+"""Partial sums of 2, 3, 4 rows, and last of more."""
+
+_NO_SUMS: SumsByLength = (0.0,) * 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartSize:
     """What a rank has of a graph, or of a sampled block.
@@ -218,6 +226,8 @@ class PartSize:
         sent_of: The same by relation.
         fewest: Node type to rows and partial sums that come, and that are sent, where the relations
             from it are summed together; absent where rows travel.
+        sums: Node type to those of ``fewest`` that are sums of several rows; absent: all are sums
+            of many.
         states: The same for attention; None where rows travel alone.
         cut: Relation to edges from rows of others.
         train: Rows with a loss: nodes, or edges.
@@ -233,6 +243,7 @@ class PartSize:
     sent: Mapping[str, float] = field(default_factory=dict)
     sent_of: Mapping[CanonicalEType, float] = field(default_factory=dict)
     fewest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[SumsByLength, SumsByLength]] = field(default_factory=dict)
     states: StatesSize | None = None
     cut: Mapping[CanonicalEType, float] = field(default_factory=dict)
     train: float = 0.0
@@ -245,6 +256,32 @@ class PartSize:
         return (self.nodes if self.sources is None else self.sources).get(ntype, 0.0)
 
 
+class _PassSize(NamedTuple):
+    """Of a pass over the shards, rows and edges.
+
+    Args:
+        sums: What of ``halo``, and of ``sent``, are sums of several rows.
+    """
+
+    destinations: float
+    edges: float
+    cut: float
+    halo: float
+    sent: float
+    sums: tuple[SumsByLength, SumsByLength] = (_NO_SUMS, _NO_SUMS)
+
+
+def _sends_result_gradients(in_width: float, out_width: float, how: Exchanges) -> bool:
+    """Whether the gradient of what a layer gives travels, not that of what it sums.
+
+    It could where a sum comes before its product, both are as wide, and each edge has its reverse:
+    a rank then sums these gradients as it sums rows in the forward. Behind a ReLU they are zero
+    where its result is. No layer does it yet.
+    """
+    is_done = False
+    return is_done and how.has_reverses and in_width == out_width
+
+
 class _Layers:
     """Layers of one network on what one rank has."""
 
@@ -252,6 +289,8 @@ class _Layers:
         self.tape, self.how = tape, how
         #: TapeRows that this layer has exchanged already, for another relation.
         self.travelled: list[TapeRows] = []
+        #: Of all rows that this layer sends, what is zero, where that was seen.
+        self.seen_zeros: ZeroSpread | None = None
 
     # ------------------------------------------------------------------ exchanges
 
@@ -262,16 +301,43 @@ class _Layers:
         received: float,
         own_work: float,
         kind: str,
-        times: int = 1,
+        zeros: tuple[ZeroSpread, ZeroSpread] = (NO_ZEROS, NO_ZEROS),
     ) -> None:
-        """An exchange, during which ``own_work`` is done."""
+        """An exchange, during which ``own_work`` is done; ``zeros`` as in `Exchange`."""
         if self.how.num_ranks == 1:
             return
         rounds = 1 if self.how.mode == "oneshot" else self.how.num_ranks - 1
         work = {kind: own_work} if own_work else {}
         self.tape.exchanges.append(
-            Exchange(self.tape.layer, direction, sent, received, work, rounds)  # type: ignore[arg-type]
-        )
+            Exchange(
+                self.tape.layer, direction, sent, received, work, rounds, zeros,  # type: ignore[arg-type]
+                word=min(self.how.wire, self.tape.itemsize, 4),
+            )
+        )  # fmt: skip
+
+    def _zeros_in(
+        self,
+        rows: Sequence[tuple[TapeRows, float, float]],
+        sums: tuple[SumsByLength, SumsByLength] = (_NO_SUMS, _NO_SUMS),
+    ) -> tuple[ZeroSpread, ZeroSpread]:
+        """Bytes of zeros in what is sent, and received.
+
+        A sum is zero where all its rows are.
+
+        Args:
+            rows: TapeRows, how many leave, and how many come.
+            sums: What of those that come, and that leave, are sums of several rows.
+        """
+        number = min(self.how.wire, self.tape.itemsize)
+        sent, received = [0.0] * 3, [0.0] * 3
+        for x, *counts in rows:
+            ways = zip((sent, received), counts, reversed(sums), strict=True)
+            for total, count, by_length in ways:
+                for which, share in enumerate(self.seen_zeros or x.zeros):
+                    zeros = (count - sum(by_length)) * share
+                    zeros += sum(n * share**k for k, n in enumerate(by_length[:-1], 2))
+                    total[which] += zeros * x.width * number
+        return (sent[0], sent[1], sent[2]), (received[0], received[1], received[2])
 
     def note_unread_gradients(
         self, part: PartSize, etype: CanonicalEType, width: float, targets: Collection[str]
@@ -294,7 +360,7 @@ class _Layers:
     def passed(
         self,
         sources: Sequence[TapeRows],
-        size: tuple[float, float, float, float, float],
+        size: _PassSize,
         width: float,
         kind: Literal["edges", "attention"] = "edges",
         *,
@@ -306,12 +372,12 @@ class _Layers:
         keeps_result: bool = False,
         heads: float = 0.0,
         states: StatesSize | None = None,
+        sends_result_gradients: bool = False,
     ) -> TapeRows:
         """What a pass over the shards makes of source rows.
 
         Args:
             sources: TapeRows that travel.
-            size: (destinations, edges, cut edges, halo rows, sent rows).
             width: Of the result.
             divides: Whether it is a mean, whose gradient is divided first.
             reads_again: Whether the backward reads the source rows.
@@ -320,9 +386,10 @@ class _Layers:
             passes: How often the backward reads the edges, against the forward.
             states: What travels where states of destinations do; the first of ``others`` is what
                 scores read of destinations.
+            sends_result_gradients: As `_sends_result_gradients` says.
         """
         tape, how = self.tape, self.how
-        destinations, edges, cut, halo, sent = size
+        destinations, edges, cut, halo, sent, sums = size
         alone = how.num_ranks == 1 or (not halo and not sent)
         alone |= any(x is other for x in sources for other in self.travelled)
         self.travelled += sources
@@ -347,6 +414,7 @@ class _Layers:
             of_number = heads * max(tape.itemsize, 4)
             of_result, of_read = how.row_bytes(width, tape.itemsize), read * tape.itemsize
             self._note("forward", come * of_read, made * of_read, 0.0, kind)
+        zeros = self._zeros_in([(x, sent, halo) for x in sources], sums)
         if not alone:
             of_state = of_result + of_number
             self._note(
@@ -355,6 +423,7 @@ class _Layers:
                 halo * wire + come * of_state,
                 (edges - cut) * numbers,
                 kind,
+                zeros,
             )
             blocks = 1 if oneshot else self._blocks(halo, columns)
             share = 1.0 if oneshot else min(1.0, (1 + how.prefetch) / (how.num_ranks - 1)) / blocks
@@ -392,14 +461,17 @@ class _Layers:
             back = [w for w, want in zip(shapes, wanted, strict=True) if want]
             of_wire = how.row_bytes(sum(w for _, w in back), tape.itemsize, len(back))
             if not alone and reads_again and not oneshot and how.rematerialize:
-                self._note("backward", sent * wire, halo * wire, 0.0, kind)
+                self._note("backward", sent * wire, halo * wire, 0.0, kind, zeros)
                 held += [tape.new(halo * share, w, "pool", "halo") for _, w in shapes]
             of_own = (edges - cut) * numbers
             if states is not None:
                 held.append(tape.new(come + made, width + 2 * heads, "pool", "exchange"))
                 of_grad = of_result + 2 * of_number
                 self._note("backward", come * of_grad, made * of_grad, 0.0, kind)
-            if not alone and back:
+            if not alone and back and sends_result_gradients:
+                of_result_grad = self._zeros_in([(grad, sent, halo)], sums)
+                self._note("backward", sent * of_wire, halo * of_wire, of_own, kind, of_result_grad)
+            elif not alone and back:
                 self._note("backward", halo * of_wire, sent * of_wire, of_own, kind)
             if states is not None:
                 self._note("backward", made * of_read, come * of_read, 0.0, kind)
@@ -450,7 +522,9 @@ class _Layers:
         saved = (num_read - num_rows) * of_row - num_states * of_state
         return saved >= _LEAST_SAVED * how.num_ranks
 
-    def with_remote_rows(self, x: TapeRows, size: _Size, width: float) -> tuple[TapeRows, _Size]:
+    def with_remote_rows(
+        self, x: TapeRows, size: _PassSize, width: float
+    ) -> tuple[TapeRows, _PassSize]:
         """Inputs of own and remote rows where they are less to send than their products.
 
         Args:
@@ -459,8 +533,7 @@ class _Layers:
         Returns:
             The rows, and the size of a layer that then fetches nothing.
         """
-        tape, how = self.tape, self.how
-        destinations, edges, _, halo, sent = size
+        tape, how, halo, sent = self.tape, self.how, size.halo, size.sent
         if how.mode != "oneshot" or how.num_ranks == 1 or not (halo or sent):
             return x, size
         if x.node is not None or x.is_stored:
@@ -476,11 +549,10 @@ class _Layers:
         if x.is_constant:
             tape.memory.keep(halo * x.width * tape.itemsize, "features")
         else:
-            self._note(
-                "forward", sent * wire, halo * wire, 2 * x.count * x.width * width, "product"
-            )
+            own_work, zeros = 2 * x.count * x.width * width, self._zeros_in([(x, sent, halo)])
+            self._note("forward", sent * wire, halo * wire, own_work, "product", zeros)
             block = tape.new(halo, x.width, "pool", "halo").block
-        return TapeRows(x.count + halo, x.width, block), (destinations, edges, 0.0, 0.0, 0.0)
+        return TapeRows(x.count + halo, x.width, block), size._replace(cut=0.0, halo=0.0, sent=0.0)
 
     def extended(self, rows: Mapping[str, TapeRows], part: PartSize) -> dict[str, TapeRows]:
         """Own and then halo rows of each type, in one exchange; one-shot mode."""
@@ -494,7 +566,10 @@ class _Layers:
         )
         sent = {t: part.sent.get(t, 0.0) * x.width for t, x in rows.items()}
         own = sum(x.count * x.width for x in rows.values()) * tape.itemsize
-        self._note("forward", *sums, own, "elements")
+        zeros = self._zeros_in(
+            [(x, part.sent.get(t, 0.0), part.halo.get(t, 0.0)) for t, x in rows.items()]
+        )
+        self._note("forward", *sums, own, "elements", zeros)
         arrived = {
             t: tape.new(part.halo.get(t, 0.0), x.width, "pool", "halo") for t, x in rows.items()
         }
@@ -527,16 +602,17 @@ class _Layers:
     # ------------------------------------------------------------------ layers
 
     def sage(
-        self, x: TapeRows, own: TapeRows, size: _Size, width: float, aggregator: str
+        self, x: TapeRows, own: TapeRows, size: _PassSize, width: float, aggregator: str
     ) -> TapeRows:
         tape = self.tape
         first = aggregator != "pool" and (x.width > width or x.is_stored)
+        is_late = not first and _sends_result_gradients(x.width, width, self.how)
         if aggregator == "pool":
             x, size = self.with_remote_rows(x, size, x.width)
-            h = tape.elementwise(tape.affine([x], x.width), "result", 0)
-            value = tape.new(size[0], h.width)
+            h = tape.relu(tape.affine([x], x.width), 0)
+            value = tape.new(size.destinations, h.width)
             # Which edge won, for each number, on a shard and on all.
-            position, argmax = tape.new(size[0], h.width), tape.new(size[0], h.width)
+            position, argmax = (tape.new(size.destinations, h.width) for _ in range(2))
             neigh = self.passed([h], size, h.width, passes=2.0)
             del value, position
             neigh = tape.record(neigh, [neigh], [argmax], lambda grad: [grad])
@@ -544,37 +620,42 @@ class _Layers:
         else:
             h = tape.affine([x], width, bias=False) if first else x
             divides = aggregator == "mean"
-            neigh = self.passed([h], size, h.width, divides=divides)
+            neigh = self.passed([h], size, h.width, divides=divides, sends_result_gradients=is_late)
             if not divides:
                 mine = tape.affine([own], width, is_again=True) if first else own
-                neigh = tape.elementwise(tape.add(neigh, mine), "other")
+                neigh = tape.scaled(tape.add(neigh, mine))
                 del mine
             del h
         if aggregator == "gcn":
-            return tape.bias(neigh) if first else tape.affine([neigh], width)
+            return (
+                tape.bias(neigh) if first else tape.affine([neigh], width, multiplies_late=is_late)
+            )
         if first:
             return tape.affine([own], width, plus=neigh)
-        return tape.affine([own, neigh], width)
+        return tape.affine([own, neigh], width, multiplies_late=is_late)
 
-    def gcn(self, x: TapeRows, size: _Size, width: float, norm: str, bias: bool = True) -> TapeRows:
+    def gcn(
+        self, x: TapeRows, size: _PassSize, width: float, norm: str, bias: bool = True
+    ) -> TapeRows:
         tape = self.tape
         if norm == "both" and not x.is_stored:
-            x = tape.elementwise(x, "other")
+            x = tape.scaled(x)
         first = x.width > width or x.is_stored
+        is_late = not first and _sends_result_gradients(x.width, width, self.how)
         h = tape.affine([x], width, bias=False) if first else x
         del x
-        result = self.passed([h], size, h.width)
+        result = self.passed([h], size, h.width, sends_result_gradients=is_late)
         del h
-        result = tape.elementwise(result, "other")
+        result = tape.scaled(result)
         if not first:
-            return tape.affine([result], width, bias=bias)
+            return tape.affine([result], width, bias=bias, multiplies_late=is_late)
         return tape.bias(result) if bias else result
 
     def gat(
         self,
         x: TapeRows,
         own: TapeRows,
-        size: _Size,
+        size: _PassSize,
         width: float,
         heads: float,
         dropout: float,
@@ -643,10 +724,10 @@ class _Layers:
             return tape.record(result, [result], [statistics], again)
         return tape.record(result, [result], [statistics], lambda grad: [grad])
 
-    def rgcn(self, x: TapeRows, size: _Size, network: Network, width: float) -> TapeRows:
+    def rgcn(self, x: TapeRows, size: _PassSize, network: Network, width: float) -> TapeRows:
         """One whose edges carry relation numbers."""
         tape, bases = self.tape, network.num_bases
-        destinations, edges, _, halo, sent = size
+        destinations, edges, halo, sent = size.destinations, size.edges, size.halo, size.sent
         if 0 < bases <= _MAX_AGGREGATED_BASES:
             weights = tape.learnt(edges, bases)
             coefficients = tape.new(edges, bases)
@@ -714,20 +795,20 @@ def rows_alike(rows: TapeRows) -> TapeRows:
     return TapeRows(rows.count, rows.width, rows.block)
 
 
-_Size = tuple[float, float, float, float, float]
-
-
-def _size_of(part: PartSize, etype: CanonicalEType, alone: bool) -> _Size:
+def _size_of(part: PartSize, etype: CanonicalEType, alone: bool) -> _PassSize:
     halo = part.halo_of.get(etype, part.halo.get(etype[0], 0.0))
     sent = part.sent_of.get(etype, part.sent.get(etype[0], 0.0))
     edges, cut = part.edges[etype], part.cut.get(etype, 0.0)
-    return part.nodes[etype[2]], edges, cut, *((0.0, 0.0) if alone else (halo, sent))
+    return _PassSize(part.nodes[etype[2]], edges, cut, *((0.0, 0.0) if alone else (halo, sent)))
 
 
-def _size_of_sums(size: _Size, part: PartSize, etype: CanonicalEType) -> _Size:
+def _size_of_sums(size: _PassSize, part: PartSize, etype: CanonicalEType) -> _PassSize:
     """The size of a pass that sums, of one tensor, all relations of a source type that it has."""
-    come, sent = part.fewest.get(etype[0], size[3:])
-    return *size[:3], min(size[3], come), min(size[4], sent)
+    if etype[0] not in part.fewest:
+        return size
+    come, sent = part.fewest[etype[0]]
+    sums = part.sums.get(etype[0], ((0.0, 0.0, 0.0, come), (0.0, 0.0, 0.0, sent)))
+    return size._replace(halo=min(size.halo, come), sent=min(size.sent, sent), sums=sums)
 
 
 def network_rows(
@@ -736,35 +817,38 @@ def network_rows(
     parts: Sequence[PartSize],
     how: Exchanges,
     targets: Collection[str],
+    seen_zeros: Sequence[ZeroSpread] = (),
 ) -> dict[str, TapeRows]:
     """What the network gives to nodes of some types.
 
     Args:
         parts: What each layer runs on.
+        seen_zeros: Of the rows that each layer sends; empty: what follows from the network.
     """
     if network.own is not None:
         return _own_rows(tape, network, parts, how, targets)
-    layers = _Layers(tape, how)
     ntypes = list(parts[0].nodes)
     is_typed = len(ntypes) > 1 or len(parts[0].edges) > 1
+    layers = _Layers(tape, replace(how, has_reverses=how.has_reverses and not is_typed))
     has_heads = network.model in ("gat", "gatv2")
     wide = network.hidden * network.heads if has_heads else network.hidden
     if is_typed or network.model == "hgt":
-        return _typed(layers, network, parts, targets, wide)
+        return _typed(layers, network, parts, targets, wide, seen_zeros)
     (ntype,) = ntypes
     (etype,) = parts[0].edges
     rows = _input(tape, network, ntype, parts[0].num_sources(ntype), wide)
     if network.encoder and network.model != "rgcn":
         tape.layer = "encoder"
-        rows = tape.elementwise(tape.affine([rows], wide, kind="heap"), "result")
+        rows = tape.relu(tape.affine([rows], wide, kind="heap"))
     tape.layer = "inputs"
     h = rows if network.model == "rgcn" else tape.dropout(rows, network.dropout)
     widths = [h.width, *[wide] * (network.layers - 1), network.out]
     for index, (part, (_, width)) in enumerate(zip(parts, pairwise(widths), strict=True)):
         tape.layer = f"layers.{index}"
+        layers.seen_zeros = seen_zeros[index] if seen_zeros else None
         rows = h  # what the layer before gave is there until this one has ended
         if index:
-            rows = tape.elementwise(h, "input" if has_heads else "result")
+            rows = tape.elementwise(h, "input") if has_heads else tape.relu(h)
             if not has_heads:
                 rows = tape.dropout(rows, network.dropout)
         own = rows
@@ -809,7 +893,8 @@ def _own_rows(
     seen = network.own(parts, trains=tape.records)
     # Another network says how long it takes, and what comes of other ranks.
     beside = Tape(Memory({"features": 0.0}), tape.itemsize, tape.records)
-    like = network_rows(beside, replace(network, own=None), parts, how, targets)
+    zeros = [around(share) if share else NO_ZEROS for share in seen.zeros]
+    like = network_rows(beside, replace(network, own=None), parts, how, targets, zeros)
     ends = list(like.values())
     like.clear()
     while tape.records and ends:
@@ -903,6 +988,7 @@ def _typed(
     parts: Sequence[PartSize],
     targets: Collection[str],
     wide: float,
+    seen_zeros: Sequence[ZeroSpread],
 ) -> dict[str, TapeRows]:
     """Networks of graphs with several types."""
     tape = layers.tape
@@ -914,26 +1000,25 @@ def _typed(
         if ntype in network.features:
             rows = tape.affine([rows], wide, kind="heap", bias=False)
             if network.encoder and network.model not in ("rgcn", "hgt"):
-                rows = tape.elementwise(rows, "result")
+                rows = tape.relu(rows)
         h[ntype] = rows
         del rows
     is_hgt = network.model == "hgt"
     last = network.hidden if is_hgt else network.out
+
+    def activated(rows: TapeRows) -> TapeRows:
+        if is_hgt:
+            return rows
+        return tape.elementwise(rows, "input") if "gat" in network.model else tape.relu(rows)
+
     for index, part in enumerate(parts):
         tape.layer = f"layers.{index}"
+        layers.seen_zeros = seen_zeros[index] if seen_zeros else None
         width = last if index == network.layers - 1 else wide
         if is_hgt and index == 0:
-            h = {t: tape.elementwise(x, "result") for t, x in h.items()}
+            h = {t: tape.relu(x) for t, x in h.items()}
         if index:
-            h = {
-                t: tape.dropout(
-                    x
-                    if is_hgt
-                    else tape.elementwise(x, "input" if "gat" in network.model else "result"),
-                    network.dropout,
-                )
-                for t, x in h.items()
-            }
+            h = {t: tape.dropout(activated(x), network.dropout) for t, x in h.items()}
         own = {
             t: x if part.sources is None else TapeRows(part.nodes[t], x.width, x.block, x.node)
             for t, x in h.items()
@@ -994,7 +1079,7 @@ def _relations(
         )  # with its source type
         if shares_pass:
             halo, sent = part.halo.get(etype[0], 0.0), part.sent.get(etype[0], 0.0)
-            size = *size[:3], halo, sent
+            size = size._replace(halo=halo, sent=sent)
             if x.width <= width and network.aggregator != "pool":  # not a tensor for each relation
                 size = _size_of_sums(size, part, etype)
         if network.model == "sage":
@@ -1086,7 +1171,7 @@ def _hgt(
         size = _size_of(part, etype, True)
         key, query = rows_of[etype, "key"], queries[etype[2]]
         scores_of[etype] = local.passed(
-            [key], (size[1], *size[1:]), heads, reads_again=True,
+            [key], size._replace(destinations=size.edges), heads, reads_again=True,
             others=[query], kept=[key, query], passes=2.0,
         )  # fmt: skip
         del key, query

@@ -158,7 +158,7 @@ class EpochPlan:
         exchange: Seconds of it that wait for an exchange.
         memory: Bytes of the largest rank.
         items: Of these, by what they are for.
-        sent: Bytes that the rank that sends most sends.
+        sent: Bytes that the rank that sends most sends, with the zeros that links are spared.
         sent_in_all: Bytes that all ranks send.
         disk: Bytes of the partition.
         fits: Whether the ranks of a host fit its memory.
@@ -492,19 +492,22 @@ def plan_full_batch(
     parts, is_counted = parts_of(graph, num_ranks, method)
     steps = [full_batch_step(graph, network, part, how, rates) for part in parts]
     model_bytes = model_numbers(steps[0].tape) * network.itemsize if num_ranks > 1 else 0.0
-    times = [epoch_seconds(step.tape, machines, num_ranks, model_bytes) for step in steps]
-    compute, exchange = max(times, key=sum)
+    tapes = [step.tape for step in steps]
+    compute, exchange = slowest(tapes, machines, num_ranks, model_bytes)
     largest = max(steps, key=lambda step: step.memory.peak)
     most = max(steps, key=lambda step: step.sent)
     seconds, sent = [compute + exchange], [most.sent + model_bytes]
     peaks = [largest.memory.peak]
-    if not is_counted and num_ranks > 1:
-        for which in (0, 2):
+    for which in (0, 2) if num_ranks > 1 else ():
+        of_spread = tapes
+        if not is_counted:
             (part,), _ = parts_of(graph, num_ranks, method, which)
             other = full_batch_step(graph, network, part, how, rates)
-            seconds.append(sum(epoch_seconds(other.tape, machines, num_ranks, model_bytes)))
+            of_spread = [other.tape]
             sent.append(other.sent + model_bytes)
             peaks.append(other.memory.peak)
+        # Few rows, with many zeros, take least.
+        seconds.append(sum(slowest(of_spread, machines, num_ranks, model_bytes, 2 - which)))
     spread = rates.uncertainty
     memory_spread = _MEMORY_SPREAD if is_counted else _MEMORY_SPREAD_ESTIMATED
     repeated = 1 if is_counted else num_ranks
@@ -604,20 +607,36 @@ def compute_seconds(work: Mapping[Work, float], rates: Rates) -> float:
     return rates.network * others + pages
 
 
+def slowest(
+    tapes: Sequence[Tape],
+    machines: Machines,
+    num_ranks: int,
+    model_bytes: float,
+    zeros: int = 1,
+) -> tuple[float, float]:
+    """`epoch_seconds` of the rank that takes longest."""
+    times = [epoch_seconds(tape, machines, num_ranks, model_bytes, zeros) for tape in tapes]
+    return max(times, key=sum)
+
+
 def epoch_seconds(
-    tape: Tape, machines: Machines, num_ranks: int, model_bytes: float
+    tape: Tape, machines: Machines, num_ranks: int, model_bytes: float, zeros: int = 1
 ) -> tuple[float, float]:
     """(seconds that are computed, seconds of exchanges beyond what is computed meanwhile).
 
     What travels between hosts goes through sockets, by the core that computes: what is computed
-    meanwhile hides the link, and not that.
+    meanwhile hides the link, and not that; nor the passes that leave zeros out of messages.
+
+    Args:
+        zeros: Of the spread of zeros in rows that travel: 0 for the fewest, 2 for the most.
     """
     rates = machines.rates_of(num_ranks)
     goes_by_link = machines.link is not None and machines.on_host(num_ranks) < num_ranks
     waits = 0.0
     for each in tape.exchanges:
         hidden = compute_seconds(each.overlaps, rates)
-        took = exchange_seconds(each.sent, each.received, machines, num_ranks)
+        on_link = each.on_link(num_ranks - 1, zeros)
+        took = exchange_seconds(each.sent, each.received, machines, num_ranks, on_link)
         moved = (each.sent + each.received) / 2 / rates.exchange if goes_by_link else 0.0
         waits += max(moved, took + each.rounds * rates.latency - hidden)
     if num_ranks > 1:  # a ring: twice the parameters, less one part
@@ -627,16 +646,26 @@ def epoch_seconds(
     return compute_seconds(tape.work, rates), waits
 
 
-def exchange_seconds(sent: float, received: float, machines: Machines, num_ranks: int) -> float:
-    """Seconds that rows of one rank travel, while all ranks exchange theirs."""
+def exchange_seconds(
+    sent: float,
+    received: float,
+    machines: Machines,
+    num_ranks: int,
+    on_link: float | None = None,
+) -> float:
+    """Seconds that rows of one rank travel, while all ranks exchange theirs.
+
+    Args:
+        on_link: Bytes that a link between hosts takes for them; None: all.
+    """
     here = machines.on_host(num_ranks)
     copied = (sent + received) / 2 / machines.rates_of(num_ranks).exchange
     if machines.link is None or here >= num_ranks:
         return copied
     across = (num_ranks - here) / (num_ranks - 1)
     over = _OVER_THE_LINK if num_ranks == 2 else _OVER_THE_LINK_OF_MORE
-    on_link = here * across * max(sent, received) * over / machines.link
-    return max(on_link, copied)
+    most = max(sent, received) if on_link is None else on_link
+    return max(here * across * most * over / machines.link, copied)
 
 
 def disk_bytes(graph: GraphSize, parts: Sequence[PartSize], num_ranks: int) -> float:
@@ -873,4 +902,8 @@ def _notes(graph: GraphSize, machines: Machines, most: int) -> tuple[str, ...]:
         notes.append(f"of more than {rates.num_ranks} rank(s) on a host no time was measured")
     if machines.link is not None:
         notes.append("the link is taken as idle otherwise, and its latency as that of this host")
+        notes.append(
+            "bytes sent are of rows as they are; seconds of the link are without the zeros of rows "
+            "behind a ReLU or dropout, which long messages leave out"
+        )
     return tuple(notes)

@@ -20,6 +20,12 @@ stands for, and nothing else has to be said.
     They are those of ranks, whose tensors are in large pages (see [Note: large pages] in
     ``_base/memory.py``); a process that joins no others has small pages, and takes up to twice as
     much for what malloc keeps, more or less from run to run.
+
+[Note: zeros]
+    A long message between hosts goes without its zeros: the other numbers, and a bit for each. So
+    rows know which share of their numbers is zero: behind a ReLU about half, behind a dropout more,
+    as many as before behind a factor, and none behind all else: products, sums and norms. What is
+    counted as sent are rows as they are; only the seconds of a link know of zeros.
 """
 
 from __future__ import annotations
@@ -34,6 +40,15 @@ from ._malloc import MALLOC_KEEPS, Malloc
 
 _FIRST_THRESHOLD = 128 << 10  # of glibc
 LARGE_PAGE = 2 << 20  # as kLargePage in csrc/runtime/large_blocks.cpp
+
+_LONG_BYTES, _FEWEST_ZEROS = 1 << 16, 0.25
+"""Messages of so many bytes of which such a share is zero go without their zeros; as in comm."""
+
+ZeroSpread = tuple[float, float, float]
+"""The share of numbers that is zero, or bytes of these: lowest, expected, highest."""
+
+NO_ZEROS: ZeroSpread = 0.0, 0.0, 0.0
+RELU_ZEROS: ZeroSpread = 0.4, 0.5, 0.6
 
 _TENSOR_BYTES, _NODE_BYTES = 272, 400
 """Of what torch has beside the numbers of a tensor, and of a node of autograd."""
@@ -165,12 +180,26 @@ class StepEvents:
     Args:
         outputs: Node type to the block of what the network gives to it.
         num_parameters: Numbers that are learnt.
+        zeros: Of each layer, the share of zeros among the numbers of source rows that are read.
     """
 
     forward: tuple[BlockEvent, ...]
     backward: tuple[BlockEvent, ...]
     outputs: Mapping[str, int]
     num_parameters: float
+    zeros: tuple[float, ...] = ()
+
+
+def around(share: float) -> ZeroSpread:
+    """A share of zeros that was seen, as far as those of a ReLU may be off."""
+    low, expected, high = RELU_ZEROS
+    return max(0.0, share - expected + low), share, min(1.0, share - expected + high)
+
+
+def either_zero(first: ZeroSpread, second: ZeroSpread) -> ZeroSpread:
+    """The share of zeros of products of numbers whose zeros have nothing to do with each other."""
+    low, expected, high = (1 - (1 - a) * (1 - b) for a, b in zip(first, second, strict=True))
+    return low, expected, high
 
 
 class Node:
@@ -212,6 +241,8 @@ class TapeRows:
     is_stored: bool = False
     #: Of rows in files, columns beside them that are learnt, and get gradients.
     num_learnt: int = 0
+    #: Share of the numbers that is zero. See [Note: zeros].
+    zeros: ZeroSpread = NO_ZEROS
 
 
 @dataclass
@@ -223,6 +254,8 @@ class Exchange:
         received: Bytes that arrive.
         overlaps: Work that is done meanwhile.
         rounds: Messages one after the other.
+        zeros: Of the bytes that are sent, and of those received, the bytes of zeros.
+        word: Bytes of a number on its way.
     """
 
     layer: str
@@ -231,6 +264,23 @@ class Exchange:
     received: float
     overlaps: dict[Work, float] = field(default_factory=dict)
     rounds: int = 1
+    zeros: tuple[ZeroSpread, ZeroSpread] = NO_ZEROS, NO_ZEROS
+    word: int = 4
+
+    def on_link(self, num_peers: int, which: int = 1) -> float:
+        """Bytes of the direction that has more of them on a link. See [Note: zeros].
+
+        Args:
+            num_peers: Ranks that get a message each.
+            which: Of the spread of zeros: 0 for the fewest, 2 for the most.
+        """
+        travels = []
+        for size, zeros in zip((self.sent, self.received), self.zeros, strict=True):
+            is_long = size >= num_peers * _LONG_BYTES
+            is_shorter = is_long and zeros[which] >= _FEWEST_ZEROS * size
+            bits = size / (8 * self.word)
+            travels.append(size - zeros[which] + bits if is_shorter else size)
+        return max(travels)
 
 
 class Tape:
@@ -405,11 +455,14 @@ class Tape:
         *,
         bias: bool = True,
         is_again: bool = False,
+        multiplies_late: bool = False,
     ) -> TapeRows:
         """TapeRows times matrices, summed, plus ``plus``.
 
         Args:
             is_again: Whether the matrices were used before.
+            multiplies_late: Whether gradients are those of the result at first, and are multiplied
+                by the matrices later.
         """
         count = rows[0].count
         if not is_again:
@@ -430,7 +483,11 @@ class Tape:
                 self.do("weights", number)
                 if want:
                     self.do("product", number)
-                grads.append(self.new(n, w, kind) if want else None)
+                of_rows = self.new(n, w, kind) if want else None
+                if of_rows is not None and multiplies_late:
+                    of_rows.zeros = grad.zeros
+                grads.append(of_rows)
+                del of_rows
             return [*grads, grad] if plus is not None else grads
 
         inputs = [*rows, *([plus] if plus is not None else [])]
@@ -441,17 +498,32 @@ class Tape:
         rows: TapeRows,
         saves: Literal["input", "result", "other", "nothing"],
         passes: int = 3,
+        function: Literal["ReLU", "factor", "other"] = "other",
     ) -> TapeRows:
         """A function of each number; ``saves`` says what its gradient is found from."""
         result = self.new(rows.count, rows.width)
+        made = RELU_ZEROS if function == "ReLU" else NO_ZEROS
+        result.zeros = rows.zeros if function == "factor" else made
         self.do("elements", passes * self._size(result))
         saved = {"input": rows, "result": result, "other": None, "nothing": None}[saves]
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             self.do("elements", passes * self._size(grad))
-            return [grad if saves == "nothing" else self.new(grad.count, grad.width)]
+            if saves == "nothing":
+                return [grad]
+            back = self.new(grad.count, grad.width)
+            back.zeros = NO_ZEROS if function == "other" else either_zero(grad.zeros, made)
+            return [back]
 
         return self.record(result, [rows], [saved], backward)
+
+    def relu(self, rows: TapeRows, passes: int = 3) -> TapeRows:
+        """Zero in place of numbers below it."""
+        return self.elementwise(rows, "result", passes, "ReLU")
+
+    def scaled(self, rows: TapeRows) -> TapeRows:
+        """TapeRows, each times a factor."""
+        return self.elementwise(rows, "other", function="factor")
 
     def dropout(self, rows: TapeRows, p: float) -> TapeRows:
         """As torch has it on a CPU: random factors of the size of the rows are kept."""
@@ -461,12 +533,15 @@ class Tape:
             return rows
         factors = self.new(rows.count, rows.width)
         result = self.new(rows.count, rows.width)
+        result.zeros = either_zero(rows.zeros, (p, p, p))
         self.do("random", rows.count * rows.width)
         self.do("elements", 5 * self._size(result))
 
         def backward(grad: TapeRows) -> list[TapeRows | None]:
             self.do("elements", 3 * self._size(grad))
-            return [self.new(grad.count, grad.width)]
+            back = self.new(grad.count, grad.width)
+            back.zeros = either_zero(grad.zeros, (p, p, p))
+            return [back]
 
         return self.record(result, [rows], [factors], backward)
 

@@ -32,6 +32,7 @@ from ..plan import (
     PartSize,
     Sampling,
     StatesSize,
+    SumsByLength,
 )
 from ._categories import CategoryTables, table_width
 from ._config import (
@@ -187,8 +188,10 @@ def exchanges_of(config: RunConfig) -> Exchanges:
     """How a run's rows travel; the mode is still to be chosen."""
     if not isinstance(config, FullBatchConfig):
         return Exchanges(mode="oneshot")
+    has_reverses, _ = _wants(config, is_typed=False)
     return Exchanges(
         mode="oneshot",
+        has_reverses=has_reverses,
         rematerialize=config.rematerialize,
         prefetch=config.prefetch,
         wire=8 if config.halo_dtype is None else torch_dtype(config.halo_dtype).itemsize,
@@ -698,7 +701,7 @@ def _counted(
     num_parts, ntypes = len(into), first.node_type_names
     sent = [dict.fromkeys(ntypes, 0.0) for _ in range(num_parts)]
     sent_of: list[dict[CanonicalEType, float]] = [{} for _ in range(num_parts)]
-    fewest, states = _fewest_rows(first, into)
+    fewest, sums, states = _fewest_rows(first, into)
     made = []
     for rank, edges in enumerate(into):
         halo, halo_of, cut, numbers = {}, {}, {}, {}
@@ -727,6 +730,7 @@ def _counted(
             sent=sent[rank],
             sent_of=sent_of[rank],
             fewest=fewest[rank],
+            sums=sums[rank],
             states=states[rank],
             cut=cut,
             train=train_of[rank],
@@ -738,13 +742,19 @@ def _counted(
 def _fewest_rows(
     first: PartitionData,
     into: Sequence[Mapping[CanonicalEType, Sequence[tuple[Tensor, Tensor, Tensor]]]],
-) -> tuple[list[dict[str, tuple[float, float]]], list[StatesSize | None]]:
+) -> tuple[
+    list[dict[str, tuple[float, float]]],
+    list[dict[str, tuple[SumsByLength, SumsByLength]]],
+    list[StatesSize | None],
+]:
     """Of each part what comes and is sent by node type where partial sums are made.
 
-    And what is sent for attention, where there is one relation.
+    Rows and sums; sums of several rows alone; and what is sent for attention, where there is one
+    relation.
     """
     num_parts = len(into)
     found: list[dict[str, tuple[float, float]]] = [{} for _ in into]
+    found_sums: list[dict[str, tuple[SumsByLength, SumsByLength]]] = [{} for _ in into]
     states: list[StatesSize | None] = [None for _ in into]
     for ntype in first.node_type_names if num_parts > 1 else ():
         counts = []
@@ -757,19 +767,21 @@ def _fewest_rows(
             if local:
                 counts.append(count_fewest_rows(local, rank, num_parts))
         if counts:
-            read, come, sums = torch.stack(counts, 1)  # [part, owner]
+            read, come, sums, *of_lengths = torch.stack(counts, 1)  # [part, owner]
             if saves_rows(int(read.sum()), int(come.sum())):
                 totals = float(read.sum()), float((come - sums).sum()), float(sums.sum())
                 for rank in range(num_parts):
-                    both, made = (
+                    both, made, *by_length = (
                         (float(part[rank].sum()), float(part[:, rank].sum()))
-                        for part in (come, sums)
+                        for part in (come, sums, *of_lengths)
                     )
                     found[rank][ntype] = both
+                    come_by_length, sent_by_length = zip(*by_length, strict=True)
+                    found_sums[rank][ntype] = come_by_length, sent_by_length
                     if len(into[rank]) == 1:
                         rows = both[0] - made[0], both[1] - made[1]
                         states[rank] = StatesSize(rows=rows, states=made, totals=totals)
-    return found, states
+    return found, found_sums, states
 
 
 def _local_edges(

@@ -9,12 +9,15 @@ one that is not stays as it is. Results of this package's kernels, which wait in
 own, are told by how they are made.
 
 What operations take and give back within themselves is not seen, nor are rows of other ranks, of
-which the small graphs have none.
+which the small graphs have none. Which share of the rows that would travel is zero is seen: those
+that built-in messages read of sources. What functions of the user's and attention read counts as
+none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ModelError
+from ..function import MessageFunction
 from ..graph import Block, MessagePassingGraph, heterograph
 from ..ops import Adjacency
 from ..plan import BlockEvent, PartSize, StepEvents
@@ -103,6 +107,8 @@ class Rehearsal:
             graphs = [_block(part, share, random) for part in parts]
         for graph in {id(graph): graph for graph in graphs}.values():
             self._set_edges(graph, random)
+        noted = _BlockLog(len(graphs))
+        graphs = [_watched(graph, noted, layer) for layer, graph in enumerate(graphs)]
         rows = {
             t: torch.randn(n, self._schema.node_widths[t], generator=random).to(self._dtype)
             for t, n in sizes.items()
@@ -111,7 +117,6 @@ class Rehearsal:
             rows[ntype].requires_grad_()
         given: Any = rows if self._schema.is_typed else next(iter(rows.values()))
         self._network.train(trains)
-        noted = _BlockLog()
         with noted if trains else _both(torch.no_grad(), noted):
             for _ in range(2):
                 noted.start()
@@ -183,6 +188,33 @@ def _block(part: PartSize, share: float, random: torch.Generator) -> Block:
     return Block(sources, {t: _scaled(n, share) for t, n in part.nodes.items()}, edges)
 
 
+def _watched(graph: MessagePassingGraph, log: _BlockLog, layer: int) -> MessagePassingGraph:
+    """The graph of a layer, which tells of the source rows that built-in messages read."""
+    kind: Any = type(graph)
+
+    def note(graph: Any, message: Any, etype: Any = None) -> None:
+        if isinstance(message, MessageFunction):
+            ends = (message.lhs_target, message.lhs_field), (message.rhs_target, message.rhs_field)
+            for of_relation in graph.canonical_etypes if etype is None else [etype]:
+                for field in (field for target, field in ends if target == "u"):
+                    log.read(layer, graph[of_relation].srcdata.get(field))
+
+    def update_all(self: Any, message_func: Any, *more: Any, **named: Any) -> None:
+        note(self, message_func, named.get("etype", more[2] if len(more) > 2 else None))
+        kind.update_all(self, message_func, *more, **named)
+
+    def multi_update_all(self: Any, etype_dict: Any, *more: Any, **named: Any) -> None:
+        for etype, functions in etype_dict.items():
+            note(self, functions[0], etype)
+        kind.multi_update_all(self, etype_dict, *more, **named)
+
+    # Views of some relations are of the same class.
+    methods = {"update_all": update_all, "multi_update_all": multi_update_all}
+    watched = copy.copy(graph)
+    watched.__class__ = type(kind.__name__, (kind,), methods)
+    return watched
+
+
 class _SeenBlock(NamedTuple):
     block: int
     size: int | None  # in bytes; None: it goes
@@ -190,10 +222,17 @@ class _SeenBlock(NamedTuple):
 
 
 class _BlockLog(TorchDispatchMode):
-    """Notes blocks of memory as operations make them, and as the last tensor on them goes."""
+    """Notes blocks of memory as operations make them, and as the last tensor on them goes.
 
-    def __init__(self) -> None:
+    Args:
+        num_layers: Whose source rows are noted, too.
+    """
+
+    def __init__(self, num_layers: int) -> None:
         super().__init__()
+        self._is_paused = False
+        #: Of each layer, numbers of source rows that were read, and zeros among them.
+        self._read = [[0, 0] for _ in range(num_layers)]
         self._blocks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._number = 0
         self.events: list[_SeenBlock] = []
@@ -205,6 +244,20 @@ class _BlockLog(TorchDispatchMode):
     def start(self) -> None:
         """Forget what was noted; blocks that are there stay known."""
         self.events.clear()
+        self._read = [[0, 0] for _ in self._read]
+
+    def read(self, layer: int, rows: Any) -> None:
+        """Count the zeros of rows that a layer reads; what that takes is not noted."""
+        if isinstance(rows, Tensor) and rows.is_floating_point():
+            self._is_paused = True
+            self._read[layer][0] += rows.numel()
+            self._read[layer][1] += rows.numel() - int(torch.count_nonzero(rows.detach()))
+            self._is_paused = False
+
+    @property
+    def zeros(self) -> tuple[float, ...]:
+        """Of each layer, the share of zeros in what it read."""
+        return tuple(zeros / numbers if numbers else 0.0 for numbers, zeros in self._read)
 
     def end_forward(self, rows: Mapping[str, Tensor]) -> None:
         self.forward = tuple(self.events)
@@ -218,6 +271,8 @@ class _BlockLog(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._is_paused:
+            return func(*args, **kwargs)
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor):
                 self._note(x, is_new=False)
@@ -272,6 +327,7 @@ def _drawn_on(small: _BlockLog, large: _BlockLog, shares: Sequence[float]) -> St
         backward=tuple(events[in_forward:]),
         outputs={t: numbers.get(block, -1) for t, block in small.outputs.items()},
         num_parameters=float(small.num_parameters),
+        zeros=large.zeros,
     )
 
 

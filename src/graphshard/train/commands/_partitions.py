@@ -493,7 +493,7 @@ def _sums_table(path: str, num_parts: int) -> Table:
                 if etype[0] == source
             ]
             if edges:
-                totals = count_fewest_rows(edges, part, num_parts).sum(1).tolist()
+                totals = count_fewest_rows(edges, part, num_parts)[:3].sum(1).tolist()
                 counts.setdefault(source, []).append(tuple(totals))
     table = Table(title="rows from other parts", title_justify="left")
     table.add_column("sources")
