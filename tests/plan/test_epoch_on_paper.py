@@ -529,22 +529,54 @@ def test_zeros_are_left_out_on_links_alone() -> None:
     assert here.seconds.high == here.seconds.expected * spread
 
 
-def test_gradients_of_results_would_be_spared_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not done yet: behind a ReLU and a dropout a quarter is left; a norm makes them dense."""
-    monkeypatch.setattr(_networks, "_sends_result_gradients", lambda *widths_and_how: True)
-    for model in ("sage", "gcn"):
-        network = dataclasses.replace(ZEROS_NETWORK, model=model)
-        first, _, _, back = zeros_tape(network=network).exchanges
+@pytest.mark.parametrize("model", ["sage", "gcn"])
+def test_gradients_of_results_are_spared_zeros(model: str) -> None:
+    """Behind a ReLU and a dropout a quarter is left, of unlabelled rows none; norms have none."""
+    network = dataclasses.replace(ZEROS_NETWORK, model=model)
+    how = {"between_hosts": True, "has_reverses": True}
+    few = dataclasses.replace(ZEROS_PART, train=10_000)
+    for mode in ("oneshot", "sequential"):
+        first, _, of_last, back = zeros_tape(few, network, **how, mode=mode).exchanges
         # The rows that were sent are those whose gradients are.
         assert (back.sent, back.received) == (first.sent, first.received)
         assert back.zeros == first.zeros
-        normed = dataclasses.replace(network, norm=True)
-        assert not any(zeros_tape(network=normed).exchanges[-1].zeros[0])
+        assert of_last.sent == 9_000 * 4 * 4
+        assert of_last.zeros[0] == pytest.approx([0.8 * of_last.sent] * 3)
+    assert not any(zeros_tape(network=network, **how).exchanges[2].zeros[0])
+    normed = dataclasses.replace(network, norm=True)
+    assert not any(zeros_tape(network=normed, **how).exchanges[-1].zeros[0])
 
 
-def test_no_gradients_of_results_are_sent_yet() -> None:
-    *_, back = zeros_tape(has_reverses=True).exchanges
-    assert (back.sent, back.zeros[0]) == (10_000 * 64 * 4, (0.0, 0.0, 0.0))
+@pytest.mark.parametrize(
+    ("how", "aggregator"),
+    [
+        ({}, "mean"),
+        ({"between_hosts": True}, "mean"),
+        ({"has_reverses": True}, "mean"),  # more than 1 MB goes through memory of the host
+        ({"between_hosts": True, "has_reverses": True, "wire": 1}, "mean"),
+        ({"between_hosts": True, "has_reverses": True}, "gcn"),
+    ],
+)
+def test_where_gradients_of_inputs_return(how: dict[str, Any], aggregator: str) -> None:
+    network = dataclasses.replace(ZEROS_NETWORK, aggregator=aggregator)
+    *_, back = zeros_tape(network=network, **how).exchanges
+    of_row = 68 if how.get("wire") == 1 else 64 * 4
+    assert (back.sent, back.zeros[0]) == (10_000 * of_row, (0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("reverses", [True, False])
+def test_reverses_of_a_partition_are_seen(tmp_path: Path, reverses: bool) -> None:
+    graph = random_graph(200, 900, seed=0, feat_dim=8, num_classes=3)
+    src, dst = graph.edges()
+    if reverses:
+        edges = torch.cat([src, dst]), torch.cat([dst, src])
+        both = gs.graph(edges, num_nodes=200)
+        both.ndata.update(graph.ndata)
+        graph = both
+    partition_graph(graph, "g", 3, str(tmp_path), quiet=True)
+    config = FullBatchConfig(data=str(tmp_path / "g.json"), model="sage", both_directions=False)
+    size, _ = size_of_partition(tmp_path / "g.json", config)
+    assert {part.has_reverses for part in size.parts} == {reverses}
 
 
 def tapes_of(data: str, case: dict[str, Any], num_ranks: int) -> list[Tape]:

@@ -1008,23 +1008,14 @@ class ShardStructure:
         return self._once(f"extended {plan.serial}", etype, fetch)
 
     def is_symmetric(self, etype: CanonicalEType) -> bool:
-        """Whether every edge has its reverse, as many times, on any rank; collective on first use.
-
-        Hashes of all edges are added up, and those of their reverses subtracted.
-        """
+        """Whether every edge has its reverse, as many times; collective on first use."""
 
         def find() -> Tensor:
             edges, num_rows = self.edges[etype], [0] * self.world_size
             num_rows[self.rank] = edges.num_dst
             counts = all_reduce(torch.tensor(num_rows), group=self.group)
             starts = counts.cumsum(0) - counts
-            total = torch.zeros(1, dtype=torch.int64)
-            for _, *ends in edges.pieces():
-                for some in zip(*(column.cpu().split(_HASHED) for column in ends), strict=True):
-                    part, src, dst = (column.to(torch.int64) for column in some)
-                    first, second = starts[part] + src, starts[self.rank] + dst
-                    total += (_hashed(first, second) - _hashed(second, first)).sum()
-            return all_reduce(total, group=self.group)
+            return all_reduce(hashed_without_reverses(edges, starts, self.rank), group=self.group)
 
         return etype[0] == etype[2] and not bool(self._once("symmetric", etype, find))
 
@@ -1092,6 +1083,23 @@ class ShardStructure:
     @cached_property
     def world_size(self) -> int:
         return dist.get_world_size(self.group) if dist.is_initialized() else 1
+
+
+def hashed_without_reverses(edges: RelationEdges, starts: Tensor, rank: int) -> Tensor:
+    """Hashes of a rank's in-edges, added up, less those of their reverses; int64 ``[1]``.
+
+    Where the sum over all ranks is 0, every edge has its reverse, as many times.
+
+    Args:
+        starts: ``[world_size]``, the number of each rank's first node.
+    """
+    total = torch.zeros(1, dtype=torch.int64)
+    for _, *ends in edges.pieces():
+        for some in zip(*(column.cpu().split(_HASHED) for column in ends), strict=True):
+            part, src, dst = (column.to(torch.int64) for column in some)
+            first, second = starts[part] + src, starts[rank] + dst
+            total += (_hashed(first, second) - _hashed(second, first)).sum()
+    return total
 
 
 def _hashed(first: Tensor, second: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ rows of the last layer, losses and scores of edges, is in `_losses`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ _MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatc
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
 _OPERATIONS_A_BYTE = 256  # as in fullbatch/halo_rows.py
 _LARGE_BYTES = 1 << 20  # as in comm/transport.py
+_SMALLEST_SAVED = 1 << 16  # as in fullbatch/row_transport.py
 _LEAST_SAVED = 1 << 16  # as in fullbatch/row_transport.py
 
 
@@ -234,6 +236,7 @@ class PartSize:
         scored: Of a task on edges, those that an evaluation scores.
         evaluated: Of link prediction, those of the largest split that is ranked.
         fetched: Of a task on edges, rows of sources that come for ``train``, and that are sent.
+        has_reverses: Whether each edge of the only relation was seen to have its reverse.
     """
 
     nodes: Mapping[str, float]
@@ -251,6 +254,7 @@ class PartSize:
     evaluated: float = 0.0
     fetched: tuple[float, float] = (0.0, 0.0)
     sources: Mapping[str, float] | None = None
+    has_reverses: bool = False
 
     def num_sources(self, ntype: str) -> float:
         return (self.nodes if self.sources is None else self.sources).get(ntype, 0.0)
@@ -271,15 +275,17 @@ class _PassSize(NamedTuple):
     sums: tuple[SumsByLength, SumsByLength] = (_NO_SUMS, _NO_SUMS)
 
 
-def _sends_result_gradients(in_width: float, out_width: float, how: Exchanges) -> bool:
-    """Whether the gradient of what a layer gives travels, not that of what it sums.
+def _sends_result_gradients(
+    in_width: float, out_width: float, halo: float, itemsize: int, how: Exchanges
+) -> bool:
+    """Whether the gradient of what a layer gives travels, not that of its input.
 
-    It could where a sum comes before its product, both are as wide, and each edge has its reverse:
-    a rank then sums these gradients as it sums rows in the forward. Behind a ReLU they are zero
-    where its result is. No layer does it yet.
+    Where each edge has its reverse, a rank sums these gradients as it sums rows in the forward.
+    Behind a ReLU they are zero where its result is. The rule of `graphshard.nn.symmetric_sums`.
     """
-    is_done = False
-    return is_done and how.has_reverses and in_width == out_width
+    size = halo * how.row_bytes(out_width, itemsize)
+    is_message = _SMALLEST_SAVED <= size < (math.inf if how.between_hosts else _LARGE_BYTES)
+    return how.has_reverses and how.wire > 1 and out_width <= in_width and is_message
 
 
 class _Layers:
@@ -606,7 +612,10 @@ class _Layers:
     ) -> TapeRows:
         tape = self.tape
         first = aggregator != "pool" and (x.width > width or x.is_stored)
-        is_late = not first and _sends_result_gradients(x.width, width, self.how)
+        sends_late = aggregator == "mean" and _sends_result_gradients(
+            x.width, width, size.halo, tape.itemsize, self.how
+        )
+        is_late = not first and sends_late
         if aggregator == "pool":
             x, size = self.with_remote_rows(x, size, x.width)
             h = tape.relu(tape.affine([x], x.width), 0)
@@ -620,16 +629,16 @@ class _Layers:
         else:
             h = tape.affine([x], width, bias=False) if first else x
             divides = aggregator == "mean"
-            neigh = self.passed([h], size, h.width, divides=divides, sends_result_gradients=is_late)
+            neigh = self.passed(
+                [h], size, h.width, divides=divides, sends_result_gradients=sends_late
+            )
             if not divides:
                 mine = tape.affine([own], width, is_again=True) if first else own
                 neigh = tape.scaled(tape.add(neigh, mine))
                 del mine
             del h
         if aggregator == "gcn":
-            return (
-                tape.bias(neigh) if first else tape.affine([neigh], width, multiplies_late=is_late)
-            )
+            return tape.bias(neigh) if first else tape.affine([neigh], width)
         if first:
             return tape.affine([own], width, plus=neigh)
         return tape.affine([own, neigh], width, multiplies_late=is_late)
@@ -641,10 +650,11 @@ class _Layers:
         if norm == "both" and not x.is_stored:
             x = tape.scaled(x)
         first = x.width > width or x.is_stored
-        is_late = not first and _sends_result_gradients(x.width, width, self.how)
+        sends_late = _sends_result_gradients(x.width, width, size.halo, tape.itemsize, self.how)
+        is_late = not first and sends_late
         h = tape.affine([x], width, bias=False) if first else x
         del x
-        result = self.passed([h], size, h.width, sends_result_gradients=is_late)
+        result = self.passed([h], size, h.width, sends_result_gradients=sends_late)
         del h
         result = tape.scaled(result)
         if not first:
@@ -829,7 +839,8 @@ def network_rows(
         return _own_rows(tape, network, parts, how, targets)
     ntypes = list(parts[0].nodes)
     is_typed = len(ntypes) > 1 or len(parts[0].edges) > 1
-    layers = _Layers(tape, replace(how, has_reverses=how.has_reverses and not is_typed))
+    has_reverses = how.has_reverses or all(part.has_reverses for part in parts)
+    layers = _Layers(tape, replace(how, has_reverses=has_reverses and not is_typed))
     has_heads = network.model in ("gat", "gatv2")
     wide = network.hidden * network.heads if has_heads else network.hidden
     if is_typed or network.model == "hgt":

@@ -576,6 +576,8 @@ class Tape:
             whole = self.new(*shape)
             self.do("elements", 4 * self._size(whole))
             del of_chosen, zeros
+            unread = 1.0 - min(1.0, count / shape[0]) if shape[0] else 0.0
+            whole.zeros = unread, unread, unread
             return [whole]
 
         return self.record(result, [scores], [logs], backward)

@@ -21,7 +21,12 @@ from .._base.typing import CanonicalEType
 from ..data.dataset import SPLITS, NodeDataset
 from ..data.task import TaskInfo, read_task
 from ..fullbatch import PartitionData, load_dgl_partition_data
-from ..fullbatch.topology import LocalEdges, count_fewest_rows, saves_rows
+from ..fullbatch.topology import (
+    LocalEdges,
+    count_fewest_rows,
+    hashed_without_reverses,
+    saves_rows,
+)
 from ..partition.format import etype_key, read_config
 from ..plan import (
     EdgeScorer,
@@ -702,6 +707,7 @@ def _counted(
     sent = [dict.fromkeys(ntypes, 0.0) for _ in range(num_parts)]
     sent_of: list[dict[CanonicalEType, float]] = [{} for _ in range(num_parts)]
     fewest, sums, states = _fewest_rows(first, into)
+    has_reverses = _has_reverses(first, into)
     made = []
     for rank, edges in enumerate(into):
         halo, halo_of, cut, numbers = {}, {}, {}, {}
@@ -732,6 +738,7 @@ def _counted(
             fewest=fewest[rank],
             sums=sums[rank],
             states=states[rank],
+            has_reverses=has_reverses,
             cut=cut,
             train=train_of[rank],
         )
@@ -782,6 +789,26 @@ def _fewest_rows(
                         rows = both[0] - made[0], both[1] - made[1]
                         states[rank] = StatesSize(rows=rows, states=made, totals=totals)
     return found, found_sums, states
+
+
+def _has_reverses(
+    first: PartitionData,
+    into: Sequence[Mapping[CanonicalEType, Sequence[tuple[Tensor, Tensor, Tensor]]]],
+) -> bool:
+    """Whether there is one relation, of which each edge has its reverse."""
+    etypes = {etype for edges in into for etype in edges}
+    if len(etypes) != 1:
+        return False
+    (etype,) = etypes
+    if etype[0] != etype[2]:
+        return False
+    starts = torch.tensor(first.node_map(etype[0]).starts[:-1])
+    total = torch.zeros(1, dtype=torch.int64)
+    for rank, edges in enumerate(into):
+        if etype in edges:
+            local = _local_edges(first, etype, rank, edges[etype])
+            total += hashed_without_reverses(local, starts, rank)
+    return not bool(total)
 
 
 def _local_edges(
