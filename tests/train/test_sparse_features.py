@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_cases import (
     as_values,
     config_of,
@@ -26,7 +27,7 @@ from graphshard.data.npy import SparseRows, most_in_a_row, padded_features
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun
-from graphshard.train._categories import CategoryTables, SparseFeatures
+from graphshard.train._categories import CategoryTables, SparseFeatures, _Entries
 
 WIDTH = 50
 
@@ -129,7 +130,7 @@ def test_features_that_changed_in_place_are_read_anew() -> None:
     matrix = random_rows(6)
     columns, values = padded(matrix)
     tables = CategoryTables({}, {"_N": WIDTH + 1}).double()
-    rows = SparseFeatures(columns.long(), values)
+    rows = SparseFeatures(columns, values)
     (weights,) = tables.matrices
 
     def of_dense(dense: torch.Tensor) -> torch.Tensor:
@@ -142,6 +143,51 @@ def test_features_that_changed_in_place_are_read_anew() -> None:
         torch.testing.assert_close(tables({}, {}, {"_N": rows})["_N"], expected)
     other = SparseFeatures(rows.columns, rows.values / 3)
     torch.testing.assert_close(tables({}, {}, {"_N": other})["_N"], of_dense(dense))
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the most bytes of a new tensor; a sum of whole numbers or booleans converts them."""
+
+    most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)]
+        if isinstance(result, torch.Tensor):
+            if result.untyped_storage().data_ptr() not in given:
+                self.most = max(self.most, result.numel() * result.element_size())
+            if "sum" in str(func) and not args[0].is_floating_point():
+                self.most = max(self.most, args[0].numel() * 8)
+        return result
+
+
+def test_finding_entries_takes_8_bytes_for_each() -> None:
+    """What is larger, and freed, makes malloc keep smaller blocks on its heap, with holes."""
+    columns = torch.randint(0, 3, (1000, 16), dtype=torch.int32)
+    rows = SparseFeatures(columns, torch.rand(1000, 16))
+    with _Largest() as largest:
+        edges, values = _Entries()(rows, 2)
+    is_entry = columns == 1  # 2 was not seen when the table was made
+    assert largest.most == 8 * int(is_entry.sum())
+    rows_of, _ = is_entry.nonzero(as_tuple=True)
+    src, dst = edges.coo()
+    assert src.dtype == torch.int32
+    assert src.equal(columns[is_entry])
+    assert dst.equal(rows_of.int())
+    assert values.equal(rows.values[is_entry].unsqueeze(1))
+
+
+def test_entries_of_no_rows_and_of_no_columns() -> None:
+    for shape in ((0, 4), (4, 0), (3, 2)):
+        rows = SparseFeatures(torch.zeros(shape, dtype=torch.int32), torch.zeros(shape))
+        edges, values = _Entries()(rows, 3)
+        assert (edges.num_src, edges.num_dst, edges.num_edges) == (3, shape[0], 0)
+        assert values.shape == (0, 1)
+        product = CategoryTables({}, {"_N": 3})({}, {}, {"_N": rows})["_N"]
+        assert product.shape == (shape[0], 64)
+        product.sum().backward()
 
 
 @pytest.mark.usefixtures("forked_interpreters")
@@ -165,7 +211,8 @@ def test_predictions_do_not_depend_on_the_parts(tmp_path: Path) -> None:
     [
         (None, torch.ones(40, 2), "got none and torch.float32"),
         (torch.ones(40, 3, dtype=torch.int32), torch.ones(40, 2), r"\(40, 3\) and torch.float32"),
-        (-torch.ones(40, 2, dtype=torch.int32), torch.ones(40, 2), "whole numbers from 0 on"),
+        (-torch.ones(40, 2, dtype=torch.int32), torch.ones(40, 2), "numbers from 0 to 2147483646"),
+        (torch.full((40, 2), 2**31), torch.ones(40, 2), "numbers from 0 to 2147483646"),
         (torch.ones(40, 2, dtype=torch.int32), torch.full((40, 2), torch.inf), "must be finite"),
     ],
 )

@@ -35,6 +35,7 @@ class LearntColumns:
         categories: Rows of all these tables times their widths: numbers that are learnt.
         entries: Non-zeros of a row of sparse features, in the mean.
         stored_entries: As many a row takes, which is as many as the longest has.
+        converted_bytes: Of one of these, what it takes as it was read, if that is another type.
         columns: Of sparse features, which have a row of ``sparse_width`` each; 0: there are none.
     """
 
@@ -42,6 +43,7 @@ class LearntColumns:
     categories: float = 0.0
     entries: float = 0.0
     stored_entries: int = 0
+    converted_bytes: int = 0
     columns: int = 0
     sparse_width: int = 0
 
@@ -52,7 +54,11 @@ class LearntColumns:
 
     def stored_bytes(self, itemsize: int) -> float:
         """Of a node: numbers of categories, and columns and values of non-zeros."""
-        return 8.0 * len(self.widths) + self.stored_entries * (8.0 + itemsize)
+        return 8.0 * len(self.widths) + self.stored_entries * (4.0 + itemsize)
+
+    def edge_bytes(self, itemsize: int) -> float:
+        """Of a node: what its non-zeros are as edges, by row and by column, with values."""
+        return self.entries * (12.0 + itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -961,25 +967,23 @@ def _with_learnt_columns(
 ) -> TapeRows:
     """Features, and rows of tables beside them."""
     tape.num_parameters += learnt.categories + learnt.columns * learnt.sparse_width
-    ids_per_number = 8 / tape.itemsize
-    numbers = [tape.new(count, ids_per_number) for _ in learnt.widths]  # kept for their gradients
+    numbers = [tape.new(count, 8 / tape.itemsize) for _ in learnt.widths]  # kept for gradients
     rows = [tape.new(count, width) for width in learnt.widths]
     tape.do("elements", 3 * count * sum(learnt.widths) * tape.itemsize)
+    of_sparse = count * learnt.entries * learnt.sparse_width * tape.itemsize
     if learnt.columns:
-        entries = count * learnt.entries
-        numbers.append(tape.new(entries, ids_per_number))  # of which row each is
-        rows.append(tape.new(count, learnt.sparse_width))
-        tape.do("edges", entries * learnt.sparse_width * tape.itemsize)
-    beside = tape.new(count, learnt.width)
-    tape.do("elements", 2 * count * learnt.width * tape.itemsize)
+        rows.append(tape.new(count, learnt.sparse_width, "pool"))
+        tape.do("edges", of_sparse)
+    if learnt.widths or dense:
+        beside = tape.new(count, learnt.width)
+        tape.do("elements", 2 * count * learnt.width * tape.itemsize)
+    else:
+        (beside,) = rows
     rows.clear()
 
     def backward(grad: TapeRows) -> list[TapeRows | None]:
-        tape.do("elements", 3 * count * learnt.width * tape.itemsize)
-        if learnt.columns:
-            order = tape.new(count * learnt.entries, 4 * ids_per_number)
-            tape.do("edges", count * learnt.entries * learnt.sparse_width * tape.itemsize)
-            del order
+        tape.do("elements", 3 * count * sum(learnt.widths) * tape.itemsize)
+        tape.do("edges", of_sparse)
         return []
 
     beside = tape.force(beside, [], numbers, backward)

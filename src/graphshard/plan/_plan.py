@@ -370,9 +370,8 @@ def fixed_items(
     features = sum(n * network.dense_width(t) for t, n in part.nodes.items())
     copies = _copies(graph, network)
     learnt_columns = sum(
-        n * network.learnt[t].stored_bytes(network.itemsize)
-        for t, n in part.nodes.items()
-        if t in network.learnt
+        part.nodes[t] * (of.stored_bytes(network.itemsize) + of.stored_entries * of.converted_bytes)
+        for t, of in network.learnt.items()
     )
     in_files = network.in_files or (sampling is not None and sampling.in_files)
     of_edges = (
@@ -436,11 +435,8 @@ def full_batch_step(
     set_up = sum(part.edges.values()) * (SET_UP_BYTES_PER_EDGE - STRUCTURE_BYTES_PER_EDGE)
     memory.take(set_up, "mapped", "setting up")
     memory.give_back(set_up, "mapped", "setting up")
-    if network.learnt:  # non-zeros one after the other
-        entries = sum(
-            n * network.learnt[t].entries for t, n in part.nodes.items() if t in network.learnt
-        )
-        memory.fixed["features"] += entries * (8 + network.itemsize)
+    for ntype, learnt in network.learnt.items():
+        memory.fixed["features"] += part.nodes[ntype] * learnt.edge_bytes(network.itemsize)
     parts = [part] * network.layers
     tapes = []
     for _ in range(_EPOCHS):
@@ -460,14 +456,14 @@ def _freed_in_set_up(graph: GraphSize, network: Network, part: PartSize) -> floa
     """The largest block that malloc gives back before the first epoch, and would not map then.
 
     Ends of edges are looked at as numbers of 8 bytes: all at once where edges are added or scored,
-    and a piece at a time otherwise. Columns of sparse features are made such numbers, too.
+    and a piece at a time otherwise. Places of non-zeros of sparse features are such numbers, too.
     """
     stored = graph.num_stored_edges
     has_changed = network.edges is not None or stored not in (None, graph.num_edges)
     most = math.inf if has_changed else _PIECE_OF_EDGES
     sizes = [8.0 * min(count, most) for count in part.edges.values()]
     for ntype, learnt in network.learnt.items():
-        sizes.append(8.0 * learnt.stored_entries * part.nodes[ntype])
+        sizes.append(8.0 * learnt.entries * part.nodes[ntype])
     return max((size for size in sizes if size < MALLOC_KEEPS), default=0.0)
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ops import Adjacency, gspmm
+
 _WIDEST = 50
 _SPARSE_WIDTH = 64
 
@@ -24,7 +26,7 @@ class SparseFeatures(NamedTuple):
     """Non-zeros of rows of features, side by side.
 
     Args:
-        columns: ``[n, most]`` int64, counted from 1, and 0 behind a row's last.
+        columns: ``[n, most]`` int32, counted from 1, and 0 behind a row's last.
         values: ``[n, most]``.
     """
 
@@ -37,24 +39,34 @@ class SparseFeatures(NamedTuple):
 
 
 class _Entries:
-    """Non-zeros of sparse features one after the other; kept while the features stay the same."""
+    """Sparse features as edges from columns to rows; kept while the features stay the same.
+
+    Finding them takes 8 bytes for each. A sum of the mask takes as many for each stored one, and
+    indexing with it 16: malloc would keep smaller blocks on its heap from then on, with holes.
+    """
 
     def __init__(self) -> None:
         self._of: list[weakref.ref[Tensor]] = []
         self._state: list[int] = []
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: tuple[Adjacency, Tensor] | None = None
 
-    def __call__(self, rows: SparseFeatures, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns below ``count`` of all non-zeros, where each row's begin, and the values."""
+    def __call__(self, rows: SparseFeatures, count: int) -> tuple[Adjacency, Tensor]:
+        """Edges of all non-zeros in columns below ``count``, and their values ``[edges, 1]``."""
         columns, values = rows
         versions = [-1 if x.is_inference() else x._version for x in rows]
         state = [count, *versions]
         is_same = -1 not in versions and self._state == state
         is_same = is_same and all(of() is x for of, x in zip(self._of, rows, strict=True))
         if self._kept is None or not is_same:
+            num_rows, most = columns.shape
             is_entry = (columns > 0) & (columns < count)
-            counts = is_entry.sum(1)
-            self._kept = columns[is_entry], counts.cumsum(0) - counts, values[is_entry]
+            (places,) = is_entry.flatten().nonzero(as_tuple=True)
+            is_small = columns.numel() < 2**31
+            begins = torch.arange(num_rows + 1, device=columns.device) * most
+            indptr = torch.searchsorted(places, begins, out_int32=is_small)
+            indices = columns.flatten()[places].to(indptr.dtype)
+            edges = Adjacency.from_csc(indptr, indices, None, count, num_rows, check=False)
+            self._kept = edges, values.flatten()[places].unsqueeze(1)
             self._of, self._state = [weakref.ref(x) for x in rows], state
         return self._kept
 
@@ -86,11 +98,11 @@ class CategoryTables(nn.Module):
                 nn.init.normal_(table.weight, std=1 / math.sqrt(table.embedding_dim))
         self._sparse_types = tuple(sparse_counts)
         self.matrices = nn.ModuleList(
-            nn.EmbeddingBag(count, _SPARSE_WIDTH, mode="sum") for count in sparse_counts.values()
+            nn.Embedding(count, _SPARSE_WIDTH) for count in sparse_counts.values()
         )
         self._entries = [_Entries() for _ in self._sparse_types]
         for matrix in self.matrices:
-            assert isinstance(matrix, nn.EmbeddingBag)
+            assert isinstance(matrix, nn.Embedding)
             # Small, as of a wide layer: columns that no training row reaches then say little.
             nn.init.xavier_uniform_(matrix.weight)
 
@@ -125,10 +137,10 @@ class CategoryTables(nn.Module):
             joined[name] = torch.cat([*rows, self.rows_of(name, categories[name])], dim=1)
         of_types = zip(self._sparse_types, self.matrices, self._entries, strict=True)
         for ntype, matrix, entries in of_types:
-            assert isinstance(matrix, nn.EmbeddingBag)
+            assert isinstance(matrix, nn.Embedding)
             assert sparse is not None
-            columns, starts, values = entries(sparse[ntype], matrix.num_embeddings)
-            product = matrix(columns, starts, per_sample_weights=values)
+            edges, values = entries(sparse[ntype], matrix.num_embeddings)
+            product = gspmm(edges, "mul", "sum", matrix.weight, values)
             joined[ntype] = torch.cat([joined[ntype], product], 1) if ntype in joined else product
         return joined
 

@@ -153,15 +153,18 @@ def learnt_columns(
         columns: Of the non-zeros of each row, counted from 1, with 0 behind the last.
     """
     widths = tuple(map(table_width, counts))
-    entries = stored = 0.0
+    entries, stored, converted = 0.0, 0, 0
     if columns is not None:
         stored = columns.shape[1]
-        entries = int((columns > 0).sum()) / max(1, len(columns))
+        converted = 0 if columns.dtype == torch.int32 else columns.element_size()
+        # A sum would take 8 bytes a number.
+        entries = int(torch.count_nonzero(columns > 0)) / max(1, len(columns))
     return LearntColumns(
         widths=widths,
         categories=float(sum(c * w for c, w in zip(counts, widths, strict=True))),
         entries=entries,
-        stored_entries=int(stored),
+        stored_entries=stored,
+        converted_bytes=converted,
         columns=sparse_count,
         sparse_width=CategoryTables.widths({}, {"": sparse_count})[""] if sparse_count else 0,
     )

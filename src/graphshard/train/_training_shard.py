@@ -52,6 +52,7 @@ from ._tasks import (
 
 _UNEVEN = 2 / 3  # share of the larger of two classes from which on accuracy says little
 _MOST_NAMED = 3  # relations in a line
+_LAST_COLUMN = 2**31 - 2  # of sparse features
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
 
@@ -581,11 +582,11 @@ def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, Sparse
             or columns.ndim != 2
             or columns.shape != values.shape
             or columns.is_floating_point()
-            or bool((columns < 0).any())
+            or not _are_column_numbers(columns)
         ):
             raise ValueError(
                 f"'feat_columns' and 'feat_values' of '{ntype}' must be two matrices of one shape, "
-                "whole numbers from 0 on and values (got "
+                f"whole numbers from 0 to {_LAST_COLUMN} and values (got "
                 + " and ".join(
                     "none" if c is None else f"{c.dtype} {tuple(c.shape)}"
                     for c in (columns, values)
@@ -593,8 +594,15 @@ def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, Sparse
                 + "); load_dataset(keep_sparse=True) makes them"
             )
         rows = _finite_rows(values, f"{ntype}/feat_values", 2, dtype)
-        sparse[ntype] = SparseFeatures(columns.to(torch.int64), rows)
+        sparse[ntype] = SparseFeatures(columns.to(torch.int32), rows)
     return sparse
+
+
+def _are_column_numbers(columns: Tensor) -> bool:
+    if not columns.numel():
+        return True
+    least, most = columns.aminmax()
+    return int(least) >= 0 and int(most) <= _LAST_COLUMN
 
 
 def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
