@@ -417,7 +417,7 @@ GRAPHSHARD_INLINE RowSpan span_of(const RowBlock<V>& block, int64_t row, int64_t
 
 template <typename V>
 int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
-                    uint8_t* table, int64_t* halos, int num_threads) {
+                    uint8_t* near, uint8_t* table, int64_t* halos, int num_threads) {
   const int64_t bytes = halo_bytes(num_parts);
   std::vector<int64_t> begins;
   find_begins(block, 0, block.num_rows, 0, begins);
@@ -430,10 +430,12 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
     int64_t cut = 0;
     for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
       const int64_t node = block.first_row + r;
+      if (!near[node]) continue;
       uint8_t* const codes = table + node * bytes;
       std::fill_n(codes, bytes, uint8_t{0});
       check_below(parts[node], num_parts);
       const RowSpan span = span_of(block, r, begins[r], begins[r + 1]);
+      bool is_near = false;
       for (int64_t i = span.begin_of_readers; i < span.end; ++i) {
         if (i + kAhead < begins.back()) {
           prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
@@ -442,9 +444,14 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
         check_below(part, num_parts);
         const int code = code_of(codes, part);
         cut += part != parts[node];
+        is_near |= part != parts[node];
         if (code == 0 && part != parts[node]) ++count[part];
         if (code < 2) set_code(codes, part, code + 1);
       }
+      for (int64_t i = span.begin; i < span.begin_of_readers && !is_near; ++i) {
+        is_near = parts[checked_col(block, block.cols[i])] != parts[node];
+      }
+      near[node] = is_near;
     }
     cuts[task] = cut;
   });
@@ -552,7 +559,10 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
   in_batches<PartWeights>(
       block, num_threads,
       [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
-        chosen[row] = static_cast<uint16_t>(best_move(of, row, begin, end, -1).part);
+        const int64_t node = block.first_row + row;
+        chosen[row] = limit.near[node]
+                          ? static_cast<uint16_t>(best_move(of, row, begin, end, -1).part)
+                          : parts[node];
       },
       [&](int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
@@ -571,6 +581,7 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
         halos[move.part] += move.of_new;
         for (const int64_t part : {own, move.part}) prices[part] = price_of(part);
         *limit.budget -= move.loss;
+        for (int64_t i = begin; i < end; ++i) limit.near[block.cols[i]] = 1;
         const int64_t last = span_of(block, row, begin, end).end_of_sources;
         for (int64_t i = begin; i < last; ++i) {
           uint8_t* const codes = limit.table + static_cast<int64_t>(block.cols[i]) * bytes;
@@ -588,8 +599,8 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                                     const uint32_t*, V*, int);                                   \
   template int64_t contract(const RowBlock<V>&, const V*, V*, V*, uint32_t*, int);               \
   template int64_t refine_parts(const RowBlock<V>&, const NodeWeights&, const Refinement&, int); \
-  template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*, \
-                               int);                                                             \
+  template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, uint8_t*, \
+                               int64_t*, int);                                                   \
   template int64_t limit_halos(const RowBlock<V>&, const NodeWeights&, const Refinement&,        \
                                const HaloLimit&, int);
 GRAPHSHARD_MOVES(uint32_t)
