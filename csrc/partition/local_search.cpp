@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "runtime/parallel.h"

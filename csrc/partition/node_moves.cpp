@@ -17,11 +17,20 @@ namespace {
 // Columns ahead of the current one at which what is known of a node is requested from memory.
 constexpr int64_t kAhead = 32;
 
-// The weights of a row's neighbours by label, in the order in which labels first appear.
+// The weights of a row's neighbours by label, in the order in which labels first appear. Few labels
+// are looked through; of more, a table says where each is.
 template <typename V>
 class LabelWeights {
  public:
   void begin(int64_t most) {
+    size_ = 0;
+    if (static_cast<int64_t>(labels_.size()) < most) {
+      labels_.resize(static_cast<size_t>(most));
+      weights_.resize(static_cast<size_t>(most));
+      places_.resize(static_cast<size_t>(most));
+    }
+    is_short_ = most <= kMostLookedThrough;
+    if (is_short_) return;
     // As few as the row needs, in what was made for the longest row so far.
     size_t capacity = 16;
     shift_ = 60;
@@ -31,38 +40,54 @@ class LabelWeights {
     }
     mask_ = capacity - 1;
     if (capacity > slots_.size()) slots_.assign(capacity, kFree);
-    used_.clear();
-    labels_.clear();
-    weights_.clear();
   }
 
   GRAPHSHARD_INLINE void add(V label, int64_t weight) {
+    if (is_short_) {
+      int64_t i = 0;
+      while (i < size_ && labels_[i] != label) ++i;
+      if (i < size_) {
+        weights_[i] += weight;
+      } else {
+        append(label, weight);
+      }
+      return;
+    }
     size_t slot = (static_cast<uint64_t>(label) * 0x9e3779b97f4a7c15ULL) >> shift_;
     while (slots_[slot] != kFree && labels_[slots_[slot]] != label) slot = (slot + 1) & mask_;
     if (slots_[slot] == kFree) {
-      slots_[slot] = static_cast<uint32_t>(labels_.size());
-      used_.push_back(static_cast<uint32_t>(slot));
-      labels_.push_back(label);
-      weights_.push_back(weight);
+      slots_[slot] = static_cast<uint32_t>(size_);
+      places_[size_] = static_cast<uint32_t>(slot);
+      append(label, weight);
     } else {
       weights_[slots_[slot]] += weight;
     }
   }
 
   void end() {
-    for (const uint32_t slot : used_) slots_[slot] = kFree;
+    for (int64_t i = 0; i < size_ && !is_short_; ++i) slots_[places_[i]] = kFree;
   }
 
-  int64_t size() const { return static_cast<int64_t>(labels_.size()); }
+  int64_t size() const { return size_; }
   V label(int64_t i) const { return labels_[i]; }
   int64_t weight(int64_t i) const { return weights_[i]; }
 
  private:
+  static constexpr int64_t kMostLookedThrough = 12;
   static constexpr uint32_t kFree = std::numeric_limits<uint32_t>::max();
+
+  GRAPHSHARD_INLINE void append(V label, int64_t weight) {
+    labels_[size_] = label;
+    weights_[size_] = weight;
+    ++size_;
+  }
+
   std::vector<uint32_t> slots_;
-  std::vector<uint32_t> used_;
+  std::vector<uint32_t> places_;  // of labels among the slots
   std::vector<V> labels_;
   std::vector<int64_t> weights_;
+  int64_t size_ = 0;
+  bool is_short_ = true;
   size_t mask_ = 0;
   int shift_ = 60;
 };

@@ -422,9 +422,7 @@ def shuffled_grid(side: int) -> tuple[Any, Any]:
 
 @pytest.mark.compiled
 def test_searches_straighten_what_single_moves_leave() -> None:
-    """A grid cut along a staircase; straight, the cut is half of that. As searches are drawn: how
-    far they get differs with the numbers of nodes.
-    """
+    """A grid cut along a staircase; straight, the cut is half of that, if searches begin well."""
     side = 24
     row, col = np.divmod(np.arange(side**2), side)
     most, ends = side**2 // 2 + side, np.arange(1, side**2 + 1)

@@ -94,7 +94,7 @@ _REFINE_PASSES = 5
 # See the note on local searches. A search ends after so many moves that gained nothing, and rounds
 # of them after one that gained so small a share of what the first did.
 _BAND_STEPS = 3
-_SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 100, 8
+_SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 60, 8
 # None where more of the edges are cut.
 _MOST_CUT_FOR_SEARCHES = 0.5
 # Passes end when at most one of so many nodes moves.
@@ -598,7 +598,7 @@ def _refine(
     _repair(level, parts, num_parts, limits, num_threads)
     graph = None
     if searches and near is not None and not _fits(level):
-        graph = _band(level, near, parts, num_parts)
+        graph = _band(level, near, parts, num_parts, num_threads)
     if graph is None and passes_by:
         _refine_in_passes(level, parts, num_parts, limits, num_threads)
     if searches and _fits(level):
@@ -623,7 +623,11 @@ def _whole(level: Level) -> _GraphInMemory:
 
 
 def _band(
-    level: Level, near: npt.NDArray[np.bool_], parts: PartNumbers, num_parts: int
+    level: Level,
+    near: npt.NDArray[np.bool_],
+    parts: PartNumbers,
+    num_parts: int,
+    num_threads: int,
 ) -> _GraphInMemory | None:
     """The nodes that are marked; None where they are too many."""
     nodes = np.flatnonzero(near).astype(np.int64, copy=False)
@@ -632,7 +636,7 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
     degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.edges.blocks():
+    for block, _ in level.edges.blocks(num_threads=num_threads):
         is_inside = near[block.first_row : block.first_row + len(block.degrees)]
         if not is_inside.any():
             continue
