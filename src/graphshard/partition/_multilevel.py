@@ -40,7 +40,8 @@ one part, whose halo grows with that.
 [Note: which division]
 METIS's divisions of the last level differ by a tenth in their cut and more in their largest halo.
 The best is the one with the least product of cut and largest halo, both counted on the first level
-(of clusters it is not known who reads whom).
+(of clusters it is not known who reads whom); of graphs above a million ends, among the four with
+the least cut.
 
 [Note: prices of halos]
 The first level is refined for the cut and for the largest halo at once, in passes. A node moves
@@ -116,7 +117,8 @@ _MOST_WEIGHT = 2**30
 _TRIALS = ((200_000, 16), (1_000_000, 4))
 # Or so often, as long as the ends of all last levels are so large a share of those of the first.
 _TRIALS_SHARE, _MOST_TRIALS = 1, 4
-# So many of which are refined on all levels.
+# So many of which are refined on all levels; or, of graphs where that takes long, have their halos
+# counted.
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
@@ -240,6 +242,8 @@ def multilevel_partition(
         levels[-1], trials, num_parts, limits, tolerance, seed, most_cut, num_threads
     )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
+    if not is_small:
+        candidates = candidates[:_FINALISTS]
     if halo_tolerance is not None and len(candidates) > 1:
         candidates = _by_halos(candidates, levels, num_parts, folder, num_threads)
     made: list[tuple[int, int, PartNumbers]] = []
