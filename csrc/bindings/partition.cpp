@@ -317,7 +317,7 @@ int64_t refine(const InVector& degrees, const InVector& cols,
 int64_t search(const InVector& indptr, const InVector& cols, const std::optional<InVector>& weights,
                const std::optional<InMatrix>& node_weights, const OutVector& parts,
                const OutMatrix& loads, const InVector& limits, int64_t num_free, int64_t patience,
-               int64_t rounds, int64_t share) {
+               int64_t rounds, int64_t share, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
   require(rows_in(indptr) == num_nodes + 1, "indptr must have num_nodes + 1 entries");
   require(!weights || weights->shape(0) == cols.shape(0), "weights must have one entry per column");
@@ -331,7 +331,8 @@ int64_t search(const InVector& indptr, const InVector& cols, const std::optional
   const GraphInMemory graph{data_of<int64_t>(indptr), data_of<uint32_t>(cols),
                             data_of<uint32_t>(weights), num_nodes, rows_in(cols)};
   const nb::gil_scoped_release release;
-  return search_moves(graph, of_nodes, refinement, {num_free, patience, rounds, share});
+  return search_moves(graph, of_nodes, refinement, {num_free, patience, rounds, share},
+                      num_threads);
 }
 
 uint8_t* table_of(const OutMatrix& table, int64_t num_nodes, int64_t num_parts) {
@@ -348,12 +349,14 @@ const uint32_t* in_degrees_of(const std::optional<InVector>& in_degrees, const I
 
 int64_t count_of_halos(const InVector& degrees, const InVector& cols,
                        const std::optional<InVector>& in_degrees, int64_t first_row,
-                       const InVector& parts, const OutMatrix& table, const OutVector& halos,
-                       int num_threads) {
+                       const InVector& parts, const OutVector& near, const OutMatrix& table,
+                       const OutVector& halos, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
   require(rows_in(halos) > 0 && rows_in(halos) <= kMostParts, "there must be 1 to 2^16 parts");
-  require_apart({table, halos}, {degrees, cols, in_degrees, parts});
+  require(rows_in(near) == num_nodes, "near must have one entry per node");
+  require_apart({near, table, halos}, {degrees, cols, in_degrees, parts});
   const NodeRange range(first_row, rows_in(degrees), num_nodes);
+  uint8_t* marks = data_of<uint8_t>(near);
   uint8_t* to = table_of(table, num_nodes, rows_in(halos));
   int64_t* counts = data_of<int64_t>(halos);
   const uint16_t* of_nodes = data_of<uint16_t>(parts);
@@ -370,7 +373,7 @@ int64_t count_of_halos(const InVector& degrees, const InVector& cols,
                             in_degrees_of(in_degrees, degrees)};
     const nb::gil_scoped_release release;
     require_degrees(block.degrees, block.num_rows, rows_in(cols));
-    return count_halos<V>(block, of_nodes, rows_in(halos), to, counts, num_threads);
+    return count_halos<V>(block, of_nodes, rows_in(halos), marks, to, counts, num_threads);
   });
 }
 
@@ -378,10 +381,11 @@ int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
                        const std::optional<InVector>& in_degrees, const InVector& batch_ends,
                        int64_t first_row, const std::optional<InMatrix>& node_weights,
                        const OutVector& parts, const OutMatrix& loads, const InVector& limits,
-                       const OutMatrix& table, const OutVector& halos, int64_t largest,
-                       int64_t price, const OutVector& budget, int num_threads) {
+                       const OutVector& near, const OutMatrix& table, const OutVector& halos,
+                       int64_t largest, int64_t price, const OutVector& budget, int num_threads) {
   const int64_t num_nodes = rows_in(parts);
-  require_apart({parts, loads, table, halos, budget},
+  require(rows_in(near) == num_nodes, "near must have one entry per node");
+  require_apart({parts, loads, near, table, halos, budget},
                 {degrees, cols, in_degrees, batch_ends, node_weights, limits});
   require(price >= 0 && price < 1 << 20, "price must be in [0, 2^20)");
   require(largest >= 0 && largest <= num_nodes, "largest must be in [0, num_nodes]");
@@ -389,8 +393,12 @@ int64_t limit_of_halos(const InVector& degrees, const InVector& cols,
   const NodeWeights of_nodes = weights_of(node_weights, num_nodes, limits.shape(0));
   const Refinement refinement = refinement_of(parts, loads, limits, 0);
   require(rows_in(halos) == refinement.num_parts, "halos must have one entry per part");
-  const HaloLimit limit{table_of(table, num_nodes, refinement.num_parts), bounded(halos), largest,
-                        price, bounded(budget)};
+  const HaloLimit limit{data_of<uint8_t>(near),
+                        table_of(table, num_nodes, refinement.num_parts),
+                        bounded(halos),
+                        largest,
+                        price,
+                        bounded(budget)};
   return with_node_type(cols.dtype(), [&](auto node) {
     using V = decltype(node);
     RowBlock<V> block = block_of<V>(degrees, cols, {}, batch_ends, first_row, num_nodes);
@@ -598,15 +606,15 @@ void bind_partition(nb::module_& m) {
   m.def("search_moves", &search, "indptr"_a.noconvert(), "cols"_a.noconvert(),
         "weights"_a.noconvert().none(), "node_weights"_a.noconvert().none(), "parts"_a.noconvert(),
         "loads"_a.noconvert(), "limits"_a.noconvert(), "num_free"_a, "patience"_a, "rounds"_a,
-        "share"_a);
+        "share"_a, "num_threads"_a);
   m.def("count_halos", &count_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
         "in_degrees"_a.noconvert().none(), "first_row"_a, "parts"_a.noconvert(),
-        "table"_a.noconvert(), "halos"_a.noconvert(), "num_threads"_a);
+        "near"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(), "num_threads"_a);
   m.def("limit_halos", &limit_of_halos, "degrees"_a.noconvert(), "cols"_a.noconvert(),
         "in_degrees"_a.noconvert().none(), "batch_ends"_a.noconvert(), "first_row"_a,
         "node_weights"_a.noconvert().none(), "parts"_a.noconvert(), "loads"_a.noconvert(),
-        "limits"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(), "largest"_a,
-        "price"_a, "budget"_a.noconvert(), "num_threads"_a);
+        "limits"_a.noconvert(), "near"_a.noconvert(), "table"_a.noconvert(), "halos"_a.noconvert(),
+        "largest"_a, "price"_a, "budget"_a.noconvert(), "num_threads"_a);
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,

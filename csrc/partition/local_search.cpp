@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
+#include "runtime/parallel.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -15,6 +17,20 @@ namespace {
 // Nodes of more neighbours stay: after each move near one, all its edges would be looked at.
 constexpr int64_t kMostDegree = 512;
 
+// Searches that begin with the same parts: at most so many, and at most one of so many that a round
+// is expected to make, as two of them may do the same.
+constexpr size_t kMostInBatch = 128;
+constexpr size_t kBatches = 32;
+constexpr size_t kFirstSearches = 8;  // whose moves are a guess
+constexpr int64_t kMostPatience = 1 << 20;
+
+// In rounds, seeds of searches, and these over nodes, from which on nodes are ordered first.
+constexpr int64_t kMostRounds = 1 << 20;
+constexpr int64_t kOrderedShare = 4;
+
+// Each thread has about 20 bytes for each node.
+constexpr int kMostSearchers = 16;
+
 // Numbers that look drawn, of a counter.
 GRAPHSHARD_INLINE uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -22,50 +38,204 @@ GRAPHSHARD_INLINE uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-class Search {
- public:
-  Search(const GraphInMemory& graph, const NodeWeights& weights, const Refinement& refinement,
-         const SearchLimits& limits)
-      : graph_(graph),
-        weights_(weights),
-        refinement_(refinement),
-        num_free_(limits.num_free),
-        patience_(limits.patience),
-        of_parts_(static_cast<size_t>(refinement.num_parts), 0),
-        planned_(static_cast<size_t>(limits.num_free), Plan{0, 0, 0}),
-        has_moved_(static_cast<size_t>(limits.num_free), 0) {}
+bool is_on_boundary(const GraphInMemory& graph, const uint16_t* parts, int64_t node) {
+  for (int64_t i = graph.indptr[node]; i < graph.indptr[node + 1]; ++i) {
+    if (parts[graph.cols[i]] != parts[node]) return true;
+  }
+  return false;
+}
 
-  // Searches from all nodes on boundaries; what they gained.
-  int64_t round(int64_t number) {
-    std::vector<uint32_t> seeds;
-    for (int64_t node = 0; node < num_free_; ++node) {
-      if (degree(node) > kMostDegree) continue;
-      const uint16_t own = refinement_.parts[node];
-      for (int64_t i = graph_.indptr[node]; i < graph_.indptr[node + 1]; ++i) {
-        if (refinement_.parts[graph_.cols[i]] != own) {
-          seeds.push_back(static_cast<uint32_t>(node));
-          break;
+// The nodes as a walk comes by them, breadth first.
+std::vector<uint32_t> walked_nodes(const GraphInMemory& graph, int64_t num_free) {
+  std::vector<uint8_t> is_reached(static_cast<size_t>(num_free), 0);
+  std::vector<uint32_t> nodes;
+  nodes.reserve(static_cast<size_t>(graph.num_nodes));
+  const auto reach = [&](uint32_t node) {
+    if (node >= num_free || is_reached[node]) return;
+    is_reached[node] = 1;
+    nodes.push_back(node);
+  };
+  for (int64_t start = 0; start < num_free; ++start) {
+    size_t next = nodes.size();
+    reach(static_cast<uint32_t>(start));
+    for (; next < nodes.size(); ++next) {
+      const uint32_t node = nodes[next];
+      for (int64_t i = graph.indptr[node]; i < graph.indptr[node + 1]; ++i) reach(graph.cols[i]);
+    }
+  }
+  for (int64_t node = num_free; node < graph.num_nodes; ++node) {
+    nodes.push_back(static_cast<uint32_t>(node));
+  }
+  return nodes;
+}
+
+// A graph with its nodes in another order, so that what is near each other is so in memory.
+class OrderedGraph {
+ public:
+  OrderedGraph(const GraphInMemory& graph, const NodeWeights& weights, std::vector<uint32_t> nodes,
+               int num_threads)
+      : nodes(std::move(nodes)) {
+    const size_t num_nodes = static_cast<size_t>(graph.num_nodes);
+    const int64_t num_constraints = weights.num_constraints;
+    std::vector<uint32_t> numbers(num_nodes);
+    indptr_.resize(num_nodes + 1);
+    for (size_t node = 0; node < num_nodes; ++node) {
+      const uint32_t old = this->nodes[node];
+      numbers[old] = static_cast<uint32_t>(node);
+      indptr_[node + 1] = indptr_[node] + graph.indptr[old + 1] - graph.indptr[old];
+    }
+    cols_.resize(static_cast<size_t>(graph.num_edges));
+    if (graph.weights) weights_.resize(static_cast<size_t>(graph.num_edges));
+    if (weights.of_nodes) of_nodes_.resize(num_nodes * static_cast<size_t>(num_constraints));
+    const int64_t tasks = num_parts(graph.num_nodes, 1 << 14, num_threads);
+    run_tasks(tasks, num_threads, [&](int64_t task) {
+      const int64_t last = part_begin(graph.num_nodes, task + 1, tasks);
+      for (int64_t node = part_begin(graph.num_nodes, task, tasks); node < last; ++node) {
+        const int64_t old = this->nodes[node];
+        int64_t to = indptr_[node];
+        for (int64_t i = graph.indptr[old]; i < graph.indptr[old + 1]; ++i, ++to) {
+          cols_[to] = numbers[graph.cols[i]];
+          if (graph.weights) weights_[to] = graph.weights[i];
+        }
+        for (int64_t j = 0; weights.of_nodes && j < num_constraints; ++j) {
+          of_nodes_[node * num_constraints + j] = weights.of_nodes[old * num_constraints + j];
         }
       }
+    });
+    this->graph = {indptr_.data(), cols_.data(), graph.weights ? weights_.data() : nullptr,
+                   graph.num_nodes, graph.num_edges};
+    this->weights = {weights.of_nodes ? of_nodes_.data() : nullptr, num_constraints};
+  }
+
+  const std::vector<uint32_t> nodes;  // which they were
+  GraphInMemory graph;
+  NodeWeights weights;
+
+ private:
+  std::vector<int64_t> indptr_;
+  std::vector<uint32_t> cols_;
+  std::vector<uint32_t> weights_;
+  std::vector<uint32_t> of_nodes_;
+};
+
+struct Move {
+  uint32_t node;
+  uint16_t part;  // where it goes
+};
+
+// The part of each node, and what parts weigh.
+class Division {
+ public:
+  Division(const NodeWeights& weights, const Refinement& refinement, int64_t num_nodes)
+      : loads(refinement.loads, refinement.loads + refinement.num_parts * weights.num_constraints),
+        parts(refinement.parts, refinement.parts + num_nodes),
+        weights_(weights),
+        limits_(refinement.limits) {}
+
+  std::vector<int64_t> loads;
+  std::vector<uint16_t> parts;
+
+  bool has_room(int64_t node, int64_t part) const {
+    const int64_t count = weights_.num_constraints;
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t weight = weight_of(node, j);
+      if (weight > 0 && loads[part * count + j] + weight > limits_[j]) return false;
     }
-    std::fill(has_moved_.begin(), has_moved_.end(), uint8_t{0});
-    for (size_t i = seeds.size(); i > 1; --i) {
-      const uint64_t drawn = mixed(static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15ULL + i);
-      std::swap(seeds[i - 1], seeds[drawn % i]);
+    return true;
+  }
+
+  // Returns what takes it back.
+  Move move(const Move& move) {
+    const int64_t count = weights_.num_constraints;
+    const uint16_t own = parts[move.node];
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t weight = weight_of(move.node, j);
+      loads[own * count + j] -= weight;
+      loads[move.part * count + j] += weight;
     }
-    int64_t gained = 0;
-    for (const uint32_t seed : seeds) {
-      if (!has_moved_[seed]) gained += search(seed);
+    parts[move.node] = move.part;
+    return {move.node, own};
+  }
+
+ private:
+  int64_t weight_of(int64_t node, int64_t constraint) const {
+    return weights_.of_nodes ? weights_.of_nodes[node * weights_.num_constraints + constraint] : 1;
+  }
+
+  const NodeWeights weights_;
+  const int64_t* const limits_;
+};
+
+// The moves of a search, of which the first ones, up to its best moment, are good.
+struct Outcome {
+  std::vector<Move> moves;
+  size_t num_good = 0;
+};
+
+// Searches by one thread, each of which begins with the same parts.
+class Searcher {
+ public:
+  Searcher(const GraphInMemory& graph, const Division& division, const std::vector<uint8_t>& stays,
+           int64_t num_parts, const SearchLimits& limits)
+      : division(division),
+        graph_(graph),
+        stays_(stays),
+        num_free_(limits.num_free),
+        patience_(limits.patience),
+        of_parts_(static_cast<size_t>(num_parts), 0),
+        planned_(static_cast<size_t>(limits.num_free)) {}
+
+  // As it is at the beginning of each search.
+  Division division;
+
+  void search(uint32_t seed, Outcome& outcome) {
+    std::vector<Move>& moves = outcome.moves;
+    moves.clear();
+    outcome.num_good = 0;
+    back_.clear();
+    queue_.clear();
+    if (version_ >> 31) {
+      std::fill(planned_.begin(), planned_.end(), Plan{});
+      version_ = 0;
     }
-    return gained;
+    first_version_ = version_ + 1;
+    int64_t total = 0;
+    int64_t best = 0;
+    plan(seed);
+    while (!queue_.empty() && static_cast<int64_t>(moves.size() - outcome.num_good) < patience_) {
+      std::pop_heap(queue_.begin(), queue_.end());
+      const Entry entry = queue_.back();
+      queue_.pop_back();
+      Plan& planned = planned_[entry.node];
+      if (planned.version != entry.version) continue;
+      if (!division.has_room(entry.node, planned.part)) {
+        planned.version = 0;
+        plan(entry.node);
+        continue;
+      }
+      planned.has_moved = true;
+      moves.push_back({entry.node, planned.part});
+      back_.push_back(division.move(moves.back()));
+      total += planned.gain;
+      if (total > best) {
+        best = total;
+        outcome.num_good = moves.size();
+      }
+      for (int64_t i = graph_.indptr[entry.node]; i < graph_.indptr[entry.node + 1]; ++i) {
+        const uint32_t other = graph_.cols[i];
+        if (other < num_free_ && !stays_[other]) plan(other);
+      }
+    }
+    for (; !back_.empty(); back_.pop_back()) division.move(back_.back());
   }
 
  private:
   // The best move of a node; the entry of the queue with the same version is the valid one.
   struct Plan {
-    int64_t gain;
-    uint32_t version;  // 0: there is none
-    uint16_t part;
+    int64_t gain = 0;
+    uint32_t version = 0;  // less than the first of this search: there is none
+    uint16_t part = 0;
+    bool has_moved = false;  // in the search of the version
   };
   struct Entry {
     int64_t gain;
@@ -76,47 +246,22 @@ class Search {
       return gain != other.gain ? gain < other.gain : version < other.version;
     }
   };
-  struct Move {
-    uint32_t node;
-    uint16_t from;
-  };
-
-  int64_t degree(int64_t node) const { return graph_.indptr[node + 1] - graph_.indptr[node]; }
-
-  bool has_room(int64_t node, int64_t part) const {
-    const int64_t count = weights_.num_constraints;
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t weight = weights_.of_nodes ? weights_.of_nodes[node * count + j] : 1;
-      if (weight > 0 && refinement_.loads[part * count + j] + weight > refinement_.limits[j]) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  void move(int64_t node, uint16_t part) {
-    const int64_t count = weights_.num_constraints;
-    const int64_t own = refinement_.parts[node];
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t weight = weights_.of_nodes ? weights_.of_nodes[node * count + j] : 1;
-      refinement_.loads[own * count + j] -= weight;
-      refinement_.loads[part * count + j] += weight;
-    }
-    refinement_.parts[node] = part;
-  }
 
   // Looks for the best move of a node, which becomes an entry of the queue if it is a new one.
   void plan(uint32_t node) {
-    const uint16_t own = refinement_.parts[node];
+    Plan& planned = planned_[node];
+    const bool has_plan = planned.version >= first_version_;
+    if (has_plan && planned.has_moved) return;
+    const uint16_t own = division.parts[node];
     for (int64_t i = graph_.indptr[node]; i < graph_.indptr[node + 1]; ++i) {
-      const uint16_t part = refinement_.parts[graph_.cols[i]];
+      const uint16_t part = division.parts[graph_.cols[i]];
       if (of_parts_[part] == 0) touched_.push_back(part);
       of_parts_[part] += graph_.weights ? graph_.weights[i] : 1;
     }
     int64_t best = std::numeric_limits<int64_t>::min();
     uint16_t target = own;
     for (const uint16_t part : touched_) {
-      if (part != own && of_parts_[part] > best && has_room(node, part)) {
+      if (part != own && of_parts_[part] > best && division.has_room(node, part)) {
         best = of_parts_[part];
         target = part;
       }
@@ -124,73 +269,152 @@ class Search {
     const int64_t gain = target == own ? 0 : best - of_parts_[own];
     for (const uint16_t part : touched_) of_parts_[part] = 0;
     touched_.clear();
-    Plan& planned = planned_[node];
     if (target == own) {
       planned.version = 0;
       return;
     }
-    if (planned.version != 0 && planned.gain == gain && planned.part == target) return;
-    planned = {gain, ++version_, target};
-    reached_.push_back(node);
+    if (has_plan && planned.gain == gain && planned.part == target) return;
+    planned = {gain, ++version_, target, false};
     queue_.push_back({gain, version_, node});
     std::push_heap(queue_.begin(), queue_.end());
   }
 
-  // One search; what was gained.
-  int64_t search(uint32_t seed) {
-    moves_.clear();
-    version_ = 0;
-    int64_t total = 0;
-    int64_t best = 0;
-    size_t kept = 0;  // moves up to the best moment
-    plan(seed);
-    while (!queue_.empty() && static_cast<int64_t>(moves_.size() - kept) < patience_) {
-      std::pop_heap(queue_.begin(), queue_.end());
-      const Entry entry = queue_.back();
-      queue_.pop_back();
-      Plan& planned = planned_[entry.node];
-      if (planned.version != entry.version) continue;
-      planned.version = 0;
-      if (!has_room(entry.node, planned.part)) {
-        plan(entry.node);
-        continue;
-      }
-      moves_.push_back({entry.node, refinement_.parts[entry.node]});
-      has_moved_[entry.node] = 1;
-      move(entry.node, planned.part);
-      total += planned.gain;
-      if (total > best) {
-        best = total;
-        kept = moves_.size();
-      }
-      for (int64_t i = graph_.indptr[entry.node]; i < graph_.indptr[entry.node + 1]; ++i) {
-        const uint32_t other = graph_.cols[i];
-        if (other < num_free_ && !has_moved_[other] && degree(other) <= kMostDegree) plan(other);
-      }
-    }
-    while (moves_.size() > kept) {
-      move(moves_.back().node, moves_.back().from);
-      moves_.pop_back();
-    }
-    for (const uint32_t node : reached_) planned_[node].version = 0;
-    reached_.clear();
-    queue_.clear();
-    return best;
-  }
-
   const GraphInMemory& graph_;
-  const NodeWeights& weights_;
-  const Refinement& refinement_;
+  const std::vector<uint8_t>& stays_;
   const int64_t num_free_;
   const int64_t patience_;
   std::vector<int64_t> of_parts_;
   std::vector<uint16_t> touched_;
   std::vector<Plan> planned_;
-  std::vector<uint8_t> has_moved_;
   std::vector<Entry> queue_;
-  std::vector<uint32_t> reached_;
-  std::vector<Move> moves_;
+  std::vector<Move> back_;
   uint32_t version_ = 0;
+  uint32_t first_version_ = 1;
+};
+
+class Rounds {
+ public:
+  Rounds(const GraphInMemory& graph, const NodeWeights& weights, const Refinement& refinement,
+         const SearchLimits& limits, int num_threads)
+      : graph_(graph),
+        limits_(limits),
+        division_(weights, refinement, graph.num_nodes),
+        stays_(static_cast<size_t>(limits.num_free), 0) {
+    searchers_.reserve(static_cast<size_t>(num_threads));
+    for (int thread = 0; thread < num_threads; ++thread) {
+      searchers_.emplace_back(graph, division_, stays_, refinement.num_parts, limits);
+    }
+  }
+
+  // Rounds until they gain little; what they gained.
+  int64_t run(const Refinement& refinement) {
+    int64_t first = 0;
+    int64_t total = 0;
+    for (int64_t number = 0; number < limits_.rounds; ++number) {
+      const int64_t gained = round(number);
+      total += gained;
+      if (number == 0) first = gained;
+      if (gained * limits_.share <= first) break;
+    }
+    std::copy(division_.loads.begin(), division_.loads.end(), refinement.loads);
+    std::copy(division_.parts.begin(), division_.parts.end(), refinement.parts);
+    return total;
+  }
+
+ private:
+  // Searches from all nodes on boundaries; what they gained.
+  int64_t round(int64_t number) {
+    const std::vector<uint32_t> seeds = drawn_seeds(number);
+    std::vector<uint32_t> batch;
+    // A search moves as many seeds, it is taken, as those before moved nodes; at first, many.
+    size_t num_searches = kFirstSearches;
+    size_t num_moves =
+        kFirstSearches * static_cast<size_t>(std::min<int64_t>(limits_.patience, kMostPatience));
+    int64_t gained = 0;
+    for (size_t next = 0; next < seeds.size();) {
+      const size_t expected = (seeds.size() - next) * num_searches / num_moves;
+      const size_t most = std::clamp<size_t>(expected / kBatches, 1, kMostInBatch);
+      batch.clear();
+      for (; next < seeds.size() && batch.size() < most; ++next) {
+        if (!stays_[seeds[next]]) batch.push_back(seeds[next]);
+      }
+      gained += searches(batch);
+      num_searches += batch.size();
+      for (size_t i = 0; i < batch.size(); ++i) num_moves += outcomes_[i].moves.size();
+    }
+    return gained;
+  }
+
+  std::vector<uint32_t> drawn_seeds(int64_t number) {
+    std::vector<uint32_t> seeds;
+    for (int64_t node = 0; node < limits_.num_free; ++node) {
+      stays_[node] = graph_.indptr[node + 1] - graph_.indptr[node] > kMostDegree;
+      if (!stays_[node] && is_on_boundary(graph_, division_.parts.data(), node)) {
+        seeds.push_back(static_cast<uint32_t>(node));
+      }
+    }
+    for (size_t i = seeds.size(); i > 1; --i) {
+      const uint64_t drawn = mixed(static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15ULL + i);
+      std::swap(seeds[i - 1], seeds[drawn % i]);
+    }
+    return seeds;
+  }
+
+  // All search with the parts as they are; then what is good is made in the order of the seeds.
+  int64_t searches(const std::vector<uint32_t>& seeds) {
+    if (outcomes_.size() < seeds.size()) outcomes_.resize(seeds.size());
+    const size_t tasks = std::min(searchers_.size(), seeds.size());
+    run_tasks(static_cast<int64_t>(tasks), static_cast<int>(tasks), [&](int64_t task) {
+      for (size_t i = static_cast<size_t>(task); i < seeds.size(); i += tasks) {
+        searchers_[task].search(seeds[i], outcomes_[i]);
+      }
+    });
+    int64_t gained = 0;
+    made_.clear();
+    for (size_t i = 0; i < seeds.size(); ++i) gained += make(outcomes_[i]);
+    for (Searcher& searcher : searchers_) {
+      for (const Move& move : made_) searcher.division.move(move);
+    }
+    return gained;
+  }
+
+  // Makes the good moves of a search, up to the moment that is the best one now: searches of the
+  // same batch may have moved what is near.
+  int64_t make(const Outcome& outcome) {
+    for (const Move& move : outcome.moves) stays_[move.node] = 1;
+    int64_t total = 0;
+    int64_t best = 0;
+    back_.clear();
+    size_t num_good = 0;
+    for (size_t i = 0; i < outcome.num_good; ++i) {
+      const Move& move = outcome.moves[i];
+      if (!division_.has_room(move.node, move.part)) break;
+      const uint16_t own = division_.parts[move.node];
+      for (int64_t e = graph_.indptr[move.node]; e < graph_.indptr[move.node + 1]; ++e) {
+        const uint16_t part = division_.parts[graph_.cols[e]];
+        const int64_t weight = graph_.weights ? graph_.weights[e] : 1;
+        total += (part == move.part ? weight : 0) - (part == own ? weight : 0);
+      }
+      back_.push_back(division_.move(move));
+      if (total > best) {
+        best = total;
+        num_good = back_.size();
+      }
+    }
+    for (; back_.size() > num_good; back_.pop_back()) division_.move(back_.back());
+    made_.insert(made_.end(), outcome.moves.begin(),
+                 outcome.moves.begin() + static_cast<int64_t>(num_good));
+    return best;
+  }
+
+  const GraphInMemory& graph_;
+  const SearchLimits& limits_;
+  Division division_;
+  std::vector<uint8_t> stays_;  // what has moved in this round, or has too many neighbours
+  std::vector<Searcher> searchers_;
+  std::vector<Outcome> outcomes_;
+  std::vector<Move> made_;
+  std::vector<Move> back_;
 };
 
 void check(const GraphInMemory& graph, const Refinement& refinement) {
@@ -212,18 +436,26 @@ void check(const GraphInMemory& graph, const Refinement& refinement) {
 }  // namespace
 
 int64_t search_moves(const GraphInMemory& graph, const NodeWeights& weights,
-                     const Refinement& refinement, const SearchLimits& limits) {
+                     const Refinement& refinement, const SearchLimits& limits, int num_threads) {
   check(graph, refinement);
-  Search search(graph, weights, refinement, limits);
-  int64_t first = 0;
-  int64_t total = 0;
-  for (int64_t number = 0; number < limits.rounds; ++number) {
-    const int64_t gained = search.round(number);
-    total += gained;
-    if (number == 0) first = gained;
-    if (gained * limits.share <= first) break;
+  num_threads = std::clamp(num_threads, 1, kMostSearchers);
+  int64_t num_seeds = 0;
+  for (int64_t node = 0; node < limits.num_free; ++node) {
+    num_seeds += is_on_boundary(graph, refinement.parts, node);
   }
-  return total;
+  if (std::min(limits.rounds, kMostRounds) * num_seeds <= graph.num_nodes / kOrderedShare) {
+    return Rounds(graph, weights, refinement, limits, num_threads).run(refinement);
+  }
+  const OrderedGraph ordered(graph, weights, walked_nodes(graph, limits.num_free), num_threads);
+  std::vector<uint16_t> parts;
+  parts.reserve(ordered.nodes.size());
+  for (const uint32_t node : ordered.nodes) parts.push_back(refinement.parts[node]);
+  Refinement of_ordered = refinement;
+  of_ordered.parts = parts.data();
+  Rounds rounds(ordered.graph, ordered.weights, of_ordered, limits, num_threads);
+  const int64_t gained = rounds.run(of_ordered);
+  for (size_t i = 0; i < parts.size(); ++i) refinement.parts[ordered.nodes[i]] = parts[i];
+  return gained;
 }
 
 }  // namespace graphshard

@@ -31,8 +31,10 @@ struct SearchLimits {
 
 // Rounds of searches, each from all nodes on boundaries, in an order that is drawn. In a round a
 // node moves at most once, into parts with room for it; the refinement's allowed_loss is not looked
-// at. One thread. Returns by how much the cut got smaller, each edge counted once.
+// at. Searches come in batches: all of a batch begin with the same parts, in any number of threads;
+// then their moves are made one after another, as far as they still gain (node_moves.h, note on
+// repeatable moves). Returns by how much the cut got smaller, each edge counted once.
 int64_t search_moves(const GraphInMemory& graph, const NodeWeights& weights,
-                     const Refinement& refinement, const SearchLimits& limits);
+                     const Refinement& refinement, const SearchLimits& limits, int num_threads);
 
 }  // namespace graphshard

@@ -17,11 +17,20 @@ namespace {
 // Columns ahead of the current one at which what is known of a node is requested from memory.
 constexpr int64_t kAhead = 32;
 
-// The weights of a row's neighbours by label, in the order in which labels first appear.
+// The weights of a row's neighbours by label, in the order in which labels first appear. Few labels
+// are looked through; of more, a table says where each is.
 template <typename V>
 class LabelWeights {
  public:
   void begin(int64_t most) {
+    size_ = 0;
+    if (static_cast<int64_t>(labels_.size()) < most) {
+      labels_.resize(static_cast<size_t>(most));
+      weights_.resize(static_cast<size_t>(most));
+      places_.resize(static_cast<size_t>(most));
+    }
+    is_short_ = most <= kMostLookedThrough;
+    if (is_short_) return;
     // As few as the row needs, in what was made for the longest row so far.
     size_t capacity = 16;
     shift_ = 60;
@@ -31,38 +40,54 @@ class LabelWeights {
     }
     mask_ = capacity - 1;
     if (capacity > slots_.size()) slots_.assign(capacity, kFree);
-    used_.clear();
-    labels_.clear();
-    weights_.clear();
   }
 
   GRAPHSHARD_INLINE void add(V label, int64_t weight) {
+    if (is_short_) {
+      int64_t i = 0;
+      while (i < size_ && labels_[i] != label) ++i;
+      if (i < size_) {
+        weights_[i] += weight;
+      } else {
+        append(label, weight);
+      }
+      return;
+    }
     size_t slot = (static_cast<uint64_t>(label) * 0x9e3779b97f4a7c15ULL) >> shift_;
     while (slots_[slot] != kFree && labels_[slots_[slot]] != label) slot = (slot + 1) & mask_;
     if (slots_[slot] == kFree) {
-      slots_[slot] = static_cast<uint32_t>(labels_.size());
-      used_.push_back(static_cast<uint32_t>(slot));
-      labels_.push_back(label);
-      weights_.push_back(weight);
+      slots_[slot] = static_cast<uint32_t>(size_);
+      places_[size_] = static_cast<uint32_t>(slot);
+      append(label, weight);
     } else {
       weights_[slots_[slot]] += weight;
     }
   }
 
   void end() {
-    for (const uint32_t slot : used_) slots_[slot] = kFree;
+    for (int64_t i = 0; i < size_ && !is_short_; ++i) slots_[places_[i]] = kFree;
   }
 
-  int64_t size() const { return static_cast<int64_t>(labels_.size()); }
+  int64_t size() const { return size_; }
   V label(int64_t i) const { return labels_[i]; }
   int64_t weight(int64_t i) const { return weights_[i]; }
 
  private:
+  static constexpr int64_t kMostLookedThrough = 12;
   static constexpr uint32_t kFree = std::numeric_limits<uint32_t>::max();
+
+  GRAPHSHARD_INLINE void append(V label, int64_t weight) {
+    labels_[size_] = label;
+    weights_[size_] = weight;
+    ++size_;
+  }
+
   std::vector<uint32_t> slots_;
-  std::vector<uint32_t> used_;
+  std::vector<uint32_t> places_;  // of labels among the slots
   std::vector<V> labels_;
   std::vector<int64_t> weights_;
+  int64_t size_ = 0;
+  bool is_short_ = true;
   size_t mask_ = 0;
   int shift_ = 60;
 };
@@ -417,7 +442,7 @@ GRAPHSHARD_INLINE RowSpan span_of(const RowBlock<V>& block, int64_t row, int64_t
 
 template <typename V>
 int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
-                    uint8_t* table, int64_t* halos, int num_threads) {
+                    uint8_t* near, uint8_t* table, int64_t* halos, int num_threads) {
   const int64_t bytes = halo_bytes(num_parts);
   std::vector<int64_t> begins;
   find_begins(block, 0, block.num_rows, 0, begins);
@@ -430,10 +455,12 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
     int64_t cut = 0;
     for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
       const int64_t node = block.first_row + r;
+      if (!near[node]) continue;
       uint8_t* const codes = table + node * bytes;
       std::fill_n(codes, bytes, uint8_t{0});
       check_below(parts[node], num_parts);
       const RowSpan span = span_of(block, r, begins[r], begins[r + 1]);
+      bool is_near = false;
       for (int64_t i = span.begin_of_readers; i < span.end; ++i) {
         if (i + kAhead < begins.back()) {
           prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
@@ -442,9 +469,14 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
         check_below(part, num_parts);
         const int code = code_of(codes, part);
         cut += part != parts[node];
+        is_near |= part != parts[node];
         if (code == 0 && part != parts[node]) ++count[part];
         if (code < 2) set_code(codes, part, code + 1);
       }
+      for (int64_t i = span.begin; i < span.begin_of_readers && !is_near; ++i) {
+        is_near = parts[checked_col(block, block.cols[i])] != parts[node];
+      }
+      near[node] = is_near;
     }
     cuts[task] = cut;
   });
@@ -552,7 +584,10 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
   in_batches<PartWeights>(
       block, num_threads,
       [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
-        chosen[row] = static_cast<uint16_t>(best_move(of, row, begin, end, -1).part);
+        const int64_t node = block.first_row + row;
+        chosen[row] = limit.near[node]
+                          ? static_cast<uint16_t>(best_move(of, row, begin, end, -1).part)
+                          : parts[node];
       },
       [&](int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
@@ -571,6 +606,7 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
         halos[move.part] += move.of_new;
         for (const int64_t part : {own, move.part}) prices[part] = price_of(part);
         *limit.budget -= move.loss;
+        for (int64_t i = begin; i < end; ++i) limit.near[block.cols[i]] = 1;
         const int64_t last = span_of(block, row, begin, end).end_of_sources;
         for (int64_t i = begin; i < last; ++i) {
           uint8_t* const codes = limit.table + static_cast<int64_t>(block.cols[i]) * bytes;
@@ -588,8 +624,8 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
                                     const uint32_t*, V*, int);                                   \
   template int64_t contract(const RowBlock<V>&, const V*, V*, V*, uint32_t*, int);               \
   template int64_t refine_parts(const RowBlock<V>&, const NodeWeights&, const Refinement&, int); \
-  template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, int64_t*, \
-                               int);                                                             \
+  template int64_t count_halos(const RowBlock<V>&, const uint16_t*, int64_t, uint8_t*, uint8_t*, \
+                               int64_t*, int);                                                   \
   template int64_t limit_halos(const RowBlock<V>&, const NodeWeights&, const Refinement&,        \
                                const HaloLimit&, int);
 GRAPHSHARD_MOVES(uint32_t)

@@ -80,17 +80,20 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
 // Bytes of a node in a table of such numbers.
 constexpr int64_t halo_bytes(int64_t num_parts) { return (num_parts + 3) / 4; }
 
-// Writes the numbers of each row's node to `table`, [num_nodes, halo_bytes(num_parts)], and adds to
-// halos[part] how many of these nodes are in the halo of a part. Returns how many edges of these
-// nodes lead to other parts.
+// Of the nodes that are `near` a boundary, and, for those of the block, then no longer unless they
+// have neighbours in another part: writes the numbers of each row's node to `table`, [num_nodes,
+// halo_bytes(num_parts)], and adds to halos[part] how many of these nodes are in the halo of a
+// part. Others have all neighbours in their part. Returns how many edges of these nodes lead to
+// other parts.
 template <typename V>
 int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
-                    uint8_t* table, int64_t* halos, int num_threads);
+                    uint8_t* near, uint8_t* table, int64_t* halos, int num_threads);
 
 // What an edge that is cut costs.
 constexpr int64_t kEdgePrice = 256;
 
 struct HaloLimit {
+  uint8_t* near;  // of each node whether it may have neighbours in another part; moves
   uint8_t* table;
   int64_t* halos;   // [num_parts]; as they are expected to become
   int64_t largest;  // the most that a halo may grow to

@@ -551,6 +551,7 @@ def search_moves(
     patience: int,  # moves without a better moment that end a search
     rounds: int,  # at most
     share: int,  # no round follows one that gained no more than the first one's / share
+    num_threads: int,
 ) -> int:
     """By how much the cut got smaller."""
 
@@ -560,11 +561,12 @@ def count_halos(
     in_degrees: Any,  # [num_rows] uint32: so many first columns are sources; None: each is both
     first_row: int,
     parts: Any,  # [num_nodes] uint16
-    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows are written: edges into parts
+    near: Any,  # [num_nodes] uint8, rows are written: 0 for all neighbours in the node's part
+    table: Any,  # [num_nodes, (num_parts + 3) // 4] uint8, rows near others: edges into parts
     halos: Any,  # [num_parts] int64, added to
     num_threads: int,
 ) -> int:
-    """How many edges lead out of these nodes to other parts."""
+    """How many edges lead out of these nodes to other parts; counts only nodes that are near."""
 
 def limit_halos(
     degrees: Any,  # [num_rows] uint32
@@ -576,6 +578,7 @@ def limit_halos(
     parts: Any,  # [num_nodes] uint16, written
     loads: Any,  # [num_parts, num_constraints] int64, written
     limits: Any,  # [num_constraints] int64
+    near: Any,  # as count_halos writes it; written
     table: Any,  # as count_halos writes it; written
     halos: Any,  # [num_parts] int64, written
     largest: int,  # the most that a halo may grow to

@@ -415,18 +415,21 @@ def _partition_calls() -> list[Recorded]:
             "search_moves",
             (
                 *(array([0, 2, 4, 6, 8], i64), cols, ones, None, parts.clone()),
-                *(array([[2], [2]], i64), array([3], i64), 4, 9, 2, 9),
+                *(array([[2], [2]], i64), array([3], i64), 4, 9, 2, 9, 1),
             ),
         ),
         Recorded(
             "count_halos",
-            (degrees, cols, degrees.clone(), 0, parts, records[:4].view(4, 1), ends * 0, 1),
+            (
+                *(degrees, cols, degrees.clone(), 0, parts, array([1] * 4, u8)),
+                *(records[:4].view(4, 1), ends * 0, 1),
+            ),
         ),
         Recorded(
             "limit_halos",
             (
                 *(*block, parts.clone(), array([[2], [2]], i64), array([3], i64)),
-                *(array([[6], [5], [5], [6]], u8), array([2, 2], i64), 2, 99),
+                *(array([1] * 4, u8), array([[6], [5], [5], [6]], u8), array([2, 2], i64), 2, 99),
                 *(array([9], i64), 1),
             ),
         ),

@@ -302,7 +302,9 @@ class SortedEdges:
                 firsts = _read_items(self.folder / "firsts.u32", "uint32", some, len(degrees))
             ends = np.arange(1, len(degrees) + 1) if batches is None else batches(degrees)
             # Edges up to the end of each batch.
-            totals = np.cumsum(degrees, dtype=np.int64)[ends - 1]
+            totals = np.cumsum(degrees, dtype=np.int64)
+            if batches is not None:
+                totals = totals[ends - 1]
             batch, done = 0, 0
             while batch < len(ends):
                 stop = int(np.searchsorted(totals, done + most_edges, side="right"))

@@ -40,7 +40,8 @@ one part, whose halo grows with that.
 [Note: which division]
 METIS's divisions of the last level differ by a tenth in their cut and more in their largest halo.
 The best is the one with the least product of cut and largest halo, both counted on the first level
-(of clusters it is not known who reads whom).
+(of clusters it is not known who reads whom); of graphs above a million ends, among the four with
+the least cut.
 
 [Note: prices of halos]
 The first level is refined for the cut and for the largest halo at once, in passes. A node moves
@@ -56,6 +57,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ _REFINE_PASSES = 5
 # See the note on local searches. A search ends after so many moves that gained nothing, and rounds
 # of them after one that gained so small a share of what the first did.
 _BAND_STEPS = 3
-_SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 100, 8
+_SEARCH_ROUNDS, _SEARCH_PATIENCE, _SEARCH_SHARE = 10, 60, 8
 # None where more of the edges are cut.
 _MOST_CUT_FOR_SEARCHES = 0.5
 # Passes end when at most one of so many nodes moves.
@@ -115,7 +117,8 @@ _MOST_WEIGHT = 2**30
 _TRIALS = ((200_000, 16), (1_000_000, 4))
 # Or so often, as long as the ends of all last levels are so large a share of those of the first.
 _TRIALS_SHARE, _MOST_TRIALS = 1, 4
-# So many of which are refined on all levels.
+# So many of which are refined on all levels; or, of graphs where that takes long, have their halos
+# counted.
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
@@ -239,6 +242,8 @@ def multilevel_partition(
         levels[-1], trials, num_parts, limits, tolerance, seed, most_cut, num_threads
     )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
+    if not is_small:
+        candidates = candidates[:_FINALISTS]
     if halo_tolerance is not None and len(candidates) > 1:
         candidates = _by_halos(candidates, levels, num_parts, folder, num_threads)
     made: list[tuple[int, int, PartNumbers]] = []
@@ -259,7 +264,7 @@ def multilevel_partition(
             )
             near = None
             if depth > 0 and graph is not None and not _fits(levels[depth - 1]):
-                near = _near_boundaries(graph, current.num_nodes, parts)
+                near = _near_boundaries(graph, current.num_nodes, parts, _BAND_STEPS)
             del graph
         cut, largest = 0, 0
         if halo_tolerance is not None:
@@ -471,25 +476,35 @@ def _divide(
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
     trials = max(trials, next((count for most, count in _TRIALS if len(whole.cols) <= most), 1))
-    made: dict[float, PartNumbers] = {}
-    for trial in range(trials):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
-            parts = metis_assignment(
-                graph,
-                num_parts,
-                table,
-                tolerance=1 + (tolerance - 1) * 0.8,
-                seed=(seed + 7 * trial) % 2**31,
-                weigh_edges=True,
-            ).astype(np.uint16)
-        _refine_in_passes(level, parts, num_parts, limits, num_threads)
+
+    def refined(parts: PartNumbers) -> tuple[float, PartNumbers]:
+        _refine_in_passes(level, parts, num_parts, limits, 1)
         cut = _cut(graph, parts)
         if _fits(level) and cut <= most_cut:
-            _search(level, whole, parts, num_parts, limits, rounds=1)
+            _search(level, whole, parts, num_parts, limits, 1, rounds=1)
             cut = _cut(graph, parts)
-        made.setdefault(cut, parts)
-    order = clustered_order(graph.matrix())
+        return cut, parts
+
+    made: dict[float, PartNumbers] = {}
+    with ThreadPoolExecutor(max_workers=max(num_threads - 1, 1)) as pool:
+        refining: list[Future[tuple[float, PartNumbers]]] = []
+        for trial in range(trials):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
+                parts = metis_assignment(
+                    graph,
+                    num_parts,
+                    table,
+                    tolerance=1 + (tolerance - 1) * 0.8,
+                    seed=(seed + 7 * trial) % 2**31,
+                    weigh_edges=True,
+                ).astype(np.uint16)
+            refining.append(pool.submit(refined, parts))
+            if num_threads == 1:
+                refining[-1].result()
+        order = clustered_order(graph.matrix())
+        for refinement in refining:
+            made.setdefault(*refinement.result())
     places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
     places[order] = np.arange(level.num_nodes, dtype=places.dtype)
     return [made[cut] for cut in sorted(made)], places, min(made) <= most_cut
@@ -504,11 +519,15 @@ def _by_halos(
 ) -> list[PartNumbers]:
     """Parts of the nodes of the last level, best first; see the note on divisions."""
     products = []
+    whole = _whole(levels[-1])
     table = _halo_table(levels[0], num_parts)
     for parts in candidates:
+        near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
         for depth in range(len(levels) - 1, 0, -1):
-            parts = parts[np.load(folder / f"clusters-{depth}.npy")]
-        cut, halos = _count_halos(levels[0], parts, num_parts, table, num_threads)
+            clusters = np.load(folder / f"clusters-{depth}.npy")
+            parts, near = parts[clusters], near[clusters]
+        marks = near.view(np.uint8)
+        cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
         products.append(cut * int(halos.max()))
     return [candidates[i] for i in sorted(range(len(products)), key=products.__getitem__)]
 
@@ -583,13 +602,13 @@ def _refine(
     _repair(level, parts, num_parts, limits, num_threads)
     graph = None
     if searches and near is not None and not _fits(level):
-        graph = _band(level, near, parts, num_parts)
+        graph = _band(level, near, parts, num_parts, num_threads)
     if graph is None and passes_by:
         _refine_in_passes(level, parts, num_parts, limits, num_threads)
     if searches and _fits(level):
         graph = _whole(level)
     if graph is not None:
-        _search(level, graph, parts, num_parts, limits)
+        _search(level, graph, parts, num_parts, limits, num_threads)
     return graph
 
 
@@ -608,7 +627,11 @@ def _whole(level: Level) -> _GraphInMemory:
 
 
 def _band(
-    level: Level, near: npt.NDArray[np.bool_], parts: PartNumbers, num_parts: int
+    level: Level,
+    near: npt.NDArray[np.bool_],
+    parts: PartNumbers,
+    num_parts: int,
+    num_threads: int,
 ) -> _GraphInMemory | None:
     """The nodes that are marked; None where they are too many."""
     nodes = np.flatnonzero(near).astype(np.int64, copy=False)
@@ -617,7 +640,7 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
     degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.edges.blocks():
+    for block, _ in level.edges.blocks(num_threads=num_threads):
         is_inside = near[block.first_row : block.first_row + len(block.degrees)]
         if not is_inside.any():
             continue
@@ -643,9 +666,9 @@ def _band(
 
 
 def _near_boundaries(
-    graph: _GraphInMemory, num_nodes: int, parts: PartNumbers
+    graph: _GraphInMemory, num_nodes: int, parts: PartNumbers, steps: int
 ) -> npt.NDArray[np.bool_]:
-    """Marks of the nodes of a level that are a few steps from another part."""
+    """Marks of the nodes of a level that are so many steps from one with an edge that is cut."""
     of_nodes = parts if graph.nodes is None else parts[graph.nodes]
     rows = np.repeat(
         np.arange(graph.num_free, dtype=np.uint32), np.diff(graph.indptr[: graph.num_free + 1])
@@ -654,7 +677,7 @@ def _near_boundaries(
     rows, cols = rows[is_edge], graph.cols[is_edge]
     mask = np.zeros(graph.num_free, dtype=bool)
     mask[rows[of_nodes[rows] != of_nodes[cols]]] = True
-    for _ in range(_BAND_STEPS):
+    for _ in range(steps):
         mask[rows[mask[cols]]] = True
     if graph.nodes is None:
         return mask
@@ -669,6 +692,7 @@ def _search(
     parts: PartNumbers,
     num_parts: int,
     limits: npt.NDArray[np.float64],
+    num_threads: int,
     *,
     rounds: int = _SEARCH_ROUNDS,
 ) -> None:
@@ -684,7 +708,7 @@ def _search(
             weights = np.concatenate([weights[nodes], none])
     kernels().search_moves(
         *(graph.indptr, graph.cols, graph.weights, weights, moving, loads, most),
-        *(graph.num_free, _SEARCH_PATIENCE, rounds, _SEARCH_SHARE),
+        *(graph.num_free, _SEARCH_PATIENCE, rounds, _SEARCH_SHARE, num_threads),
     )
     if nodes is not None:
         parts[nodes] = moving[: len(nodes)]
@@ -734,15 +758,21 @@ def _count_halos(
     level: Level,
     parts: PartNumbers,
     num_parts: int,
+    near: npt.NDArray[np.uint8],
     table: npt.NDArray[np.uint8],
     num_threads: int,
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """The cut and the halo of each part; writes to ``table`` what edges nodes have into parts."""
+    """The cut and the halo of each part, counted at nodes that may have neighbours in another.
+
+    Args:
+        near: Which these are; written: which really do.
+        table: Written: what edges these nodes have into parts.
+    """
     cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
     for block, _ in level.edges.blocks(num_threads=num_threads):
         cut += kernels().count_halos(
             *(block.degrees, block.cols, block.firsts, block.first_row),
-            *(parts, table, halos, num_threads),
+            *(parts, near, table, halos, num_threads),
         )
     return cut, halos
 
@@ -761,14 +791,14 @@ def _limit_halos(
     few = level.num_nodes // _FEW_OF
     most = np.floor(limits).astype(np.int64)
     loads = loads_of(parts, level.weights, num_parts).astype(np.int64)
-    table = _halo_table(level, num_parts)
+    near, table = np.ones(level.num_nodes, dtype=np.uint8), _halo_table(level, num_parts)
     least: int | None = None
     best: tuple[int, int, PartNumbers] | None = None
     moved = level.num_nodes
     for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
         if price == 0 and moved <= few:
             continue
-        cut, halos = _count_halos(level, parts, num_parts, table, num_threads)
+        cut, halos = _count_halos(level, parts, num_parts, near, table, num_threads)
         largest = int(halos.max())
         least = cut if least is None else min(cut, least)
         most_cut = int(_MOST_CUT_FOR_HALOS * least)
@@ -785,8 +815,8 @@ def _limit_halos(
         for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
-                *(level.weights, parts, loads, most, table, halos, largest, int(256 * price)),
-                *(budget, num_threads),
+                *(level.weights, parts, loads, most, near, table, halos, largest),
+                *(int(256 * price), budget, num_threads),
             )
     assert best is not None
     parts[:] = best[2]

@@ -245,7 +245,7 @@ def _replace(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON in one step."""
     new = path.with_suffix(".new")
     with writing(path), open(new, "w", encoding="utf-8") as file:
-        json.dump(content, file)
+        file.write(json.dumps(content))
     os.replace(new, path)
 
 
