@@ -184,8 +184,7 @@ auto with_word_type(const nb::dlpack::dtype& dtype, const Function& function) {
 
 int64_t pack(const InVector& words, const OutVector& packed, const OutVector& bits) {
   const int64_t num_words = rows_in(words);
-  require(rows_in(packed) >= most_kept(num_words) + 64 &&
-              8 * rows_in(bits) == bit_bytes(num_words),
+  require(rows_in(packed) >= most_kept(num_words) + 64 && 8 * rows_in(bits) == bit_bytes(num_words),
           "there must be room for most words, and a bit for each");
   require_apart({packed, bits}, {words});
   auto* const bits_to = reinterpret_cast<uint64_t*>(data_of<int64_t>(bits));

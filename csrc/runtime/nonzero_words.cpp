@@ -46,8 +46,7 @@ GRAPHSHARD_INLINE uint64_t pack_block(const Word* words, int64_t count, Word*& t
 }
 
 template <typename Word>
-GRAPHSHARD_INLINE int64_t pack(const Word* words, int64_t num_words, Word* packed,
-                               uint64_t* bits) {
+GRAPHSHARD_INLINE int64_t pack(const Word* words, int64_t num_words, Word* packed, uint64_t* bits) {
   if (!has_many_zeros(words, num_words)) return -1;
   const int64_t most = most_kept(num_words);
   Word* to = packed;
@@ -72,8 +71,7 @@ GRAPHSHARD_INLINE int64_t unpack_block(Word* words, int64_t first, int64_t count
 }
 
 template <typename Word>
-GRAPHSHARD_INLINE void unpack(Word* words, int64_t num_words, int64_t count,
-                              const uint64_t* bits) {
+GRAPHSHARD_INLINE void unpack(Word* words, int64_t num_words, int64_t count, const uint64_t* bits) {
   int64_t last = count - 1;
   for (int64_t first = (num_words - 1) / kBlock * kBlock; first >= 0; first -= kBlock) {
     const int64_t in_block = std::min(kBlock, num_words - first);
@@ -89,7 +87,8 @@ GRAPHSHARD_INLINE void unpack(Word* words, int64_t num_words, int64_t count,
 template <typename Word>
 int64_t pack_words(const Word* words, int64_t num_words, Word* packed, uint64_t* bits) {
   int64_t count = -1;
-  dispatch<64>([&](auto) GRAPHSHARD_INLINE_LAMBDA { count = pack(words, num_words, packed, bits); });
+  dispatch<64>([&](auto)
+                   GRAPHSHARD_INLINE_LAMBDA { count = pack(words, num_words, packed, bits); });
   return count;
 }
 
@@ -104,8 +103,8 @@ bool unpack_words(Word* words, int64_t num_words, int64_t count, const uint64_t*
   return true;
 }
 
-#define INSTANTIATE(Word)                                                     \
-  template int64_t pack_words(const Word*, int64_t, Word*, uint64_t*);        \
+#define INSTANTIATE(Word)                                              \
+  template int64_t pack_words(const Word*, int64_t, Word*, uint64_t*); \
   template bool unpack_words(Word*, int64_t, int64_t, const uint64_t*);
 INSTANTIATE(uint8_t)
 INSTANTIATE(uint16_t)
