@@ -631,9 +631,12 @@ def epoch_seconds(
     waits = 0.0
     for each in tape.exchanges:
         hidden = compute_seconds(each.overlaps, rates)
-        on_link = each.on_link(num_ranks - 1, zeros)
-        took = exchange_seconds(each.sent, each.received, machines, num_ranks, on_link)
-        moved = (each.sent + each.received) / 2 / rates.exchange if goes_by_link else 0.0
+        travels = each.travels(num_ranks - 1, zeros)
+        took = exchange_seconds(each.sent, each.received, machines, num_ranks, max(travels))
+        moved = sum(travels) / 2 / rates.exchange if goes_by_link else 0.0
+        if goes_by_link:  # zeros are left out of what is read, and put into what is written
+            packed = zip((each.sent, each.received), travels, strict=True)
+            moved += sum(size + left for size, left in packed if left < size) / rates.elements
         waits += max(moved, took + each.rounds * rates.latency - hidden)
     if num_ranks > 1:  # a ring: twice the parameters, less one part
         twice = 2 * model_bytes * (1 - 1 / num_ranks)

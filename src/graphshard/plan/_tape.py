@@ -268,19 +268,23 @@ class Exchange:
     word: int = 4
 
     def on_link(self, num_peers: int, which: int = 1) -> float:
-        """Bytes of the direction that has more of them on a link. See [Note: zeros].
+        """Bytes of the direction that has more of them on a link; arguments as of `travels`."""
+        return max(self.travels(num_peers, which))
+
+    def travels(self, num_peers: int, which: int = 1) -> tuple[float, float]:
+        """Bytes that are sent, and that come, without zeros. See [Note: zeros].
 
         Args:
             num_peers: Ranks that get a message each.
             which: Of the spread of zeros: 0 for the fewest, 2 for the most.
         """
-        travels = []
+        found = []
         for size, zeros in zip((self.sent, self.received), self.zeros, strict=True):
             is_long = size >= num_peers * _LONG_BYTES
             is_shorter = is_long and zeros[which] >= _FEWEST_ZEROS * size
             bits = size / (8 * self.word)
-            travels.append(size - zeros[which] + bits if is_shorter else size)
-        return max(travels)
+            found.append(size - zeros[which] + bits if is_shorter else size)
+        return found[0], found[1]
 
 
 class Tape:
