@@ -11,9 +11,11 @@ worker; it is as well measured on a busy machine. Time is not: the second questi
 one, or ``--clock cpu``, with which rates and epochs are seconds of a processor. Each network is
 planned from the counted partition, and then trained; rates are measured before, with as many ranks
 as there are processors; for time with each network. An epoch's time is the middle of those after
-the first, evaluations apart. For links two ranks are on hosts of their own (network namespaces), on
-links shaped to ``--rates``, in Mbit/s; the hosts are all this machine, so the rates are those of as
-many ranks beside each other, as far as there are processors. ``sample`` is what a
+the first, evaluations apart. With ``--turns`` all that is done so many times in turn, and a row has
+the middle of the plans, of what was measured, and of how far each plan was off. For links two ranks
+are on hosts of their own (network namespaces), on links shaped to ``--rates``, in Mbit/s; the hosts
+are all this machine, so the rates are those of as many ranks beside each other, as far as there are
+processors. ``sample`` is what a
 busy machine can say of time: one process, epochs of the sample that a calibration takes and of the
 whole in turn, the least CPU seconds of each, and the plan of the whole from those of the sample.
 """
@@ -30,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,7 +53,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "typed values": {"model": "sage", "layers": 2, "hidden": 32, "task": "edge regression"},
     "typed own": {"model": "plan:OwnNetwork", "layers": 2, "hidden": 64},
 }
-EPOCHS = 4
+EPOCHS, TIMED_EPOCHS = 4, 9
 _SPARSE_COLUMNS, _MOST_NON_ZEROS = 5000, 40
 
 
@@ -184,7 +187,7 @@ def worker(data: str, settings: str) -> None:
             clocks.append((time.perf_counter() - start, time.process_time() - cpu))
             return share
 
-    run = TimedRun(FullBatchConfig(data=data, epochs=EPOCHS, **json.loads(settings)))
+    run = TimedRun(FullBatchConfig(data=data, **json.loads(settings)))
     result = run.train()
     wall, cpu = (statistics.median(times) for times in zip(*clocks[1:], strict=True))
     mine = {
@@ -291,6 +294,28 @@ def from_sample(data: Path, names: list[str], folder: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A plan and the run after it: seconds or MiB, and the factor of the trial."""
+
+    planned: float
+    measured: float
+    factor: float
+
+    def off(self) -> float:
+        """Per cent."""
+        return 100 * (self.planned / self.measured - 1)
+
+
+def row_of(turns: list[Turn]) -> str:
+    """Cells of a table: middles of all turns; of several the least and the most, too."""
+    columns = zip(*((t.planned, t.measured, t.factor, t.off()) for t in turns), strict=True)
+    expected, took, factor, off = map(statistics.median, columns)
+    among = sorted(turn.off() for turn in turns)
+    spread = f" ({among[0]:+.1f} to {among[-1]:+.1f})" if len(among) > 1 else ""
+    return f"{expected:,.4g} | {took:,.4g} | {factor:.2f} | {off:+.1f} %{spread}"
+
+
 def main() -> None:
     """Plan, measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -301,6 +326,7 @@ def main() -> None:
     parser.add_argument("--ranks", help="numbers between commas")
     parser.add_argument("--rates", default="200,400,1000,2000", help="of links, in Mbit/s")
     parser.add_argument("--networks", default="sage,gcn,gat", help=f"of {', '.join(NETWORKS)}")
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--write", action="store_true", help="write the file of results")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -322,44 +348,51 @@ def main() -> None:
     usual = {"memory": "1,2,4,8,16", "time": f"1,{cores}", "link": "2"}[arguments.question]
     links = [int(r) for r in arguments.rates.split(",")] if arguments.question == "link" else [0]
     numbers = [int(number) for number in (arguments.ranks or usual).split(",")]
+    is_time = arguments.question != "memory"
+    epochs = TIMED_EPOCHS if is_time else EPOCHS
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
-            rates = calibrate([number], 0.5) if arguments.question == "memory" else None
+            rates = calibrate([number], 0.5)
             for name in arguments.networks.split(","):
                 size = arguments.nodes, arguments.degree, number
                 data = partitioned(*size, Path(folder), name)
-                settings = NETWORKS[name]
-                if arguments.question != "memory":
-                    config = FullBatchConfig(data=str(data), **settings)
-                    sizes, kind = size_of_partition(data, config)
-                    trial = TrialNetwork.of(config.resolved(facts_of(sizes)), sizes, kind, data)
-                    rates = calibrate([number], 5.0, trial, arguments.clock)
-                for rate in links:
-                    if rate:
-                        found = measured_on_hosts(data, number, settings, rate)
-                    else:
-                        found = measured(data, number, settings)
-                    plan = planned(data, number, settings, found[0]["mode"], rates, rate)
-                    if arguments.question == "memory":
-                        took, expected, unit = max(f["peak"] for f in found), plan.memory, 2**20
-                    else:
-                        took = max(each[arguments.clock] for each in found)
-                        expected, unit = plan.seconds, 1.0
-                    sent = sum(found[0]["bytes"])
-                    on_link = f"{number} on {rate} Mbit/s" if rate else str(number)
-                    rows.append(
-                        f"| {name} | {on_link} | {found[0]['mode']} | "
-                        f"{expected.expected / unit:,.4g} | "
-                        f"{took / unit:,.4g} | {rates.network:.2f} | "
-                        f"{100 * (expected.expected / took - 1):+.1f} % | "
-                        + (f"{100 * (plan.sent_in_all / sent - 1):+.2f} %" if sent else "")
-                        + " |"
-                    )
-                    sys.stdout.write(rows[-1] + "\n")
-                    sys.stdout.flush()
+                settings = {"epochs": epochs, **NETWORKS[name]}
+                turns: dict[int, list[Turn]] = {rate: [] for rate in links}
+                for _ in range(arguments.turns):
+                    if is_time:
+                        config = FullBatchConfig(data=str(data), **settings)
+                        sizes, kind = size_of_partition(data, config)
+                        resolved = config.resolved(facts_of(sizes))
+                        trial = TrialNetwork.of(resolved, sizes, kind, data)
+                        rates = calibrate([number], 5.0, trial, arguments.clock)
+                    for rate in links:
+                        if rate:
+                            found = measured_on_hosts(data, number, settings, rate)
+                        else:
+                            found = measured(data, number, settings)
+                        plan = planned(data, number, settings, found[0]["mode"], rates, rate)
+                        if is_time:
+                            took = max(each[arguments.clock] for each in found)
+                            turn = Turn(plan.seconds.expected, took, rates.network)
+                        else:
+                            took = max(each["peak"] for each in found) / 2**20
+                            turn = Turn(plan.memory.expected / 2**20, took, rates.network)
+                        turns[rate].append(turn)
+                        sys.stderr.write(f"{name}, {number}, {rate}: {turn}\n")
+                        if len(turns[rate]) < arguments.turns:
+                            continue
+                        on_link = f"{number} on {rate} Mbit/s" if rate else str(number)
+                        sent = sum(found[0]["bytes"])
+                        of_bytes = f"{100 * (plan.sent_in_all / sent - 1):+.2f} %" if sent else ""
+                        rows.append(
+                            f"| {name} | {on_link} | {found[0]['mode']} | {row_of(turns[rate])} | "
+                            f"{of_bytes} |"
+                        )
+                        sys.stdout.write(rows[-1] + "\n")
+                        sys.stdout.flush()
     what = "MiB of the largest rank"
-    if arguments.question != "memory":
+    if is_time:
         clock = "" if arguments.clock == "wall" else "CPU "
         what = f"{clock}seconds per epoch of the slowest rank"
     text = "\n".join(
@@ -367,7 +400,7 @@ def main() -> None:
             f"# Plan and measurement: {what}",
             "",
             f"Community graph, {arguments.nodes:,} nodes, {arguments.degree} edges a node, 128 "
-            f"features, 40 classes; {EPOCHS} epochs, one thread a rank. The interpreter is measured"
+            f"features, 40 classes; {epochs} epochs, one thread a rank. The interpreter is measured"
             " by the calibration, on a tiny graph.",
             "",
             "| network | ranks | mode | planned | measured | factor of the trial | "

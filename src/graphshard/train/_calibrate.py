@@ -382,15 +382,21 @@ def measured_rounds(seconds: float, now: Callable[[], float]) -> dict[str, list[
 
 
 def _rate_of_pages(now: Callable[[], float]) -> float:
-    """Bytes that the system hands out in a second: what a first pass takes beyond a second one."""
+    """Bytes that the system hands out in a second: what a first pass takes beyond a second one.
+
+    The least of some in a row, as an epoch takes again what it has just given back. Memory that has
+    been free for long may cost many times as much: the host of a virtual machine may have it.
+    """
     barrier()
-    seconds = []
-    new = torch.empty(_NEW_NUMBERS)
-    for _ in range(2):
-        start = now()
-        new.fill_(1.0)
-        seconds.append(now() - start)
-    return 4 * _NEW_NUMBERS / max(1e-9, seconds[0] - seconds[1])
+    firsts, seconds = [], []
+    for _ in range(_ROUNDS):
+        new = torch.empty(_NEW_NUMBERS)
+        for found in firsts, seconds:
+            start = now()
+            new.fill_(1.0)
+            found.append(now() - start)
+        del new
+    return 4 * _NEW_NUMBERS / max(1e-9, min(firsts) - min(seconds))
 
 
 def _rate(
