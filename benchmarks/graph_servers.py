@@ -4,7 +4,8 @@
     python benchmarks/graph_servers.py --question rows     # 10,000 rows of 128 float32, torch RPC
     python benchmarks/graph_servers.py --question steps    # sparse Adagrad, 1 M x 128, DistDGL
     python benchmarks/graph_servers.py --question epoch    # sampled GraphSAGE, DistDGL
-    python benchmarks/graph_servers.py --write             # all three, and a file of results
+    python benchmarks/graph_servers.py --question zeros --rate 200   # rows without their zeros
+    python benchmarks/graph_servers.py --write             # all of them, and a file of results
 
 The hosts are two network namespaces of this machine, each with its own /dev/shm and process ids, a
 server and a trainer (peers/two_hosts.sh; needs root and iproute2). All processes have one thread,
@@ -47,6 +48,12 @@ from sampling import BATCH, FANOUTS, Sage
 HERE = str(Path(__file__).resolve())
 TOKEN = "a token that is for benchmarks alone"
 COLUMNS, IDS = 128, 10_000
+KINDS_OF_ROWS = {  # columns, rows at a time, share of zeros
+    "dense": (256, 10_000, 0.0),
+    "of a ReLU": (256, 10_000, 0.5),
+    "of a ReLU and a dropout": (256, 10_000, 0.75),
+    "bags of words": (8415, 1000, 0.996),
+}
 
 
 def on_two_hosts(name: str, python: str, script: str, *arguments: Any) -> Side:
@@ -63,6 +70,8 @@ def work(task: str, parts: str, arguments: list[int]) -> None:
     from graphshard.servers import DistGraph, GraphServer, exit_client, initialize
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if task == "zeros":
+        leave_out_zeros(is_left_out=bool(arguments[0]))
     host = int(os.environ["HOST"])
     if os.environ["ROLE"] == "server":
         GraphServer(host, 2, parts, TOKEN, f"10.77.0.{host + 1}", 30050)
@@ -70,7 +79,7 @@ def work(task: str, parts: str, arguments: list[int]) -> None:
     os.environ |= {"GRAPHSHARD_HOST": str(host), "GRAPHSHARD_TOKEN": TOKEN}
     dist.init_process_group("gloo")
     initialize(os.environ["IP_CONFIG"])
-    tasks = {"rows": read_rows, "steps": take_steps, "epoch": train}
+    tasks = {"rows": read_rows, "steps": take_steps, "epoch": train, "zeros": move_zeros}
     result = tasks[task](DistGraph("g"), *arguments)
     if host == 0:
         sys.stdout.write(json.dumps(result) + "\n")
@@ -103,6 +112,70 @@ def read_rows(graph: Any, columns: int, batch: int, reads: int, compare: int) ->
             result[where] = seconds
     graph.barrier()
     return result
+
+
+def leave_out_zeros(*, is_left_out: bool) -> None:
+    """Have all messages of this process go without their zeros, on one host as well, or none."""
+    from graphshard.servers import _message_stream
+
+    if is_left_out:
+        _message_stream.joins_one_host = lambda _: False
+    else:
+        _message_stream.without_zeros = lambda *_: None
+
+
+def move_zeros(graph: Any, _: int, reads: int) -> dict[str, Any]:
+    """Seconds of reads and writes of several kinds of rows, and MB that this host sends, receives.
+
+    Those of the own host go over a socket, too, which `DistTensor` does not need.
+    """
+    from graphshard.servers import DistTensor, MessageClient, WireMessage
+
+    book = graph.get_partition_book()
+    middle = int(book.partid2nids(1)[0])
+    ends = {"other host": (middle, graph.num_nodes()), "same host": (0, middle)}
+    own = MessageClient("10.77.0.1:30050", TOKEN, 0)
+    result: dict[str, Any] = {}
+    for kind, (columns, batch, zeros) in KINDS_OF_ROWS.items():
+        table = DistTensor((graph.num_nodes(), columns), torch.float32, kind.replace(" ", "_"))
+        if graph.rank() == 0:
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randn(batch, columns, generator=generator)
+            rows[torch.rand(rows.shape, generator=generator) < zeros] = 0
+            for where, (begin, end) in ends.items():
+                of_table = {"name": table.name} if where == "same host" else {}
+                seconds: dict[str, list[float]] = {"write": [], "read": []}
+                before = link_bytes()
+                for _ in range(reads):
+                    ids = begin + torch.randperm(end - begin, generator=generator)[:batch]
+                    start = time.perf_counter()
+                    if of_table:
+                        own.call(WireMessage("write", of_table, [ids - begin, rows]))
+                    else:
+                        table[ids] = rows
+                    middle_time = time.perf_counter()
+                    if of_table:
+                        names = {"names": [[table.name]]}
+                        found = own.call(WireMessage("read", names, [ids - begin])).tensors[0]
+                    else:
+                        found = table[ids]
+                    seconds["read"].append(time.perf_counter() - middle_time)
+                    seconds["write"].append(middle_time - start)
+                    assert torch.equal(found, rows)
+                sent, received = (
+                    (after - first) / reads / 1e6
+                    for first, after in zip(before, link_bytes(), strict=True)
+                )
+                result[f"{kind}/{where}"] = seconds | {"MB": [sent, received]}
+        graph.barrier()
+    return result
+
+
+def link_bytes() -> tuple[int, int]:
+    """Bytes that this host has sent to the other, and received."""
+    folder = Path("/sys/class/net/host/statistics")
+    sent, received = (int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
+    return sent, received
 
 
 def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, Any]:
@@ -207,6 +280,19 @@ def rows_graph(folder: Path, nodes: int) -> Path:
         src, dst = np.random.default_rng(0).integers(0, nodes, (2, nodes // 2))
         np.savez(path, src=src, dst=dst, y=np.zeros(nodes, dtype=np.int64))
     return path
+
+
+def random_parts(folder: Path, nodes: int) -> str:
+    """Two parts of a graph of which the nodes alone matter."""
+    import graphshard
+    from graphshard.partition import partition_graph
+
+    parts = folder / f"nodes-{nodes}.parts"
+    if not (parts / "g.json").exists():
+        src, dst = torch.randint(nodes, (2, nodes // 2), generator=torch.Generator().manual_seed(0))
+        whole = graphshard.graph((src, dst), num_nodes=nodes)
+        partition_graph(whole, "g", 2, str(parts), part_method="random", quiet=True)
+    return str(parts / "g.json")
 
 
 # ---------------------------------------------------------------------------- questions
@@ -320,12 +406,43 @@ def epoch(folder: Path, args: argparse.Namespace) -> list[str]:
     ]
 
 
+def zeros(folder: Path, args: argparse.Namespace) -> list[str]:
+    """Reads and writes of rows with and without their zeros."""
+    parts = random_parts(folder, 20_000)
+    sides = [
+        on_two_hosts(name, sys.executable, HERE, "--work", "zeros", parts, number, 7)
+        for number, name in enumerate(("all", "without zeros"))
+    ]
+    found = run_in_turn(sides, args.rounds)
+    table = []
+    for key in found["all"][0]:
+        kind, where = key.split("/")
+        columns, batch, share = KINDS_OF_ROWS[kind]
+        for way, number in (("read", 1), ("write", 0)):
+            shown, ms, mb = [], [], []
+            for runs in found.values():
+                values = [statistics.median(run[key][way]) for run in runs]
+                ms.append(statistics.median(values))
+                mb.append(statistics.median(run[key]["MB"][number] for run in runs))
+                shown.append(spread(values, 1e3, 1))
+            moved = [f"{each:.2f}" for each in mb] if where == "other host" else ["", ""]
+            name = f"{batch:,} x {columns:,} {kind}, {share:.1%} zero"
+            table.append([name, where, way, *moved, *shown, f"{ms[1] / ms[0]:.2f}"])
+    titles = ["rows", "of", "", "MB, all", "MB, without zeros", "ms, all", "ms, without zeros"]
+    return [
+        "## Rows without their zeros",
+        "",
+        *markdown_table([*titles, "ratio of ms"], table),
+        "",
+    ]
+
+
 def main() -> None:
     """Read the arguments; run as the benchmark, or as one of its processes."""
     if sys.argv[1:2] == ["--work"]:
         work(sys.argv[2], sys.argv[3], [int(number) for number in sys.argv[4:]])
         return
-    questions = {"rows": rows, "steps": steps, "epoch": epoch}
+    questions = {"rows": rows, "steps": steps, "epoch": epoch, "zeros": zeros}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--question", choices=list(questions), action="append")
     parser.add_argument("--rows", type=int, default=1_000_000)

@@ -6,7 +6,7 @@
 #
 # The program finds ROLE (server or trainer), HOST (0 or 1), IP_CONFIG (a file with the addresses of
 # both servers), FOLDER (for what both hosts share), and what torch.distributed and its RPC want.
-# RATE, in Mbit/s, shapes the link.
+# RATE, in Mbit/s, shapes the link, both ways.
 # usage: [THREADS=1] [RATE=1000] two_hosts.sh PROGRAM ARGUMENTS...
 set -u
 FOLDER=$(mktemp -d)
@@ -26,6 +26,9 @@ for i in 0 1; do
   ip -n "$LINK-$i" addr add "10.77.0.$((i + 1))/24" dev host
   ip -n "$LINK-$i" link set dev host up
   ip -n "$LINK-$i" link set dev lo up
+  [ -z "${RATE:-}" ] && continue
+  ip netns exec "$LINK-$i" tc qdisc add dev host root tbf rate "${RATE}mbit" burst 256kb \
+    latency 100ms || exit 1
 done
 printf '10.77.0.1 30050\n10.77.0.2 30050\n' >"$FOLDER/ip.txt"
 export IP_CONFIG=$FOLDER/ip.txt OMP_NUM_THREADS=${THREADS:-1} WORLD_SIZE=2 LOCAL_RANK=0 FOLDER

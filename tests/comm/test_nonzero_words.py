@@ -16,8 +16,8 @@ from torch import Tensor
 from graphshard import comm
 from graphshard._base.kernels import extension_available, force_extension
 from graphshard.comm import ExchangePlan, collectives, fetch_halo, halo, start_fetch, start_return
-from graphshard.comm._nonzero_words import put_zeros, without_zeros, word_bytes
 from graphshard.comm.collectives import LONG_BYTES
+from graphshard.comm.nonzero_words import put_zeros, without_zeros, word_bytes
 from graphshard.testing import run_ranks
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -94,14 +94,15 @@ def test_what_no_sender_makes_is_refused(native: bool) -> None:
     message = message_of(1000, 4, 0.6)
     good = torch.from_numpy(np.frombuffer(expected_of(message, 4), np.uint8).copy())
     with force_extension(native):
-        for change in ("size", "bits", "behind the end", "long", "short"):
+        for change in ("size", "part", "bits", "behind the end", "long", "short"):
             arrived, size = torch.zeros_like(message), good.numel()
             arrived[:size] = good
             if change == "bits":
                 arrived[size - 128] ^= 1
             elif change == "behind the end":  # 1,000 words, and 1,024 bits
                 arrived[size - 1] ^= 1
-            size += {"size": 4, "long": message.numel(), "short": -size + 9}.get(change, 0)
+            size += {"size": 4, "part": 1, "long": message.numel()}.get(change, 0)
+            size = 9 if change == "short" else size
             with pytest.raises(ValueError, match="bytes came as"):
                 put_zeros(arrived, size, 4)
 

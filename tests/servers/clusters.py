@@ -22,6 +22,14 @@ from graphshard.servers._host_tables import HostTables
 
 TOKEN = "a token that is for tests alone"
 POLICY = "node~_N"
+TABLE = {
+    "name": "node~_N~x",
+    "dtype": "int64",
+    "row_shape": [2],
+    "starts": [0, 100],
+    "policy": POLICY,
+    "persistent": True,
+}
 #: Parts of very different sizes, one of them empty.
 PARTS = RangeMap((0, 1500, 1500, 4000, 5000))
 NUM_ROWS = PARTS.num_ids

@@ -19,14 +19,22 @@ from typing import Any
 
 import pytest
 import torch
-from clusters import TOKEN
+from clusters import TABLE, TOKEN
 
 from forked_programs import start_program
+from graphshard._base.kernels import extension_available
+from graphshard.comm.address import joins_one_host
 from graphshard.errors import MessageError, ServerError
-from graphshard.servers import MessageClient, MessageServer, WireMessage
+from graphshard.servers import (
+    MessageClient,
+    MessageServer,
+    TableServer,
+    WireMessage,
+    _message_stream,
+)
 from graphshard.servers._message_stream import MessageStream, StreamAcceptor
 
-PROTOCOL = b"graphshard 2\n"
+PROTOCOL = b"graphshard 3\n"
 
 
 def double(request: WireMessage) -> WireMessage:
@@ -213,7 +221,83 @@ def test_a_server_without_the_token_is_refused() -> None:
     assert heard[1] == b""
 
 
+@pytest.fixture
+def between_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Streams are as between hosts; bytes of all that is sent."""
+    sizes: list[int] = []
+    send_some = _message_stream.send_some
+
+    def counted(raw: socket.socket, pieces: Any) -> int:
+        sizes.append(send_some(raw, pieces))
+        return sizes[-1]
+
+    monkeypatch.setattr(_message_stream, "joins_one_host", lambda _: False)
+    monkeypatch.setattr(_message_stream, "send_some", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_between_hosts_long_rows_travel_without_zeros(
+    between_hosts: list[int], dtype: torch.dtype
+) -> None:
+    server = TableServer(0, TOKEN)
+    server.start()
+    client = MessageClient(server.address, TOKEN, timeout=20)
+    client.call(WireMessage("create", TABLE | {"dtype": str(dtype)[6:], "row_shape": [2000]}))
+    rows = torch.zeros(100, 2000, dtype=dtype)
+    rows[::3, ::50] = 7
+    for name, tensors in (
+        ("write", [torch.arange(100), rows]),
+        ("read", [torch.arange(99, -1, -1)]),
+    ):
+        fields = {"name": TABLE["name"]} if name == "write" else {"names": [[TABLE["name"]]]}
+        between_hosts.clear()
+        answer = client.call(WireMessage(name, fields, tensors))
+        assert rows.nbytes > 4 * sum(between_hosts) or not extension_available()
+    assert torch.equal(answer.tensors[0], rows.flip(0))
+    client.close()
+    server.stop()
+
+
+def test_on_one_host_zeros_travel(client: MessageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_message_stream, "without_zeros", None)
+    rows = torch.zeros(50_000)
+    assert torch.equal(client.call(WireMessage("double", {}, [rows])).tensors[0], rows)
+
+
+def test_what_joins_one_host() -> None:
+    own = ("127.0.0.2", 0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        raw = socket.create_connection(listener.getsockname()[:2], 20, own)
+        accepted, _ = listener.accept()
+        assert joins_one_host(raw)
+        assert joins_one_host(accepted)
+        for each in (raw, accepted):
+            each.close()
+            assert joins_one_host(each), "nothing is sent any more"
+    one, other = socket.socketpair()
+    assert joins_one_host(one)
+    one.close()
+    other.close()
+
+    class Between(socket.socket):
+        def getsockname(self) -> tuple[str, int]:
+            return ("10.0.0.1", 80)
+
+        def getpeername(self) -> tuple[str, int]:
+            return (self.other, 80)
+
+        other = "10.0.0.2"
+
+    with Between() as raw:
+        assert not joins_one_host(raw)
+        raw.other = "10.0.0.1"
+        assert joins_one_host(raw)
+
+
 HEADER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3]]]}'
+SHORTER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3], 9]]}'
+HUGE = b'{"op": "double", "fields": {}, "tensors": [["float32", [300000], 37504]]}'
 
 
 @pytest.mark.parametrize(
@@ -221,6 +305,9 @@ HEADER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3]]]}'
     [
         ((len(HEADER), 5), HEADER + bytes(5), "take 12 bytes"),
         ((len(HEADER), 2000), HEADER + bytes(2000), "take 12 bytes"),
+        ((len(SHORTER), 12), SHORTER + bytes(12), "take 9 bytes"),
+        ((len(SHORTER), 9), SHORTER + b"abc" + bytes(6), "came as 9 that are not its words"),
+        ((len(HUGE), 37504), HUGE + bytes(37504), "at most 1048576 bytes"),
         ((3, 0), b"abc", "must be JSON"),
         ((0, 0), b"", "must be JSON"),
         ((1 << 31, 0), b"", "at most 16777216 bytes"),

@@ -16,20 +16,12 @@ from collections import Counter
 
 import pytest
 import torch
-from clusters import TOKEN
+from clusters import TABLE, TOKEN
 
 from graphshard.servers import MessageClient, TableServer, WireMessage
 
-BEGINNING = b"graphshard 2\n" + bytes(40)
+BEGINNING = b"graphshard 3\n" + bytes(40)
 KINDS = ["silent", "slow", "half", "wrong proof", "garbage", "closed at once", "reset", "tls"]
-TABLE = {
-    "name": "node~_N~x",
-    "dtype": "int64",
-    "row_shape": [2],
-    "starts": [0, 100],
-    "policy": "node~_N",
-    "persistent": True,
-}
 
 
 class Strangers:

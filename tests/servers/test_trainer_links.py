@@ -15,9 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.comm import barrier
+from graphshard.comm.collectives import LONG_BYTES
 from graphshard.comm.group import group_state
 from graphshard.errors import RankError
+from graphshard.servers import _trainer_links
+from graphshard.servers._message_stream import bytes_of
 from graphshard.servers._trainer_links import PeerRows, TrainerLinks
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -29,23 +33,24 @@ LIKES = [
 ]
 
 
-def rows_for(sender: int, receiver: int, operation: int, most: int) -> PeerRows:
-    """What a rank sends to another one; every rank can make it."""
+def rows_for(sender: int, receiver: int, operation: int, most: int, zeros: float = 0.0) -> PeerRows:
+    """What a rank sends to another one, such a share of it zero; every rank can make it."""
     seeded = torch.Generator().manual_seed(operation * 100 + sender * 10 + receiver)
     count = int(torch.randint(most + 1, (), generator=seeded)) if sender != operation % 4 else 0
-    tensors = [
-        (torch.randn(count, *like.shape[1:], generator=seeded) * 1000).to(like.dtype)
-        for like in LIKES
-    ]
+    tensors = []
+    for like in LIKES:
+        rows = torch.randn(count, *like.shape[1:], generator=seeded) * 1000
+        rows[torch.rand(rows.shape, generator=seeded) < zeros] = 0
+        tensors.append(rows.to(like.dtype))
     return PeerRows(2**63 + operation, tensors)
 
 
-def send_and_receive(rank: int, world_size: int, mosts: list[int]) -> None:
+def send_and_receive(rank: int, world_size: int, mosts: list[int], zeros: float = 0.0) -> None:
     links = TrainerLinks(group_state(), SERVER)
     for operation, most in enumerate(mosts):
-        offers = [rows_for(rank, peer, operation, most) for peer in links.peers]
+        offers = [rows_for(rank, peer, operation, most, zeros) for peer in links.peers]
         for peer, rows in links.exchange(iter(offers), LIKES, "rows").items():
-            right = rows_for(peer, rank, operation, most)
+            right = rows_for(peer, rank, operation, most, zeros)
             assert rows.number == right.number
             for found, expected in zip(rows.tensors, right.tensors, strict=True):
                 assert found.dtype == expected.dtype
@@ -60,6 +65,77 @@ def test_all_rows_arrive_in_each_of_many_operations(world_size: int) -> None:
 
 def test_more_arrives_than_sockets_hold() -> None:
     run_ranks(send_and_receive, 3, [400_000, 10, 400_000], timeout=120.0)
+
+
+# -- without zeros ---------------------------------------------------------------------------------
+
+
+def between_hosts() -> list[tuple[int, int]]:
+    """Links are as between hosts from here on; sizes of tensors, and as how many bytes they go."""
+    sizes: list[tuple[int, int]] = []
+
+    def counted(tensor: Tensor, *, leave_out_zeros: bool = False) -> memoryview:
+        data = bytes_of(tensor, leave_out_zeros=leave_out_zeros)
+        if leave_out_zeros:
+            sizes.append((tensor.nbytes, len(data)))
+        return data
+
+    _trainer_links.bytes_of = counted  # type: ignore[attr-defined]
+    _trainer_links.joins_one_host = lambda _: False  # type: ignore[attr-defined]
+    return sizes
+
+
+def send_without_zeros(rank: int, world_size: int) -> list[tuple[int, int]]:
+    sizes = between_hosts()
+    with force_extension(extension_available() and rank != 1):
+        send_and_receive(rank, world_size, [0, 20, 40_000, 1, 90_000], 0.8)
+    return sizes
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_between_hosts_rows_travel_without_zeros(world_size: int) -> None:
+    for rank, sizes in enumerate(run_ranks(send_without_zeros, world_size, timeout=120.0)):
+        assert any(size >= LONG_BYTES for size, _ in sizes)
+        for size, sent in sizes:
+            is_shorter = size >= LONG_BYTES and rank != 1 and extension_available()
+            assert sent < 0.6 * size if is_shorter else sent == size
+
+
+def lie(rank: int, world_size: int, how: str) -> str:
+    """Rank 1 says that its rows are other bytes than they are."""
+    between_hosts()
+    counted, rows = _trainer_links.bytes_of, torch.zeros(40_000)
+
+    def lying(tensor: Tensor, *, leave_out_zeros: bool = False) -> memoryview:
+        data = counted(tensor, leave_out_zeros=leave_out_zeros)
+        if tensor.dtype == torch.int64 and how in ("long", "none", "less"):
+            return counted(tensor + {"long": 160_000, "none": -tensor[0], "less": -2}[how])
+        if leave_out_zeros and how == "bits":
+            return memoryview(bytes(len(data) - 1) + b"\x80")
+        return data
+
+    if rank == 1:
+        _trainer_links.bytes_of = lying  # type: ignore[attr-defined]
+    links = TrainerLinks(group_state(), SERVER)
+    with pytest.raises(RankError) as caught:
+        links.exchange([PeerRows(0, [rows])], [rows[:0]], "rows")
+        barrier()
+    links.close()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(not extension_available(), reason="no zeros are left out")
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("long", "rank 1 has sent 165000 bytes for a tensor of 160000"),
+        ("none", "rank 1 has sent 0 bytes for a tensor of 160000"),
+        ("less", "rank 1 has sent no rows: a message of 160000 bytes came as 4998"),
+        ("bits", "rank 1 has sent no rows: a message of 160000 bytes came as 5000"),
+    ],
+)
+def test_rows_that_are_not_what_they_are_said_to_be_are_an_error(how: str, why: str) -> None:
+    assert why in run_ranks(lie, 2, how)[0]
 
 
 # ---------------------------------------------------------------------------- failures

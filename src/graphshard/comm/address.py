@@ -123,6 +123,17 @@ def is_loopback(address: str) -> bool:
     return not _is_name(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def joins_one_host(connected: socket.socket) -> bool:
+    """Whether both ends of a connection have one address, or are on the loopback interface."""
+    if connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    try:
+        own, other = connected.getsockname()[0], connected.getpeername()[0]
+    except OSError:  # it has ended
+        return True
+    return own == other or is_loopback(other)
+
+
 def loopback_interface() -> str | None:
     """The name of the interface that leads only to this host."""
     names = [name for _, name in socket.if_nameindex()]

@@ -62,7 +62,6 @@ from torch import Tensor
 
 from .. import errors
 from .._base.kernels import empty
-from ._nonzero_words import put_zeros, without_zeros, word_bytes
 from .group import (
     HOST_BACKENDS,
     THREAD_GROUP,
@@ -78,6 +77,7 @@ from .group import (
     register,
     world_size,
 )
+from .nonzero_words import put_zeros, without_zeros, word_bytes
 
 # -- rows as they travel ---------------------------------------------------------------------------
 

@@ -55,7 +55,6 @@ from torch.nn import functional
 
 from .._base.device import device_of
 from .._base.kernels import empty
-from ._nonzero_words import put_zeros, without_zeros, word_bytes
 from ._shared_memory import SharedBlocks
 from .collectives import (
     LONG_BYTES,
@@ -75,6 +74,7 @@ from .collectives import (
     wire_row_bytes,
 )
 from .group import GroupState, count, group_state, operation
+from .nonzero_words import put_zeros, without_zeros, word_bytes
 from .transport import exchange_rows, shared_blocks, start_exchange
 
 Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]

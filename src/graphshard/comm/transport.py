@@ -34,7 +34,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.kernels import empty
-from ._nonzero_words import word_bytes
 from ._shared_memory import Hosts as Hosts
 from ._shared_memory import SharedArray as SharedArray
 from ._shared_memory import SharedBlocks as SharedBlocks
@@ -61,6 +60,7 @@ from .group import (
     group_state,
     operation,
 )
+from .nonzero_words import word_bytes
 
 Splits = Sequence[Sequence[int]]
 """``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""

@@ -6,6 +6,10 @@
     header   JSON, UTF-8: {"op": str, "fields": {...}, "tensors": [[dtype, shape], ...]}
     payload  the tensors' rows back to back, each from a multiple of 64 bytes on
 
+Between hosts a long tensor that has many zeros is sent without them, as in `graphshard.comm`. Its
+entry is [dtype, shape, bytes], of which there are fewer than of the tensor; the tensors after it
+follow as if it were whole, which is what `most_sent` is about, too.
+
 Nothing in a message is code, and decoding checks every length before it makes a tensor.
 
 `MessageStream` has messages over a connected socket, whose two ends prove that they know the
@@ -56,7 +60,9 @@ import torch
 from torch import Tensor
 
 from .._base.kernels import empty
-from ..comm.address import notice_dead_host
+from ..comm.address import joins_one_host, notice_dead_host
+from ..comm.collectives import LONG_BYTES
+from ..comm.nonzero_words import put_zeros, without_zeros, word_bytes
 from ..errors import MessageError
 
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
@@ -111,8 +117,16 @@ class WireMessage:
         tensors = [_view(payload, spec, at) for spec, at in zip(specs, offsets, strict=True)]
         return cls(op, fields, tensors, payload)
 
-    def encode(self) -> tuple[bytes, list[memoryview]]:
+    @property
+    def num_bytes(self) -> int:
+        """Of the payload, with all zeros."""
+        return _layout([(tensor.dtype, tuple(tensor.shape)) for tensor in self.tensors])[1]
+
+    def encode(self, *, leave_out_zeros: bool = False) -> tuple[bytes, list[memoryview]]:
         """Header, and the payload in pieces that follow each other; tensors are not copied.
+
+        Args:
+            leave_out_zeros: Of long tensors that have many.
 
         Raises:
             MessageError: A dtype that cannot be sent, or a header that is too long.
@@ -120,11 +134,16 @@ class WireMessage:
         specs = [(tensor.dtype, tuple(tensor.shape)) for tensor in self.tensors]
         for dtype, _ in specs:
             check_dtype(dtype)
+        sent = [bytes_of(t, leave_out_zeros=leave_out_zeros) for t in self.tensors]
+        is_shorter = [len(data) < t.nbytes for data, t in zip(sent, self.tensors, strict=True)]
         header = json.dumps(
             {
                 "op": self.op,
                 "fields": self.fields,
-                "tensors": [[_NAMES[dtype], list(shape)] for dtype, shape in specs],
+                "tensors": [
+                    [_NAMES[dtype], list(shape), *([len(data)] if shorter else [])]
+                    for (dtype, shape), data, shorter in zip(specs, sent, is_shorter, strict=True)
+                ],
             }
         ).encode()
         if len(header) > MAX_HEADER:
@@ -132,20 +151,36 @@ class WireMessage:
                 f"the header of a message must have at most {MAX_HEADER} bytes (got "
                 f"{len(header)}); use shorter names, or ask for fewer of them at once"
             )
-        if self.payload is not None:
+        if self.payload is not None and not any(is_shorter):
             return header, [bytes_of(self.payload)]
         pieces, end = [], 0
-        for tensor, offset in zip(self.tensors, _layout(specs)[0], strict=True):
-            pieces += [memoryview(bytes(offset - end)), bytes_of(tensor)]
-            end = offset + len(pieces[-1])
+        for tensor, data, offset in zip(self.tensors, sent, _layout(specs)[0], strict=True):
+            pieces += [memoryview(bytes(offset - end)), data]
+            end = offset + tensor.nbytes
         return header, [piece for piece in pieces if len(piece)]
 
+
+@dataclass(frozen=True)
+class MessageRoom:
+    """A message whose payload is to come.
+
+    Args:
+        message: The message.
+        pieces: Of its payload, to be filled in turn.
+        shorter: Tensors that come without their zeros, and as how many bytes.
+    """
+
+    message: WireMessage
+    pieces: Sequence[memoryview]
+    shorter: Sequence[tuple[Tensor, int]]
+
     @classmethod
-    def from_header(cls, header: bytes, size: int) -> WireMessage:
-        """The message that a header describes, with room for its payload.
+    def from_header(cls, header: bytes, size: int, most: int) -> MessageRoom:
+        """For the message that a header describes.
 
         Args:
-            size: Bytes of the payload that follows; to be received into ``payload``.
+            size: Bytes that follow the header.
+            most: Most bytes of the payload, with all zeros.
 
         Raises:
             MessageError: It is none, or the tensors that it describes have another size.
@@ -162,10 +197,40 @@ class WireMessage:
         if len(listed) > MAX_TENSORS:
             raise MessageError(f"a message has at most {MAX_TENSORS} tensors (got {len(listed)})")
         specs = [_spec(entry) for entry in listed]
-        expected = _layout(specs)[1]
+        offsets, whole = _layout(specs)
+        ends = [at + _num_bytes(spec) for at, spec in zip(offsets, specs, strict=True)]
+        sent = {i: _shorter_size(entry) for i, entry in enumerate(listed) if len(entry) == 3}
+        for i, num_bytes in sent.items():
+            if num_bytes >= ends[i] - offsets[i]:
+                raise MessageError(
+                    f"a tensor of {ends[i] - offsets[i]} bytes is less without its zeros (got "
+                    f"{num_bytes})"
+                )
+        expected = whole - sum(ends[i] - offsets[i] - num_bytes for i, num_bytes in sent.items())
         if expected != size:
             raise MessageError(f"the tensors of a message take {expected} bytes (got {size} bytes)")
-        return cls.allocate(op, fields, specs)
+        check_size(whole, most)
+        message = WireMessage.allocate(op, fields, specs)
+        assert message.payload is not None
+        memory, begin, pieces = message.payload.numpy().data, 0, []
+        for i, num_bytes in sent.items():
+            pieces.append(memory[begin : offsets[i] + num_bytes])
+            begin = ends[i]
+        shorter = [(message.tensors[i], num_bytes) for i, num_bytes in sent.items()]
+        return cls(message, [*pieces, memory[begin:]], shorter)
+
+    def filled(self) -> WireMessage:
+        """The message, once its payload has come.
+
+        Raises:
+            MessageError: Something in it is not what a tensor without its zeros is.
+        """
+        try:
+            for tensor, size in self.shorter:
+                put_zeros(tensor.view(-1).view(torch.uint8), size, word_bytes(tensor))
+        except ValueError as error:
+            raise MessageError(str(error)) from None
+        return self.message
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -202,37 +267,56 @@ def dtype_named(name: Any) -> torch.dtype:
 
 
 def _spec(entry: Any) -> Spec:
-    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)):
-        raise MessageError("a tensor is described by its dtype and shape")
-    name, shape = entry
+    if not (isinstance(entry, list) and len(entry) in (2, 3) and isinstance(entry[1], list)):
+        raise MessageError("a tensor is described by its dtype and shape, and bytes where fewer")
+    name, shape = entry[:2]
     check_shape(shape)
     return dtype_named(name), tuple(shape)
+
+
+def _shorter_size(entry: list[Any]) -> int:
+    """Bytes of a tensor without its zeros."""
+    if type(entry[2]) is not int or entry[2] <= 0:
+        raise MessageError(f"bytes are a whole number above 0 (got {entry[2]!r:.80})")
+    return entry[2]
+
+
+def _num_bytes(spec: Spec) -> int:
+    return math.prod(spec[1]) * spec[0].itemsize
 
 
 def _layout(specs: Sequence[Spec]) -> tuple[list[int], int]:
     """First byte of each tensor, and the length of all."""
     offsets, end = [], 0
-    for dtype, shape in specs:
+    for spec in specs:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         offsets.append(start)
-        end = start + math.prod(shape) * dtype.itemsize
+        end = start + _num_bytes(spec)
     return offsets, end
 
 
 def _view(payload: Tensor, spec: Spec, offset: int) -> Tensor:
     dtype, shape = spec
-    size = math.prod(shape) * dtype.itemsize
-    return payload[offset : offset + size].view(dtype).view(shape)
+    return payload[offset : offset + _num_bytes(spec)].view(dtype).view(shape)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor, which is copied only if it is not contiguous."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+def bytes_of(tensor: Tensor, *, leave_out_zeros: bool = False) -> memoryview:
+    """The memory of a tensor, which is copied only if it is not contiguous.
+
+    Args:
+        leave_out_zeros: Whether a long one may be sent without its zeros; `put_zeros` undoes it.
+            What is returned is shorter then.
+    """
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if leave_out_zeros and data.numel() >= LONG_BYTES:
+        packed = without_zeros(data, word_bytes(tensor))
+        data = data if packed is None else packed
+    return data.numpy().data
 
 
 # ---------------------------------------------------------------------------- streams
 
-PROTOCOL = b"graphshard 2\n"
+PROTOCOL = b"graphshard 3\n"
 _HELLO = struct.Struct(f"<{len(PROTOCOL)}s8s32s")
 _GREETING = struct.Struct(f"<{len(PROTOCOL)}sQ32s")
 _PROOF = struct.Struct("<32s")
@@ -257,9 +341,11 @@ class MessageStream:
 
     Args:
         connected: The socket; its timeout bounds each wait within a message.
-        max_message: Most bytes of a message that the other end may send.
+        max_message: Most bytes of a message that the other end may send, with all zeros.
 
     Attributes:
+        leaves_out_zeros: Whether long tensors are sent without their zeros; where both ends are on
+            one host, that takes longer.
         client: Id of the client, once it has begun.
         is_in_step: Whether it is known where the next message begins.
         most_sent: Most bytes of a message that the other end takes.
@@ -268,6 +354,7 @@ class MessageStream:
     def __init__(self, connected: socket.socket, max_message: int) -> None:
         self._socket, self._max_message = connected, max_message
         self.most_sent = max_message
+        self.leaves_out_zeros = not joins_one_host(connected)
         self.client = ""
         self.is_in_step = True
 
@@ -305,9 +392,9 @@ class MessageStream:
 
     def send(self, message: WireMessage, deadline: float | None = None) -> None:
         """Send a message."""
-        header, pieces = message.encode()
+        check_size(message.num_bytes, self.most_sent)
+        header, pieces = message.encode(leave_out_zeros=self.leaves_out_zeros)
         size = sum(map(len, pieces))
-        check_size(size, self.most_sent)
         waiting = deque([memoryview(_HEAD.pack(len(header), size) + header), *pieces])
         if isinstance(self._socket, ssl.SSLSocket):
             for piece in waiting:
@@ -337,16 +424,16 @@ class MessageStream:
             raise
         header = self._receive_bytes(header_size, deadline=deadline)
         try:
-            message = WireMessage.from_header(header, size)
+            room = MessageRoom.from_header(header, size, self._max_message)
         except (MessageError, MemoryError, RuntimeError) as error:
             while size:
                 size -= len(self._receive_bytes(min(size, _SKIPPED), deadline=deadline))
             if isinstance(error, MessageError):
                 raise
             raise MessageError(f"there is no memory for a message ({error})") from None
-        assert message.payload is not None
-        self._receive_into(message.payload.numpy().data, deadline=deadline)
-        return message
+        for piece in room.pieces:
+            self._receive_into(piece, deadline=deadline)
+        return room.filled()
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each wait within a message from now on."""

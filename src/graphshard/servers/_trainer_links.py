@@ -5,7 +5,9 @@
     gloo asks every trainer how much it sends before it sends, and moves it in a thread of its own,
     which has to wake up. Here rows say themselves how many they are, and who needs them moves them:
     it sends and receives, on all sockets, whatever is possible without waiting. Nor do rows visit
-    the GPU where the backend is NCCL. `benchmarks/graph_servers.py` has the figures.
+    the GPU where the backend is NCCL. `benchmarks/graph_servers.py` has the figures. A head says
+    how many rows there are, then follow bytes of those tensors that are long, which are fewer where
+    zeros are left out, then the tensors.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+import torch
 from torch import Tensor
 
 from .._base.kernels import empty
-from ..comm.collectives import gather_texts, is_in_vain, start_collective
+from ..comm.address import joins_one_host
+from ..comm.collectives import LONG_BYTES, gather_texts, is_in_vain, start_collective
 from ..comm.group import GroupState, count, operation
+from ..comm.nonzero_words import put_zeros, word_bytes
 from ..errors import MessageError
 from ._message_stream import (
     PROOF_SECONDS,
@@ -215,21 +220,26 @@ class _Link:
     def __init__(self, connected: socket.socket, rank: int) -> None:
         connected.setblocking(False)
         self.socket, self.rank = connected, rank
+        self.leaves_out_zeros = not joins_one_host(connected)
         self.num_sent = 0
         self._outgoing: deque[memoryview] = deque()
         self._incoming: deque[memoryview] = deque()
         self._head, self._rows = bytearray(_HEAD.size), PeerRows(0, [])
+        self._sizes = torch.empty(0, dtype=torch.int64)
         self._number, self._likes = 0, list[Tensor]()
+        self._then: Callable[[_Link], None] = _Link._expect_sizes
 
     def begin(self, operation_number: int, rows: PeerRows, likes: Sequence[Tensor]) -> None:
         """Have rows to send, and expect such rows."""
         self._number, self._likes = operation_number, list(likes)
         num_rows = rows.tensors[0].shape[0]
-        pieces = [bytes_of(tensor) for tensor in rows.tensors]
-        self.num_sent = sum(map(len, pieces))
-        head = _HEAD.pack(operation_number, rows.number, num_rows)
-        self._outgoing.extend(piece for piece in (memoryview(head), *pieces) if len(piece))
+        pieces = [bytes_of(t, leave_out_zeros=self.leaves_out_zeros) for t in rows.tensors]
+        self.num_sent = sum(tensor.nbytes for tensor in rows.tensors)
+        sizes = torch.tensor([len(pieces[i]) for i in _long(rows.tensors)], dtype=torch.int64)
+        head = memoryview(_HEAD.pack(operation_number, rows.number, num_rows))
+        self._outgoing.extend(piece for piece in (head, bytes_of(sizes), *pieces) if len(piece))
         self._incoming.append(memoryview(self._head))
+        self._then = _Link._expect_sizes
 
     @property
     def is_done(self) -> bool:
@@ -281,13 +291,12 @@ class _Link:
             return False
         if received == 0:
             raise ConnectionResetError("it was ended by the other")
-        is_head = self._incoming[0].obj is self._head
         take_away(self._incoming, received)
-        if is_head and not self._incoming:
-            self._expect()
+        if not self._incoming:
+            self._then(self)
         return True
 
-    def _expect(self) -> None:
+    def _expect_sizes(self) -> None:
         """Make room for the rows that the head describes."""
         operation_number, number, num_rows = _HEAD.unpack(self._head)
         if operation_number != self._number:
@@ -299,8 +308,39 @@ class _Link:
             raise RuntimeError(f"rank {self.rank} has sent no number of rows ({num_rows})")
         tensors = [empty((num_rows, *like.shape[1:]), like.dtype) for like in self._likes]
         self._rows = PeerRows(number, tensors)
-        pieces = [bytes_of(tensor) for tensor in tensors]
+        self._sizes = torch.empty(len(_long(tensors)), dtype=torch.int64)
+        self._then = _Link._expect_rows
+        if len(self._sizes):
+            self._incoming.append(bytes_of(self._sizes))
+        else:
+            self._expect_rows()
+
+    def _expect_rows(self) -> None:
+        """Receive rows into the room for them, of which some may come without their zeros."""
+        pieces = [bytes_of(tensor) for tensor in self._rows.tensors]
+        for i, size in zip(_long(self._rows.tensors), self._sizes.tolist(), strict=True):
+            if not 0 < size <= len(pieces[i]):
+                raise RuntimeError(
+                    f"rank {self.rank} has sent {size} bytes for a tensor of {len(pieces[i])}"
+                )
+            pieces[i] = pieces[i][:size]
         self._incoming.extend(piece for piece in pieces if len(piece))
+        self._then = _Link._put_zeros
+
+    def _put_zeros(self) -> None:
+        for i, size in zip(_long(self._rows.tensors), self._sizes.tolist(), strict=True):
+            tensor = self._rows.tensors[i]
+            if size == tensor.nbytes:
+                continue
+            try:
+                put_zeros(tensor.view(-1).view(torch.uint8), size, word_bytes(tensor))
+            except ValueError as error:
+                raise RuntimeError(f"rank {self.rank} has sent no rows: {error}") from None
+
+
+def _long(tensors: Sequence[Tensor]) -> list[int]:
+    """Which tensors say how many bytes they are sent as."""
+    return [i for i, tensor in enumerate(tensors) if tensor.nbytes >= LONG_BYTES]
 
 
 def _own_address(server: str) -> tuple[int, str]:

@@ -10,6 +10,7 @@ a wider one, and only that of which all bits are zero is left out, not -0.0.
 Whether that is so is decided by the sender, for each message, by what is in it. The receiver has
 room for the message as it is; gloo takes a shorter one over TCP, as it does on Linux, where libuv,
 elsewhere, waits for all of it. How many bytes came it learns beside it.
+Graph servers and their trainers do the same over sockets of their own.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def put_zeros(message: Tensor, size: int, num_bytes: int) -> None:
     """
     words = message.view(_WORDS[num_bytes])
     num_words = words.numel()
-    count = (size - (num_words + 63) // 64 * 8) // num_bytes
-    if 0 <= count <= num_words and size < message.numel():
+    count, rest = divmod(size - (num_words + 63) // 64 * 8, num_bytes)
+    if 0 <= count <= num_words and rest == 0 and size < message.numel():
         bits = message[count * num_bytes : size].clone().view(torch.int64)
         kernels = kernels_for(message.device)
         if (
