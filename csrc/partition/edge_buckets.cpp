@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -57,7 +57,7 @@ void bucket_edges(const I* rows, const I* cols, int64_t num_edges, const Renumbe
   const auto dropped =
       std::make_unique_for_overwrite<uint8_t[]>(drops_loops ? static_cast<size_t>(num_edges) : 0);
   std::vector<int64_t> starts(static_cast<size_t>(parts * num_buckets), 0);
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     int64_t* count = starts.data() + part * num_buckets;
     const int64_t end = part_begin(num_edges, part + 1, parts);
     for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {
@@ -87,7 +87,7 @@ void bucket_edges(const I* rows, const I* cols, int64_t num_edges, const Renumbe
     counts[bucket] = running - begin;
   }
   const int64_t mask = (int64_t{1} << shift) - 1;
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     int64_t* place = starts.data() + part * num_buckets;
     std::vector<std::byte> combined(static_cast<size_t>(num_buckets * kCombined * kBytes));
     std::vector<uint8_t> filled(static_cast<size_t>(num_buckets), 0);
@@ -204,7 +204,7 @@ EdgeHashes hash_edges(const I* rows, const I* cols, int64_t num_edges, int64_t f
   const int64_t parts =
       std::clamp<int64_t>(std::min<int64_t>(num_threads, num_edges / (1 << 14)), 1, 64);
   std::vector<EdgeHashes> sums(static_cast<size_t>(parts), EdgeHashes{0, 0});
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     EdgeHashes sum{0, 0};
     const int64_t end = part_begin(num_edges, part + 1, parts);
     for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -73,7 +73,7 @@ std::vector<uint32_t> walked_nodes(const GraphInMemory& graph, int64_t num_free)
 class OrderedGraph {
  public:
   OrderedGraph(const GraphInMemory& graph, const NodeWeights& weights, std::vector<uint32_t> nodes,
-               int num_threads)
+               Team& team)
       : nodes(std::move(nodes)) {
     const size_t num_nodes = static_cast<size_t>(graph.num_nodes);
     const int64_t num_constraints = weights.num_constraints;
@@ -87,8 +87,8 @@ class OrderedGraph {
     cols_.resize(static_cast<size_t>(graph.num_edges));
     if (graph.weights) weights_.resize(static_cast<size_t>(graph.num_edges));
     if (weights.of_nodes) of_nodes_.resize(num_nodes * static_cast<size_t>(num_constraints));
-    const int64_t tasks = num_parts(graph.num_nodes, 1 << 14, num_threads);
-    run_tasks(tasks, num_threads, [&](int64_t task) {
+    const int64_t tasks = num_parts(graph.num_nodes, 1 << 14, team.num_threads());
+    team.run(tasks, [&](int64_t task) {
       const int64_t last = part_begin(graph.num_nodes, task + 1, tasks);
       for (int64_t node = part_begin(graph.num_nodes, task, tasks); node < last; ++node) {
         const int64_t old = this->nodes[node];
@@ -295,13 +295,14 @@ class Searcher {
 class Rounds {
  public:
   Rounds(const GraphInMemory& graph, const NodeWeights& weights, const Refinement& refinement,
-         const SearchLimits& limits, int num_threads)
+         const SearchLimits& limits, Team& team)
       : graph_(graph),
         limits_(limits),
+        team_(team),
         division_(weights, refinement, graph.num_nodes),
         stays_(static_cast<size_t>(limits.num_free), 0) {
-    searchers_.reserve(static_cast<size_t>(num_threads));
-    for (int thread = 0; thread < num_threads; ++thread) {
+    searchers_.reserve(static_cast<size_t>(team.num_threads()));
+    for (int thread = 0; thread < team.num_threads(); ++thread) {
       searchers_.emplace_back(graph, division_, stays_, refinement.num_parts, limits);
     }
   }
@@ -364,7 +365,7 @@ class Rounds {
   int64_t searches(const std::vector<uint32_t>& seeds) {
     if (outcomes_.size() < seeds.size()) outcomes_.resize(seeds.size());
     const size_t tasks = std::min(searchers_.size(), seeds.size());
-    run_tasks(static_cast<int64_t>(tasks), static_cast<int>(tasks), [&](int64_t task) {
+    team_.run(static_cast<int64_t>(tasks), [&](int64_t task) {
       for (size_t i = static_cast<size_t>(task); i < seeds.size(); i += tasks) {
         searchers_[task].search(seeds[i], outcomes_[i]);
       }
@@ -409,6 +410,7 @@ class Rounds {
 
   const GraphInMemory& graph_;
   const SearchLimits& limits_;
+  Team& team_;
   Division division_;
   std::vector<uint8_t> stays_;  // what has moved in this round, or has too many neighbours
   std::vector<Searcher> searchers_;
@@ -438,21 +440,21 @@ void check(const GraphInMemory& graph, const Refinement& refinement) {
 int64_t search_moves(const GraphInMemory& graph, const NodeWeights& weights,
                      const Refinement& refinement, const SearchLimits& limits, int num_threads) {
   check(graph, refinement);
-  num_threads = std::clamp(num_threads, 1, kMostSearchers);
+  Team team(std::clamp(num_threads, 1, kMostSearchers));
   int64_t num_seeds = 0;
   for (int64_t node = 0; node < limits.num_free; ++node) {
     num_seeds += is_on_boundary(graph, refinement.parts, node);
   }
   if (std::min(limits.rounds, kMostRounds) * num_seeds <= graph.num_nodes / kOrderedShare) {
-    return Rounds(graph, weights, refinement, limits, num_threads).run(refinement);
+    return Rounds(graph, weights, refinement, limits, team).run(refinement);
   }
-  const OrderedGraph ordered(graph, weights, walked_nodes(graph, limits.num_free), num_threads);
+  const OrderedGraph ordered(graph, weights, walked_nodes(graph, limits.num_free), team);
   std::vector<uint16_t> parts;
   parts.reserve(ordered.nodes.size());
   for (const uint32_t node : ordered.nodes) parts.push_back(refinement.parts[node]);
   Refinement of_ordered = refinement;
   of_ordered.parts = parts.data();
-  Rounds rounds(ordered.graph, ordered.weights, of_ordered, limits, num_threads);
+  Rounds rounds(ordered.graph, ordered.weights, of_ordered, limits, team);
   const int64_t gained = rounds.run(of_ordered);
   for (size_t i = 0; i < parts.size(); ++i) refinement.parts[ordered.nodes[i]] = parts[i];
   return gained;

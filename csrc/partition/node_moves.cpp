@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -129,7 +129,7 @@ void find_begins(const RowBlock<V>& block, int64_t first, int64_t last, int64_t 
 std::vector<int64_t> task_ends(const std::vector<int64_t>& begins, int num_threads) {
   const int64_t num_rows = static_cast<int64_t>(begins.size()) - 1;
   const int64_t work = begins.back() - begins.front() + num_rows;
-  const int64_t tasks = num_parts(work, 1 << 13, num_threads);
+  const int64_t tasks = num_parts(work, 1 << 11, num_threads);
   std::vector<int64_t> ends;
   int64_t row = 0;
   for (int64_t task = 1; task <= tasks; ++task) {
@@ -148,6 +148,7 @@ void in_batches(const RowBlock<V>& block, int num_threads, const Choose& choose,
                 const Apply& apply) {
   std::vector<int64_t> begins;
   std::vector<State> states;
+  Team team(num_threads);
   int64_t first = 0;
   int64_t begin = 0;
   for (int64_t batch = 0; batch < block.num_batches; ++batch) {
@@ -156,7 +157,7 @@ void in_batches(const RowBlock<V>& block, int num_threads, const Choose& choose,
     const std::vector<int64_t> ends = task_ends(begins, num_threads);
     const int64_t tasks = static_cast<int64_t>(ends.size());
     if (static_cast<int64_t>(states.size()) < tasks) states.resize(static_cast<size_t>(tasks));
-    run_tasks(tasks, num_threads, [&](int64_t task) {
+    team.run(tasks, [&](int64_t task) {
       for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
         choose(states[task], first + r, begins[r], begins[r + 1]);
       }
@@ -266,7 +267,7 @@ int64_t contract(const RowBlock<V>& block, const V* clusters, V* rows, V* cols, 
   const int64_t tasks = static_cast<int64_t>(ends.size());
   // Each task writes from where its edges begin, and there are never more; gaps are closed after.
   std::vector<int64_t> counts(static_cast<size_t>(tasks), 0);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     LabelWeights<V> of_labels;
     const int64_t first = task == 0 ? 0 : ends[task - 1];
     int64_t written = begins[first];
@@ -450,7 +451,7 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
   const int64_t tasks = static_cast<int64_t>(ends.size());
   std::vector<int64_t> counts(static_cast<size_t>(tasks * num_parts), 0);
   std::vector<int64_t> cuts(static_cast<size_t>(tasks), 0);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     int64_t* const count = counts.data() + task * num_parts;
     int64_t cut = 0;
     for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
