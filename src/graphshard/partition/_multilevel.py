@@ -60,7 +60,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,7 @@ from .checked_files import save_array
 
 PartNumbers = npt.NDArray[np.uint16]
 NodeWeights = npt.NDArray[np.uint32]
+Item = TypeVar("Item", bound=np.generic)
 
 MOST_PARTS = 2**16
 DEFAULT_HALO_TOLERANCE = 1.05
@@ -122,6 +123,7 @@ _TRIALS_SHARE, _MOST_TRIALS = 1, 4
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
+_TAKEN_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -235,17 +237,12 @@ def multilevel_partition(
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
-    share = _TRIALS_SHARE * level.edges.num_edges / max(levels[-1].edges.num_edges, 1)
-    trials = int(min(max(share, 1), _MOST_TRIALS))
-    most_cut = _MOST_CUT_FOR_SEARCHES * level.edges.num_edges
-    candidates, places, searches = _divide(
-        levels[-1], trials, num_parts, limits, tolerance, seed, most_cut, num_threads
-    )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
-    if not is_small:
-        candidates = candidates[:_FINALISTS]
-    if halo_tolerance is not None and len(candidates) > 1:
-        candidates = _by_halos(candidates, levels, num_parts, folder, num_threads)
+    candidates, order, searches = _divide(
+        *(levels, num_parts, limits, tolerance, seed, folder, num_threads),
+        counts_halos=halo_tolerance is not None,
+        is_small=is_small,
+    )
     made: list[tuple[int, int, PartNumbers]] = []
     for parts in candidates[: _FINALISTS if is_small else 1]:
         near = None
@@ -254,8 +251,8 @@ def multilevel_partition(
             if depth < len(levels) - 1:
                 progress(f"level {depth + 1}: refining {current.num_nodes:,} nodes")
                 clusters = np.load(folder / f"clusters-{depth + 1}.npy")
-                parts = parts[clusters]
-                near = None if near is None else near[clusters]
+                parts = at(parts, clusters, num_threads)
+                near = None if near is None else at(near, clusters, num_threads)
                 del clusters
             graph = _refine(
                 *(current, near, parts, num_parts, limits, num_threads),
@@ -276,9 +273,10 @@ def multilevel_partition(
     most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
     good = [item for item in made if item[0] <= most_cut]
     parts = min(good, key=lambda item: item[0] * item[1])[2]
+    places = order()
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
-        places = places[np.load(folder / f"clusters-{depth}.npy")]
+        places = at(places, np.load(folder / f"clusters-{depth}.npy"), num_threads)
         if depth > 1:  # in an order of their own, which nodes of the level before go by
             order = np.argsort(places, kind="stable")
             places = np.empty(len(order), dtype=node_dtype(len(order)))
@@ -360,7 +358,7 @@ def _find_clusters(
     num_clusters = int(np.count_nonzero(is_label))
     numbers = np.cumsum(is_label, dtype=node_dtype(num_clusters))
     numbers -= 1
-    return numbers[labels], num_clusters
+    return at(numbers, labels, num_threads), num_clusters
 
 
 def _join_lonely(
@@ -450,23 +448,30 @@ def _contracted(
 
 
 def _divide(
-    level: Level,
-    trials: int,
+    levels: Sequence[Level],
     num_parts: int,
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
-    most_cut: float,
+    folder: Path,
     num_threads: int,
-) -> tuple[list[PartNumbers], NodeArray, bool]:
-    """Parts of the nodes of the last level, by METIS, least cut first; and an order of them.
+    *,
+    counts_halos: bool,
+    is_small: bool,
+) -> tuple[list[PartNumbers], Callable[[], NodeArray], bool]:
+    """Parts of the nodes of the last level, by METIS; and an order of them.
+
+    METIS is called by one thread. Meanwhile others refine the divisions that there are, and count
+    their halos.
 
     Args:
-        most_cut: Searches are for parts with a smaller cut, each edge counted from both ends.
+        counts_halos: Whether the note on divisions holds; without it the least cut comes first.
+        is_small: Whether all divisions are looked at so, and not only those with the least cuts.
 
     Returns:
-        The two, and whether the least cut is that small.
+        Parts, best first; a function that waits for the order; and whether searches help.
     """
+    level = levels[-1]
     whole = _whole(level)
     graph = _undirected(whole.indptr, whole.cols, whole.weights, level.num_nodes)
     weights = level.weights
@@ -475,7 +480,11 @@ def _divide(
     table = [
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
+    share = _TRIALS_SHARE * levels[0].edges.num_edges / max(level.edges.num_edges, 1)
+    trials = int(min(max(share, 1), _MOST_TRIALS))
     trials = max(trials, next((count for most, count in _TRIALS if len(whole.cols) <= most), 1))
+    most_cut = _MOST_CUT_FOR_SEARCHES * levels[0].edges.num_edges
+    halos: list[npt.NDArray[np.uint8]] = []
 
     def refined(parts: PartNumbers) -> tuple[float, PartNumbers]:
         _refine_in_passes(level, parts, num_parts, limits, 1)
@@ -485,9 +494,26 @@ def _divide(
             cut = _cut(graph, parts)
         return cut, parts
 
-    made: dict[float, PartNumbers] = {}
-    with ThreadPoolExecutor(max_workers=max(num_threads - 1, 1)) as pool:
-        refining: list[Future[tuple[float, PartNumbers]]] = []
+    def product(parts: PartNumbers) -> int:
+        if not halos:
+            halos.append(_halo_table(levels[0], num_parts))
+        cut, largest = _on_first_level(
+            levels, whole, parts, num_parts, folder, halos[0], max(num_threads - 1, 1)
+        )
+        return cut * largest
+
+    def places() -> NodeArray:
+        order = clustered_order(graph.matrix())
+        made = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
+        made[order] = np.arange(level.num_nodes, dtype=made.dtype)
+        return made
+
+    counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
+    refining: list[Future[tuple[float, PartNumbers]]] = []
+    counting: list[Future[int]] = []
+    pool = ThreadPoolExecutor(max_workers=max(num_threads - 1, 1))
+    counter = ThreadPoolExecutor(max_workers=1)  # as it has a table
+    try:
         for trial in range(trials):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -502,34 +528,53 @@ def _divide(
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
-        order = clustered_order(graph.matrix())
-        for refinement in refining:
-            made.setdefault(*refinement.result())
-    places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
-    places[order] = np.arange(level.num_nodes, dtype=places.dtype)
-    return [made[cut] for cut in sorted(made)], places, min(made) <= most_cut
+            if counts_early:
+                of_trial = refining[-1]
+                counting.append(counter.submit(lambda done: product(done.result()[1]), of_trial))
+                if num_threads == 1:
+                    counting[-1].result()
+        ordering = pool.submit(places)
+        if num_threads == 1:
+            ordering.result()
+        made: dict[float, int] = {}
+        for trial, refinement in enumerate(refining):
+            made.setdefault(refinement.result()[0], trial)
+        chosen = [made[cut] for cut in sorted(made)]
+        if not is_small:
+            chosen = chosen[:_FINALISTS]
+        if counts_halos and len(chosen) > 1:
+            products = {
+                trial: (counting[trial].result() if counts_early else product(parts))
+                for trial, parts in ((trial, refining[trial].result()[1]) for trial in chosen)
+            }
+            chosen.sort(key=products.__getitem__)
+        return (
+            [refining[trial].result()[1] for trial in chosen],
+            ordering.result,
+            (min(made) <= most_cut),
+        )
+    finally:
+        pool.shutdown(wait=False, cancel_futures=False)
+        counter.shutdown()
 
 
-def _by_halos(
-    candidates: list[PartNumbers],
+def _on_first_level(
     levels: Sequence[Level],
+    whole: _GraphInMemory,
+    parts: PartNumbers,
     num_parts: int,
     folder: Path,
+    table: npt.NDArray[np.uint8],
     num_threads: int,
-) -> list[PartNumbers]:
-    """Parts of the nodes of the last level, best first; see the note on divisions."""
-    products = []
-    whole = _whole(levels[-1])
-    table = _halo_table(levels[0], num_parts)
-    for parts in candidates:
-        near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
-        for depth in range(len(levels) - 1, 0, -1):
-            clusters = np.load(folder / f"clusters-{depth}.npy")
-            parts, near = parts[clusters], near[clusters]
-        marks = near.view(np.uint8)
-        cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
-        products.append(cut * int(halos.max()))
-    return [candidates[i] for i in sorted(range(len(products)), key=products.__getitem__)]
+) -> tuple[int, int]:
+    """The cut and the largest halo that parts of the nodes of the last level make on the first."""
+    near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
+    for depth in range(len(levels) - 1, 0, -1):
+        clusters = np.load(folder / f"clusters-{depth}.npy")
+        parts, near = (at(of_level, clusters, num_threads) for of_level in (parts, near))
+    marks = near.view(np.uint8)
+    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
+    return cut, int(halos.max())
 
 
 def _undirected(
@@ -821,6 +866,24 @@ def _limit_halos(
     assert best is not None
     parts[:] = best[2]
     return best[0], best[1]
+
+
+def at(values: npt.NDArray[Item], places: NodeArray, num_threads: int) -> npt.NDArray[Item]:
+    """``values[places]``, by several threads."""
+    made = np.empty(len(places), dtype=values.dtype)
+
+    def take(first: int) -> None:
+        some = slice(first, first + _TAKEN_AT_ONCE)
+        made[some] = values[places[some]]
+
+    firsts = range(0, len(places), _TAKEN_AT_ONCE)
+    if num_threads == 1:
+        for first in firsts:
+            take(first)
+    else:
+        with ThreadPoolExecutor(max_workers=num_threads) as pool:
+            list(pool.map(take, firsts))
+    return made
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:
