@@ -17,6 +17,9 @@ namespace {
 // Columns ahead of the current one at which what is known of a node is requested from memory.
 constexpr int64_t kAhead = 32;
 
+// Moves ahead of the current one whose clusters are requested.
+constexpr int64_t kMovesAhead = 16;
+
 // Rows near boundaries that are worth waking a thread.
 constexpr int64_t kNearRows = 128;
 
@@ -284,6 +287,11 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
       },
       [&](int64_t row, int64_t, int64_t) {
         const int64_t node = block.first_row + row;
+        if (row + kMovesAhead < block.num_rows) {
+          const int64_t next = row + kMovesAhead;
+          prefetch_entry(sizes, static_cast<int64_t>(chosen[next]) * num_constraints);
+          prefetch_entry(sizes, static_cast<int64_t>(labels[node + kMovesAhead]) * num_constraints);
+        }
         const V own = labels[node];
         const V best = chosen[row];
         if (best == own || !has_room(node, best)) return;

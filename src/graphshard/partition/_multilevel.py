@@ -56,9 +56,10 @@ one of the other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,7 +67,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._edge_files import (
+    BlockSpan,
     Degrees,
+    EdgeBlock,
     EdgeCounts,
     EdgeSorter,
     NodeArray,
@@ -142,8 +145,16 @@ class Level:
     def num_nodes(self) -> int:
         return self.edges.num_rows
 
-    def batches(self, degrees: Degrees) -> EdgeCounts:
-        """Ends of the batches that nodes move in."""
+    @cached_property
+    def _spans(self) -> list[BlockSpan]:
+        """Found once: most passes over a level look at few of its nodes."""
+        return list(self.edges.spans(batches=self._batches))
+
+    def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
+        """All edges, and in each block the ends of the batches that nodes move in."""
+        return self.edges.read(self._spans, num_threads=num_threads)
+
+    def _batches(self, degrees: Degrees) -> EdgeCounts:
         rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
         rows = 1 << (rows.bit_length() - 1)  # a divisor of the rows that are read at once
         return batch_ends(degrees, rows, _BATCH_EDGES)
@@ -334,7 +345,7 @@ def _find_clusters(
         if number == _LABEL_PASSES - 1:
             favourites = np.arange(num_nodes, dtype=dtype)
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+        for block, ends in level.blocks(num_threads):
             moved += kernels().propagate_labels(
                 block.degrees,
                 block.cols,
@@ -423,7 +434,7 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    for block, _ in level.edges.blocks(num_threads=num_threads):
+    for block, _ in level.blocks(num_threads):
         rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
         weights = np.empty(len(block.cols), dtype=np.uint32)
         count = kernels().contract(
@@ -685,7 +696,7 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
     degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.edges.blocks(num_threads=num_threads):
+    for block, _ in level.blocks(num_threads):
         is_inside = near[block.first_row : block.first_row + len(block.degrees)]
         if not is_inside.any():
             continue
@@ -787,7 +798,7 @@ def _refine_once(
     """A pass; writes ``parts`` and ``loads``. How many nodes moved."""
     most = np.floor(limits).astype(np.int64)
     moved = 0
-    for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+    for block, ends in level.blocks(num_threads):
         moved += kernels().refine_parts(
             *(block.degrees, block.cols, block.values, ends, block.first_row),
             *(level.weights, parts, loads, most, allowed_loss, num_threads),
@@ -814,7 +825,7 @@ def _count_halos(
         table: Written: what edges these nodes have into parts.
     """
     cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-    for block, _ in level.edges.blocks(num_threads=num_threads):
+    for block, _ in level.blocks(num_threads):
         cut += kernels().count_halos(
             *(block.degrees, block.cols, block.firsts, block.first_row),
             *(parts, near, table, halos, num_threads),
@@ -857,7 +868,7 @@ def _limit_halos(
             break
         budget = np.array([(most_cut - cut) // each_edge])
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+        for block, ends in level.blocks(num_threads):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
                 *(level.weights, parts, loads, most, near, table, halos, largest),
