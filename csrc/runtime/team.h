@@ -77,7 +77,7 @@ class Team {
  private:
   // A thread that comes to a round adds 1 as long as the round is open, and takes it away again.
   static constexpr uint32_t kOpen = 1u << 31;
-  static constexpr int kBusyWaits = 500;
+  static constexpr int kBusyWaits = 4000;
 
   void start() {
     while (static_cast<int>(workers_.size()) + 1 < num_threads_) {

@@ -55,13 +55,14 @@ one of the other.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,6 @@ from .checked_files import save_array
 
 PartNumbers = npt.NDArray[np.uint16]
 NodeWeights = npt.NDArray[np.uint32]
-Item = TypeVar("Item", bound=np.generic)
 
 MOST_PARTS = 2**16
 DEFAULT_HALO_TOLERANCE = 1.05
@@ -249,7 +249,7 @@ def multilevel_partition(
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
-    candidates, order, searches = _divide(
+    candidates, wait_for_places, searches = _divide(
         *(levels, num_parts, limits, tolerance, seed, folder, num_threads),
         counts_halos=halo_tolerance is not None,
         is_small=is_small,
@@ -284,7 +284,7 @@ def multilevel_partition(
     most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
     good = [item for item in made if item[0] <= most_cut]
     parts = min(good, key=lambda item: item[0] * item[1])[2]
-    places = order()
+    places = wait_for_places()
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
         places = at(places, np.load(folder / f"clusters-{depth}.npy"), num_threads)
@@ -434,28 +434,32 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    for block, _ in level.blocks(num_threads):
-        rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
-        weights = np.empty(len(block.cols), dtype=np.uint32)
-        count = kernels().contract(
-            block.degrees,
-            block.cols.astype(clusters.dtype, copy=False),
-            block.values,
-            block.first_row,
-            clusters,
-            rows,
-            cols,
-            weights,
-            num_threads,
-        )
-        sorter.add(rows[:count], cols[:count], values=weights[:count])
-    edges = sorter.finish(merges=True)
-    columns = []
-    for j in range(1 if level.weights is None else level.weights.shape[1]):
-        column = None if level.weights is None else level.weights[:, j]
+
+    def sums_of(constraint: int) -> NodeWeights:
+        column = None if level.weights is None else level.weights[:, constraint]
         sums = np.bincount(clusters, weights=column, minlength=num_clusters)
-        columns.append(np.minimum(sums, 2**32 - 1).astype(np.uint32))
-    return Level(edges, np.stack(columns, axis=1))
+        return np.minimum(sums, 2**32 - 1).astype(np.uint32)
+
+    num_constraints = 1 if level.weights is None else level.weights.shape[1]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        columns = pool.map(sums_of, range(num_constraints))
+        for block, _ in level.blocks(num_threads):
+            rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
+            weights = np.empty(len(block.cols), dtype=np.uint32)
+            count = kernels().contract(
+                block.degrees,
+                block.cols.astype(clusters.dtype, copy=False),
+                block.values,
+                block.first_row,
+                clusters,
+                rows,
+                cols,
+                weights,
+                num_threads,
+            )
+            sorter.add(rows[:count], cols[:count], values=weights[:count])
+        edges = sorter.finish(merges=True)
+        return Level(edges, np.stack(list(columns), axis=1))
 
 
 def _divide(
@@ -495,23 +499,26 @@ def _divide(
     trials = int(min(max(share, 1), _MOST_TRIALS))
     trials = max(trials, next((count for most, count in _TRIALS if len(whole.cols) <= most), 1))
     most_cut = _MOST_CUT_FOR_SEARCHES * levels[0].edges.num_edges
-    halos: list[npt.NDArray[np.uint8]] = []
+    counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
+    tables: list[npt.NDArray[np.uint8]] = []
+    has_table = threading.Lock()  # which is one for all threads, as it is large
 
-    def refined(parts: PartNumbers) -> tuple[float, PartNumbers]:
+    def product(parts: PartNumbers) -> int:
+        with has_table:
+            if not tables:
+                tables.append(_halo_table(levels[0], num_parts))
+            cut, largest = _on_first_level(
+                levels, whole, parts, num_parts, folder, tables[0], max(num_threads - 1, 1)
+            )
+        return cut * largest
+
+    def refined(parts: PartNumbers) -> tuple[float, PartNumbers, int]:
         _refine_in_passes(level, parts, num_parts, limits, 1)
         cut = _cut(graph, parts)
         if _fits(level) and cut <= most_cut:
             _search(level, whole, parts, num_parts, limits, 1, rounds=1)
             cut = _cut(graph, parts)
-        return cut, parts
-
-    def product(parts: PartNumbers) -> int:
-        if not halos:
-            halos.append(_halo_table(levels[0], num_parts))
-        cut, largest = _on_first_level(
-            levels, whole, parts, num_parts, folder, halos[0], max(num_threads - 1, 1)
-        )
-        return cut * largest
+        return cut, parts, product(parts) if counts_early else 0
 
     def places() -> NodeArray:
         order = clustered_order(graph.matrix())
@@ -519,11 +526,10 @@ def _divide(
         made[order] = np.arange(level.num_nodes, dtype=made.dtype)
         return made
 
-    counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
-    refining: list[Future[tuple[float, PartNumbers]]] = []
-    counting: list[Future[int]] = []
+    # No more threads than there are: METIS's is the one that others wait for.
     pool = ThreadPoolExecutor(max_workers=max(num_threads - 1, 1))
-    counter = ThreadPoolExecutor(max_workers=1)  # as it has a table
+    order_pool = ThreadPoolExecutor(max_workers=1)
+    refining: list[Future[tuple[float, PartNumbers, int]]] = []
     try:
         for trial in range(trials):
             with warnings.catch_warnings():
@@ -539,34 +545,24 @@ def _divide(
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
-            if counts_early:
-                of_trial = refining[-1]
-                counting.append(counter.submit(lambda done: product(done.result()[1]), of_trial))
-                if num_threads == 1:
-                    counting[-1].result()
-        ordering = pool.submit(places)
+        ordering = order_pool.submit(places)
         if num_threads == 1:
             ordering.result()
-        made: dict[float, int] = {}
-        for trial, refinement in enumerate(refining):
-            made.setdefault(refinement.result()[0], trial)
-        chosen = [made[cut] for cut in sorted(made)]
-        if not is_small:
-            chosen = chosen[:_FINALISTS]
-        if counts_halos and len(chosen) > 1:
-            products = {
-                trial: (counting[trial].result() if counts_early else product(parts))
-                for trial, parts in ((trial, refining[trial].result()[1]) for trial in chosen)
-            }
-            chosen.sort(key=products.__getitem__)
-        return (
-            [refining[trial].result()[1] for trial in chosen],
-            ordering.result,
-            (min(made) <= most_cut),
-        )
+        of_cut: dict[float, tuple[PartNumbers, int]] = {}
+        for refinement in refining:
+            cut, parts, cost = refinement.result()
+            of_cut.setdefault(cut, (parts, cost))
     finally:
-        pool.shutdown(wait=False, cancel_futures=False)
-        counter.shutdown()
+        pool.shutdown()
+        order_pool.shutdown(wait=False)
+    candidates = [of_cut[cut] for cut in sorted(of_cut)]
+    if not is_small:
+        candidates = candidates[:_FINALISTS]
+    if counts_halos and len(candidates) > 1:
+        if not counts_early:
+            candidates = [(parts, product(parts)) for parts, _ in candidates]
+        candidates.sort(key=lambda candidate: candidate[1])
+    return [parts for parts, _ in candidates], ordering.result, min(of_cut) <= most_cut
 
 
 def _on_first_level(
@@ -879,7 +875,7 @@ def _limit_halos(
     return best[0], best[1]
 
 
-def at(values: npt.NDArray[Item], places: NodeArray, num_threads: int) -> npt.NDArray[Item]:
+def at(values: npt.NDArray[Any], places: NodeArray, num_threads: int) -> npt.NDArray[Any]:
     """``values[places]``, by several threads."""
     made = np.empty(len(places), dtype=values.dtype)
 
