@@ -43,6 +43,7 @@ Item = TypeVar("Item")
 BATCH_EDGES = 1 << 21
 """Edges that are distributed to buckets, or read back, at a time."""
 
+_ADDED_EDGES = 1 << 20  # distributed while those before are written
 _BUCKET_EDGES = 1 << 19  # sorted by counting next to the core
 _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are distributed
 _ROWS_AT_ONCE = 1 << 20
@@ -422,8 +423,8 @@ class EdgeSorter:
         Raises:
             IndexError: An id is out of range.
         """
-        for some in range(0, len(rows), BATCH_EDGES):
-            stop = min(some + BATCH_EDGES, len(rows))
+        for some in range(0, len(rows), _ADDED_EDGES):
+            stop = min(some + _ADDED_EDGES, len(rows))
             self._records.reverse()  # the other ones may still be written
             if len(self._records[0]) < (stop - some) * self._record_bytes:
                 self._records[0] = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)

@@ -80,7 +80,7 @@ from ._edge_files import (
     node_dtype,
 )
 from ._metis import UndirectedGraph
-from ._node_order import clustered_order
+from ._node_order import Order, breadth_first_order, clustered_order
 from .assign import BalanceWarning, Constraint, metis_assignment, part_loads
 from .checked_files import save_array
 
@@ -520,8 +520,8 @@ def _divide(
             cut = _cut(graph, parts)
         return cut, parts, product(parts) if counts_early else 0
 
-    def places() -> NodeArray:
-        order = clustered_order(graph.matrix())
+    def places(walk: Future[Order]) -> NodeArray:
+        order = clustered_order(graph.matrix(), walk.result())
         made = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
         made[order] = np.arange(level.num_nodes, dtype=made.dtype)
         return made
@@ -531,6 +531,7 @@ def _divide(
     order_pool = ThreadPoolExecutor(max_workers=1)
     refining: list[Future[tuple[float, PartNumbers, int]]] = []
     try:
+        walking = order_pool.submit(breadth_first_order, graph.matrix())
         for trial in range(trials):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -545,7 +546,7 @@ def _divide(
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
-        ordering = order_pool.submit(places)
+        ordering = order_pool.submit(places, walking)
         if num_threads == 1:
             ordering.result()
         of_cut: dict[float, tuple[PartNumbers, int]] = {}
