@@ -513,10 +513,12 @@ class EdgeSorter:
         """Merge some buckets at a time: where one goes is known when those before are merged."""
         starts = [0]
         coming: deque[Future[tuple[Degrees, NodeArray, NodeArray]]] = deque()
-        for bucket in range(self.num_buckets + self._num_threads):
+        # One more than there are threads: none is without work while one that is ready is written.
+        ahead = self._num_threads + (self._num_threads > 1)
+        for bucket in range(self.num_buckets + ahead):
             if bucket < self.num_buckets:
                 coming.append(pool.submit(self._merged, bucket))
-            if bucket < self._num_threads:
+            if bucket < ahead:
                 continue
             degrees, cols, values = coming.popleft().result()
             write("degrees", degrees, (len(starts) - 1) << self.shift)

@@ -443,9 +443,13 @@ def _contracted(
     num_constraints = 1 if level.weights is None else level.weights.shape[1]
     with ThreadPoolExecutor(max_workers=1) as pool:
         columns = pool.map(sums_of, range(num_constraints))
+        # Where a block's edges go, kept for the next one.
+        rows, cols = (np.empty(0, dtype=clusters.dtype) for _ in range(2))
+        weights = np.empty(0, dtype=np.uint32)
         for block, _ in level.blocks(num_threads):
-            rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
-            weights = np.empty(len(block.cols), dtype=np.uint32)
+            if len(block.cols) > len(rows):
+                rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
+                weights = np.empty(len(block.cols), dtype=np.uint32)
             count = kernels().contract(
                 block.degrees,
                 block.cols.astype(clusters.dtype, copy=False),
