@@ -5,10 +5,10 @@
 // region, so that the next one begins at once. That is right for a layer of a network, whose
 // regions follow each other. A partitioner's kernels alternate: thousands of short regions, and
 // between them work that one thread must do alone, in an order that shall not depend on threads.
-// There the waiting took a third of all CPU seconds; and where other processes want the cores, too,
-// a thread that waits keeps the one that it waits for from running. So these threads wait busily
-// for a few microseconds only, then sleep. They live as long as a call of a kernel, so none is left
-// when a process forks.
+// There the waiting added up to two fifths to the CPU seconds; and where other processes want the
+// cores, too, a thread that waits keeps the one that it waits for from running. So these threads
+// wait busily for some ten microseconds only, then sleep. They live as long as a call of a kernel,
+// so none is left when a process forks.
 
 #pragma once
 
