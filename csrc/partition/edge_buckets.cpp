@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -50,14 +50,13 @@ void bucket_edges(const I* rows, const I* cols, int64_t num_edges, const Renumbe
                   int shift, int64_t num_buckets, std::byte* records, int64_t* counts,
                   int num_threads) {
   constexpr int64_t kBytes = 4 + static_cast<int64_t>(sizeof(V)) + size_of<E>();
-  const int64_t parts =
-      std::clamp<int64_t>(std::min<int64_t>(num_threads, num_edges / (1 << 14)), 1, 64);
+  const int64_t parts = num_parts(num_edges, 1 << 17, num_threads);
   // Not filled with zeros: pages are first touched by all threads.
   const auto new_rows = std::make_unique_for_overwrite<V[]>(static_cast<size_t>(num_edges));
   const auto dropped =
       std::make_unique_for_overwrite<uint8_t[]>(drops_loops ? static_cast<size_t>(num_edges) : 0);
   std::vector<int64_t> starts(static_cast<size_t>(parts * num_buckets), 0);
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     int64_t* count = starts.data() + part * num_buckets;
     const int64_t end = part_begin(num_edges, part + 1, parts);
     for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {
@@ -87,7 +86,7 @@ void bucket_edges(const I* rows, const I* cols, int64_t num_edges, const Renumbe
     counts[bucket] = running - begin;
   }
   const int64_t mask = (int64_t{1} << shift) - 1;
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     int64_t* place = starts.data() + part * num_buckets;
     std::vector<std::byte> combined(static_cast<size_t>(num_buckets * kCombined * kBytes));
     std::vector<uint8_t> filled(static_cast<size_t>(num_buckets), 0);
@@ -201,10 +200,9 @@ GRAPHSHARD_INLINE uint64_t mixed(uint64_t x) {
 template <typename I>
 EdgeHashes hash_edges(const I* rows, const I* cols, int64_t num_edges, int64_t first_row,
                       int64_t first_col, int64_t first, int num_threads) {
-  const int64_t parts =
-      std::clamp<int64_t>(std::min<int64_t>(num_threads, num_edges / (1 << 14)), 1, 64);
+  const int64_t parts = num_parts(num_edges, 1 << 17, num_threads);
   std::vector<EdgeHashes> sums(static_cast<size_t>(parts), EdgeHashes{0, 0});
-  run_tasks(parts, num_threads, [&](int64_t part) {
+  run_once(parts, num_threads, [&](int64_t part) {
     EdgeHashes sum{0, 0};
     const int64_t end = part_begin(num_edges, part + 1, parts);
     for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {

@@ -3,12 +3,13 @@
 #include "partition/local_search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -28,6 +29,8 @@ constexpr int64_t kMostPatience = 1 << 20;
 constexpr int64_t kMostRounds = 1 << 20;
 constexpr int64_t kOrderedShare = 4;
 
+constexpr size_t kLine = 128;  // bytes that cores may fetch together
+
 // Each thread has about 20 bytes for each node.
 constexpr int kMostSearchers = 16;
 
@@ -43,6 +46,23 @@ bool is_on_boundary(const GraphInMemory& graph, const uint16_t* parts, int64_t n
     if (parts[graph.cols[i]] != parts[node]) return true;
   }
   return false;
+}
+
+// Ascending.
+std::vector<uint32_t> nodes_on_boundaries(const GraphInMemory& graph, const uint16_t* parts,
+                                          int64_t num_free, Team& team) {
+  const int64_t tasks = num_parts(num_free, 1 << 13, team.num_threads());
+  std::vector<std::vector<uint32_t>> found(static_cast<size_t>(tasks));
+  team.run(tasks, [&](int64_t task) {
+    const int64_t last = part_begin(num_free, task + 1, tasks);
+    for (int64_t node = part_begin(num_free, task, tasks); node < last; ++node) {
+      if (is_on_boundary(graph, parts, node)) found[task].push_back(static_cast<uint32_t>(node));
+    }
+  });
+  for (int64_t task = 1; task < tasks; ++task) {
+    found[0].insert(found[0].end(), found[task].begin(), found[task].end());
+  }
+  return std::move(found[0]);
 }
 
 // The nodes as a walk comes by them, breadth first.
@@ -73,7 +93,7 @@ std::vector<uint32_t> walked_nodes(const GraphInMemory& graph, int64_t num_free)
 class OrderedGraph {
  public:
   OrderedGraph(const GraphInMemory& graph, const NodeWeights& weights, std::vector<uint32_t> nodes,
-               int num_threads)
+               Team& team)
       : nodes(std::move(nodes)) {
     const size_t num_nodes = static_cast<size_t>(graph.num_nodes);
     const int64_t num_constraints = weights.num_constraints;
@@ -87,8 +107,8 @@ class OrderedGraph {
     cols_.resize(static_cast<size_t>(graph.num_edges));
     if (graph.weights) weights_.resize(static_cast<size_t>(graph.num_edges));
     if (weights.of_nodes) of_nodes_.resize(num_nodes * static_cast<size_t>(num_constraints));
-    const int64_t tasks = num_parts(graph.num_nodes, 1 << 14, num_threads);
-    run_tasks(tasks, num_threads, [&](int64_t task) {
+    const int64_t tasks = num_parts(graph.num_nodes, 1 << 14, team.num_threads());
+    team.run(tasks, [&](int64_t task) {
       const int64_t last = part_begin(graph.num_nodes, task + 1, tasks);
       for (int64_t node = part_begin(graph.num_nodes, task, tasks); node < last; ++node) {
         const int64_t old = this->nodes[node];
@@ -166,14 +186,15 @@ class Division {
   const int64_t* const limits_;
 };
 
-// The moves of a search, of which the first ones, up to its best moment, are good.
-struct Outcome {
+// The moves of a search, of which the first ones, up to its best moment, are good. Threads write
+// those of neighbouring searches at once: each has cache lines of its own.
+struct alignas(kLine) Outcome {
   std::vector<Move> moves;
   size_t num_good = 0;
 };
 
 // Searches by one thread, each of which begins with the same parts.
-class Searcher {
+class alignas(kLine) Searcher {
  public:
   Searcher(const GraphInMemory& graph, const Division& division, const std::vector<uint8_t>& stays,
            int64_t num_parts, const SearchLimits& limits)
@@ -182,13 +203,21 @@ class Searcher {
         stays_(stays),
         num_free_(limits.num_free),
         patience_(limits.patience),
-        of_parts_(static_cast<size_t>(num_parts), 0),
-        planned_(static_cast<size_t>(limits.num_free)) {}
+        of_parts_(static_cast<size_t>(num_parts), 0) {}
 
   // As it is at the beginning of each search.
   Division division;
 
+  // Makes the moves that were made since the last time.
+  void follow(const std::vector<Move>& made) {
+    for (; num_followed_ < made.size(); ++num_followed_) division.move(made[num_followed_]);
+  }
+
+  void forget() { num_followed_ = 0; }
+
   void search(uint32_t seed, Outcome& outcome) {
+    // First touched by the thread that uses it.
+    if (planned_.empty()) planned_.resize(static_cast<size_t>(num_free_));
     std::vector<Move>& moves = outcome.moves;
     moves.clear();
     outcome.num_good = 0;
@@ -288,6 +317,7 @@ class Searcher {
   std::vector<Plan> planned_;
   std::vector<Entry> queue_;
   std::vector<Move> back_;
+  size_t num_followed_ = 0;
   uint32_t version_ = 0;
   uint32_t first_version_ = 1;
 };
@@ -295,13 +325,14 @@ class Searcher {
 class Rounds {
  public:
   Rounds(const GraphInMemory& graph, const NodeWeights& weights, const Refinement& refinement,
-         const SearchLimits& limits, int num_threads)
+         const SearchLimits& limits, Team& team)
       : graph_(graph),
         limits_(limits),
+        team_(team),
         division_(weights, refinement, graph.num_nodes),
         stays_(static_cast<size_t>(limits.num_free), 0) {
-    searchers_.reserve(static_cast<size_t>(num_threads));
-    for (int thread = 0; thread < num_threads; ++thread) {
+    searchers_.reserve(static_cast<size_t>(team.num_threads()));
+    for (int thread = 0; thread < team.num_threads(); ++thread) {
       searchers_.emplace_back(graph, division_, stays_, refinement.num_parts, limits);
     }
   }
@@ -342,16 +373,22 @@ class Rounds {
       num_searches += batch.size();
       for (size_t i = 0; i < batch.size(); ++i) num_moves += outcomes_[i].moves.size();
     }
+    for (Searcher& searcher : searchers_) {
+      searcher.follow(made_);
+      searcher.forget();
+    }
+    made_.clear();
     return gained;
   }
 
   std::vector<uint32_t> drawn_seeds(int64_t number) {
-    std::vector<uint32_t> seeds;
+    std::vector<uint32_t> seeds =
+        nodes_on_boundaries(graph_, division_.parts.data(), limits_.num_free, team_);
+    std::erase_if(seeds, [&](uint32_t node) {
+      return graph_.indptr[node + 1] - graph_.indptr[node] > kMostDegree;
+    });
     for (int64_t node = 0; node < limits_.num_free; ++node) {
       stays_[node] = graph_.indptr[node + 1] - graph_.indptr[node] > kMostDegree;
-      if (!stays_[node] && is_on_boundary(graph_, division_.parts.data(), node)) {
-        seeds.push_back(static_cast<uint32_t>(node));
-      }
     }
     for (size_t i = seeds.size(); i > 1; --i) {
       const uint64_t drawn = mixed(static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15ULL + i);
@@ -364,17 +401,15 @@ class Rounds {
   int64_t searches(const std::vector<uint32_t>& seeds) {
     if (outcomes_.size() < seeds.size()) outcomes_.resize(seeds.size());
     const size_t tasks = std::min(searchers_.size(), seeds.size());
-    run_tasks(static_cast<int64_t>(tasks), static_cast<int>(tasks), [&](int64_t task) {
-      for (size_t i = static_cast<size_t>(task); i < seeds.size(); i += tasks) {
+    std::atomic<size_t> next{0};
+    team_.run(static_cast<int64_t>(tasks), [&](int64_t task) {
+      searchers_[task].follow(made_);
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < seeds.size();) {
         searchers_[task].search(seeds[i], outcomes_[i]);
       }
     });
     int64_t gained = 0;
-    made_.clear();
     for (size_t i = 0; i < seeds.size(); ++i) gained += make(outcomes_[i]);
-    for (Searcher& searcher : searchers_) {
-      for (const Move& move : made_) searcher.division.move(move);
-    }
     return gained;
   }
 
@@ -409,11 +444,12 @@ class Rounds {
 
   const GraphInMemory& graph_;
   const SearchLimits& limits_;
+  Team& team_;
   Division division_;
   std::vector<uint8_t> stays_;  // what has moved in this round, or has too many neighbours
   std::vector<Searcher> searchers_;
   std::vector<Outcome> outcomes_;
-  std::vector<Move> made_;
+  std::vector<Move> made_;  // in this round
   std::vector<Move> back_;
 };
 
@@ -438,21 +474,19 @@ void check(const GraphInMemory& graph, const Refinement& refinement) {
 int64_t search_moves(const GraphInMemory& graph, const NodeWeights& weights,
                      const Refinement& refinement, const SearchLimits& limits, int num_threads) {
   check(graph, refinement);
-  num_threads = std::clamp(num_threads, 1, kMostSearchers);
-  int64_t num_seeds = 0;
-  for (int64_t node = 0; node < limits.num_free; ++node) {
-    num_seeds += is_on_boundary(graph, refinement.parts, node);
-  }
+  Team team(std::clamp(num_threads, 1, kMostSearchers));
+  const int64_t num_seeds = static_cast<int64_t>(
+      nodes_on_boundaries(graph, refinement.parts, limits.num_free, team).size());
   if (std::min(limits.rounds, kMostRounds) * num_seeds <= graph.num_nodes / kOrderedShare) {
-    return Rounds(graph, weights, refinement, limits, num_threads).run(refinement);
+    return Rounds(graph, weights, refinement, limits, team).run(refinement);
   }
-  const OrderedGraph ordered(graph, weights, walked_nodes(graph, limits.num_free), num_threads);
+  const OrderedGraph ordered(graph, weights, walked_nodes(graph, limits.num_free), team);
   std::vector<uint16_t> parts;
   parts.reserve(ordered.nodes.size());
   for (const uint32_t node : ordered.nodes) parts.push_back(refinement.parts[node]);
   Refinement of_ordered = refinement;
   of_ordered.parts = parts.data();
-  Rounds rounds(ordered.graph, ordered.weights, of_ordered, limits, num_threads);
+  Rounds rounds(ordered.graph, ordered.weights, of_ordered, limits, team);
   const int64_t gained = rounds.run(of_ordered);
   for (size_t i = 0; i < parts.size(); ++i) refinement.parts[ordered.nodes[i]] = parts[i];
   return gained;

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -16,6 +16,12 @@ namespace {
 
 // Columns ahead of the current one at which what is known of a node is requested from memory.
 constexpr int64_t kAhead = 32;
+
+// Moves ahead of the current one whose clusters are requested.
+constexpr int64_t kMovesAhead = 16;
+
+// Rows near boundaries that are worth waking a thread.
+constexpr int64_t kNearRows = 128;
 
 // The weights of a row's neighbours by label, in the order in which labels first appear. Few labels
 // are looked through; of more, a table says where each is.
@@ -129,7 +135,7 @@ void find_begins(const RowBlock<V>& block, int64_t first, int64_t last, int64_t 
 std::vector<int64_t> task_ends(const std::vector<int64_t>& begins, int num_threads) {
   const int64_t num_rows = static_cast<int64_t>(begins.size()) - 1;
   const int64_t work = begins.back() - begins.front() + num_rows;
-  const int64_t tasks = num_parts(work, 1 << 13, num_threads);
+  const int64_t tasks = num_parts(work, 1 << 11, num_threads);
   std::vector<int64_t> ends;
   int64_t row = 0;
   for (int64_t task = 1; task <= tasks; ++task) {
@@ -141,29 +147,74 @@ std::vector<int64_t> task_ends(const std::vector<int64_t>& begins, int num_threa
   return ends;
 }
 
+// Calls function(row, begin of its edges) for rows in [first, last) whose node is near. Returns
+// where the edges of the last row end.
+template <typename V, typename Function>
+GRAPHSHARD_INLINE int64_t for_near_rows(const RowBlock<V>& block, const uint8_t* near,
+                                        int64_t first, int64_t last, int64_t begin,
+                                        const Function& function) {
+  constexpr int64_t kSkipped = 16;
+  const uint32_t* const degrees = block.degrees;
+  for (int64_t r = first; r < last;) {
+    const int64_t stop = std::min(r + kSkipped, last);
+    if (stop - r == kSkipped) {
+      const uint8_t* const some = near + block.first_row + r;
+      if (std::none_of(some, some + kSkipped, [](uint8_t is_near) { return is_near; })) {
+        begin = std::accumulate(degrees + r, degrees + stop, begin);
+        r = stop;
+        continue;
+      }
+    }
+    for (; r < stop; ++r) {
+      if (near[block.first_row + r]) function(r, begin);
+      begin += degrees[r];
+    }
+  }
+  return begin;
+}
+
 // Calls choose(state, row, begin, end) for each row of each batch, in several threads, and then
-// apply(row, begin, end) one after another; rows count from the block's first.
+// apply(row, begin, end) one after another; rows count from the block's first. Where there is
+// `near`, rows whose node is not near at the beginning of the batch are left out.
 template <typename State, typename V, typename Choose, typename Apply>
-void in_batches(const RowBlock<V>& block, int num_threads, const Choose& choose,
-                const Apply& apply) {
+void in_batches(const RowBlock<V>& block, int num_threads, const uint8_t* near,
+                const Choose& choose, const Apply& apply) {
   std::vector<int64_t> begins;
+  std::vector<int64_t> rows;
   std::vector<State> states;
+  Team team(num_threads);
   int64_t first = 0;
   int64_t begin = 0;
   for (int64_t batch = 0; batch < block.num_batches; ++batch) {
     const int64_t last = block.batch_ends[batch];
-    find_begins(block, first, last, begin, begins);
-    const std::vector<int64_t> ends = task_ends(begins, num_threads);
+    int64_t count = last - first;
+    std::vector<int64_t> ends;
+    if (near) {
+      rows.clear();
+      begins.clear();
+      begin = for_near_rows(block, near, first, last, begin, [&](int64_t row, int64_t its_begin) {
+        rows.push_back(row);
+        begins.push_back(its_begin);
+      });
+      count = static_cast<int64_t>(rows.size());
+      const int64_t tasks = num_parts(count, kNearRows, num_threads);
+      for (int64_t task = 1; task <= tasks; ++task) ends.push_back(part_begin(count, task, tasks));
+    } else {
+      find_begins(block, first, last, begin, begins);
+      begin = begins.back();
+      ends = task_ends(begins, num_threads);
+    }
+    const auto row_of = [&](int64_t i) { return near ? rows[i] : first + i; };
+    const auto end_of = [&](int64_t i) { return begins[i] + block.degrees[row_of(i)]; };
     const int64_t tasks = static_cast<int64_t>(ends.size());
     if (static_cast<int64_t>(states.size()) < tasks) states.resize(static_cast<size_t>(tasks));
-    run_tasks(tasks, num_threads, [&](int64_t task) {
-      for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
-        choose(states[task], first + r, begins[r], begins[r + 1]);
+    team.run(tasks, [&](int64_t task) {
+      for (int64_t i = task == 0 ? 0 : ends[task - 1]; i < ends[task]; ++i) {
+        choose(states[task], row_of(i), begins[i], end_of(i));
       }
     });
-    for (int64_t r = first; r < last; ++r) apply(r, begins[r - first], begins[r - first + 1]);
+    for (int64_t i = 0; i < count; ++i) apply(row_of(i), begins[i], end_of(i));
     first = last;
-    begin = begins.back();
   }
 }
 
@@ -197,7 +248,7 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
   std::vector<V> chosen(static_cast<size_t>(block.num_rows));
   int64_t moved = 0;
   in_batches<LabelWeights<V>>(
-      block, num_threads,
+      block, num_threads, nullptr,
       [&](LabelWeights<V>& of_labels, int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
         const V own = labels[node];
@@ -236,6 +287,11 @@ int64_t propagate_labels(const RowBlock<V>& block, const NodeWeights& weights, V
       },
       [&](int64_t row, int64_t, int64_t) {
         const int64_t node = block.first_row + row;
+        if (row + kMovesAhead < block.num_rows) {
+          const int64_t next = row + kMovesAhead;
+          prefetch_entry(sizes, static_cast<int64_t>(chosen[next]) * num_constraints);
+          prefetch_entry(sizes, static_cast<int64_t>(labels[node + kMovesAhead]) * num_constraints);
+        }
         const V own = labels[node];
         const V best = chosen[row];
         if (best == own || !has_room(node, best)) return;
@@ -266,7 +322,7 @@ int64_t contract(const RowBlock<V>& block, const V* clusters, V* rows, V* cols, 
   const int64_t tasks = static_cast<int64_t>(ends.size());
   // Each task writes from where its edges begin, and there are never more; gaps are closed after.
   std::vector<int64_t> counts(static_cast<size_t>(tasks), 0);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     LabelWeights<V> of_labels;
     const int64_t first = task == 0 ? 0 : ends[task - 1];
     int64_t written = begins[first];
@@ -352,7 +408,7 @@ int64_t refine_parts(const RowBlock<V>& block, const NodeWeights& weights,
   std::vector<uint16_t> chosen(static_cast<size_t>(block.num_rows));
   int64_t moved = 0;
   in_batches<PartWeights>(
-      block, num_threads,
+      block, num_threads, nullptr,
       [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;
         const int64_t own = parts[node];
@@ -444,25 +500,29 @@ template <typename V>
 int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num_parts,
                     uint8_t* near, uint8_t* table, int64_t* halos, int num_threads) {
   const int64_t bytes = halo_bytes(num_parts);
-  std::vector<int64_t> begins;
-  find_begins(block, 0, block.num_rows, 0, begins);
-  const std::vector<int64_t> ends = task_ends(begins, num_threads);
-  const int64_t tasks = static_cast<int64_t>(ends.size());
+  const int64_t tasks = graphshard::num_parts(block.num_rows, 1 << 13, num_threads);
+  // Where the edges of each task begin.
+  std::vector<int64_t> begins{0};
+  for (int64_t task = 0; task < tasks; ++task) {
+    begins.push_back(std::accumulate(block.degrees + part_begin(block.num_rows, task, tasks),
+                                     block.degrees + part_begin(block.num_rows, task + 1, tasks),
+                                     begins.back()));
+  }
+  const int64_t num_edges = begins.back();
   std::vector<int64_t> counts(static_cast<size_t>(tasks * num_parts), 0);
   std::vector<int64_t> cuts(static_cast<size_t>(tasks), 0);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     int64_t* const count = counts.data() + task * num_parts;
     int64_t cut = 0;
-    for (int64_t r = task == 0 ? 0 : ends[task - 1]; r < ends[task]; ++r) {
+    const auto count_row = [&](int64_t r, int64_t begin) {
       const int64_t node = block.first_row + r;
-      if (!near[node]) continue;
       uint8_t* const codes = table + node * bytes;
       std::fill_n(codes, bytes, uint8_t{0});
       check_below(parts[node], num_parts);
-      const RowSpan span = span_of(block, r, begins[r], begins[r + 1]);
+      const RowSpan span = span_of(block, r, begin, begin + block.degrees[r]);
       bool is_near = false;
       for (int64_t i = span.begin_of_readers; i < span.end; ++i) {
-        if (i + kAhead < begins.back()) {
+        if (i + kAhead < num_edges) {
           prefetch_entry(parts, static_cast<int64_t>(block.cols[i + kAhead]));
         }
         const int64_t part = parts[checked_col(block, block.cols[i])];
@@ -477,7 +537,9 @@ int64_t count_halos(const RowBlock<V>& block, const uint16_t* parts, int64_t num
         is_near = parts[checked_col(block, block.cols[i])] != parts[node];
       }
       near[node] = is_near;
-    }
+    };
+    for_near_rows(block, near, part_begin(block.num_rows, task, tasks),
+                  part_begin(block.num_rows, task + 1, tasks), begins[task], count_row);
     cuts[task] = cut;
   });
   for (int64_t i = 0; i < tasks * num_parts; ++i) halos[i % num_parts] += counts[i];
@@ -582,12 +644,9 @@ int64_t limit_halos(const RowBlock<V>& block, const NodeWeights& weights,
   PartWeights again;
   int64_t moved = 0;
   in_batches<PartWeights>(
-      block, num_threads,
+      block, num_threads, limit.near,
       [&](PartWeights& of, int64_t row, int64_t begin, int64_t end) {
-        const int64_t node = block.first_row + row;
-        chosen[row] = limit.near[node]
-                          ? static_cast<uint16_t>(best_move(of, row, begin, end, -1).part)
-                          : parts[node];
+        chosen[row] = static_cast<uint16_t>(best_move(of, row, begin, end, -1).part);
       },
       [&](int64_t row, int64_t begin, int64_t end) {
         const int64_t node = block.first_row + row;

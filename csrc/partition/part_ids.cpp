@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/parallel.h"
+#include "runtime/team.h"
 #include "simd/macros.h"
 
 namespace graphshard {
@@ -55,7 +55,7 @@ template <typename I>
 void count_ids(const I* ids, int64_t count, int64_t first, int64_t num_ids, uint32_t* degrees,
                int num_threads) {
   const int64_t tasks = tasks_for(count, num_threads);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     const int64_t end = part_begin(count, task + 1, tasks);
     for (int64_t i = part_begin(count, task, tasks); i < end; ++i) {
       check_id(ids[i], num_ids);
@@ -98,7 +98,7 @@ void count_cut(const I* src, const I* dst, int64_t num_edges, const Owners& owne
   const int64_t size = owners.num_parts * owners.num_parts;
   const int64_t tasks = tasks_for(num_edges, num_threads);
   std::vector<int64_t> sums(static_cast<size_t>(tasks * size), 0);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     int64_t* const sum = sums.data() + task * size;
     for_cut_edges(
         src, dst, part_begin(num_edges, task, tasks), part_begin(num_edges, task + 1, tasks),
@@ -112,7 +112,7 @@ template <typename I>
 void mark_readers(const I* src, const I* dst, int64_t num_edges, const Owners& owners,
                   const uint8_t* digits, uint8_t* masks, int num_threads) {
   const int64_t tasks = tasks_for(num_edges, num_threads);
-  run_tasks(tasks, num_threads, [&](int64_t task) {
+  run_once(tasks, num_threads, [&](int64_t task) {
     for_cut_edges(src, dst, part_begin(num_edges, task, tasks),
                   part_begin(num_edges, task + 1, tasks), owners,
                   [&](int64_t source, int64_t owner, int64_t reader) {

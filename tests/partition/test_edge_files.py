@@ -273,6 +273,25 @@ def drawn(node: int, label: int) -> int:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 3])
+def test_what_one_of_many_tasks_throws_is_raised_and_the_next_call_works(threads: int) -> None:
+    num_nodes = 60_000
+    degrees = np.ones(num_nodes, dtype=np.uint32)
+    ends = np.array([20_000, num_nodes])
+    for wrong in (None, 59_000, None):
+        cols = (np.arange(num_nodes, dtype=np.uint32) + 1) % np.uint32(num_nodes)
+        labels = np.arange(num_nodes, dtype=np.uint32)
+        sizes, limits = np.ones((num_nodes, 1), dtype=np.uint32), np.array([4], dtype=np.uint32)
+        arguments = (degrees, cols, None, ends, 0, None, labels, sizes, limits, None, threads)
+        if wrong is None:
+            assert kernels().propagate_labels(*arguments) > 0
+            assert int(sizes.sum()) == num_nodes
+        else:
+            cols[wrong] = num_nodes
+            with pytest.raises(IndexError, match="below the number of nodes"):
+                kernels().propagate_labels(*arguments)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 def test_labels_as_chosen_one_by_one(threads: int) -> None:
     """One batch per node: the pass is that of a loop in Python."""
     num_nodes, most = 300, 12

@@ -43,6 +43,7 @@ Item = TypeVar("Item")
 BATCH_EDGES = 1 << 21
 """Edges that are distributed to buckets, or read back, at a time."""
 
+_ADDED_EDGES = 1 << 20  # distributed while those before are written
 _BUCKET_EDGES = 1 << 19  # sorted by counting next to the core
 _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are distributed
 _ROWS_AT_ONCE = 1 << 20
@@ -217,6 +218,17 @@ class EdgeBlock:
 
 
 @dataclass(frozen=True)
+class BlockSpan:
+    """Where a block is, and the ends of batches within it, counted from its first row."""
+
+    first_row: int
+    num_rows: int
+    first_edge: int
+    num_edges: int
+    ends: EdgeCounts
+
+
+@dataclass(frozen=True)
 class SortedEdges:
     """Edges on disk, row after row; see the module.
 
@@ -282,24 +294,41 @@ class SortedEdges:
         Returns:
             Blocks, and the ends of batches within each, counted from its first row.
         """
-        last = self.num_rows if last is None else last
-        blocks = self._blocks(first, last, most_edges, batches, with_values)
-        return read_ahead(blocks, is_worth_it=num_threads > 1 and self.num_edges > most_edges)
+        spans = self.spans(first, last, most_edges=most_edges, batches=batches)
+        return self.read(spans, with_values=with_values, num_threads=num_threads)
 
-    def _blocks(
-        self,
-        first: int,
-        last: int,
-        most_edges: int,
-        batches: Callable[[Degrees], EdgeCounts] | None,
-        with_values: bool,
+    def read(
+        self, spans: Iterable[BlockSpan], *, with_values: bool = True, num_threads: int = 1
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
+        """Blocks whose places are known, as `blocks` has them."""
+        blocks = (self._block(span, with_values) for span in spans)
+        return read_ahead(blocks, is_worth_it=num_threads > 1 and self.num_edges > BATCH_EDGES)
+
+    def _block(self, span: BlockSpan, with_values: bool) -> tuple[EdgeBlock, EdgeCounts]:
+        firsts, values = None, None
+        if self.is_split:
+            path = self.folder / "firsts.u32"
+            firsts = _read_items(path, "uint32", span.first_row, span.num_rows)
+        if with_values and self.value_dtype is not None:
+            values = self.values(span.first_edge, span.num_edges)
+        degrees = self.degrees(span.first_row, span.first_row + span.num_rows)
+        cols = self.cols(span.first_edge, span.num_edges)
+        block = EdgeBlock(span.first_row, span.first_edge, degrees, cols, values, firsts)
+        return block, span.ends
+
+    def spans(
+        self,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        most_edges: int = BATCH_EDGES,
+        batches: Callable[[Degrees], EdgeCounts] | None = None,
+    ) -> Iterator[BlockSpan]:
+        """Where blocks are; arguments are those of `blocks`."""
+        last = self.num_rows if last is None else last
         edge = self.first_edge(first)
         for some in range(first, last, _ROWS_AT_ONCE):
             degrees = self.degrees(some, min(some + _ROWS_AT_ONCE, last))
-            firsts = None
-            if self.is_split:
-                firsts = _read_items(self.folder / "firsts.u32", "uint32", some, len(degrees))
             ends = np.arange(1, len(degrees) + 1) if batches is None else batches(degrees)
             # Edges up to the end of each batch.
             totals = np.cumsum(degrees, dtype=np.int64)
@@ -311,15 +340,8 @@ class SortedEdges:
                 stop = max(stop, batch + 1)
                 row = 0 if batch == 0 else int(ends[batch - 1])
                 count = int(totals[stop - 1]) - done
-                values = None
-                if with_values and self.value_dtype is not None:
-                    values = self.values(edge, count)
-                rows = slice(row, int(ends[stop - 1]))
-                block = EdgeBlock(
-                    *(some + row, edge, degrees[rows], self.cols(edge, count), values),
-                    None if firsts is None else firsts[rows],
-                )
-                yield block, np.ascontiguousarray(ends[batch:stop] - row)
+                inside = np.ascontiguousarray(ends[batch:stop] - row)
+                yield BlockSpan(some + row, int(ends[stop - 1]) - row, edge, count, inside)
                 batch, done, edge = stop, int(totals[stop - 1]), edge + count
 
 
@@ -401,8 +423,8 @@ class EdgeSorter:
         Raises:
             IndexError: An id is out of range.
         """
-        for some in range(0, len(rows), BATCH_EDGES):
-            stop = min(some + BATCH_EDGES, len(rows))
+        for some in range(0, len(rows), _ADDED_EDGES):
+            stop = min(some + _ADDED_EDGES, len(rows))
             self._records.reverse()  # the other ones may still be written
             if len(self._records[0]) < (stop - some) * self._record_bytes:
                 self._records[0] = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
@@ -491,10 +513,12 @@ class EdgeSorter:
         """Merge some buckets at a time: where one goes is known when those before are merged."""
         starts = [0]
         coming: deque[Future[tuple[Degrees, NodeArray, NodeArray]]] = deque()
-        for bucket in range(self.num_buckets + self._num_threads):
+        # One more than there are threads: none is without work while one that is ready is written.
+        ahead = self._num_threads + (self._num_threads > 1)
+        for bucket in range(self.num_buckets + ahead):
             if bucket < self.num_buckets:
                 coming.append(pool.submit(self._merged, bucket))
-            if bucket < self._num_threads:
+            if bucket < ahead:
                 continue
             degrees, cols, values = coming.popleft().result()
             write("degrees", degrees, (len(starts) - 1) << self.shift)

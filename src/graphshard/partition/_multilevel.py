@@ -55,10 +55,12 @@ one of the other.
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._edge_files import (
+    BlockSpan,
     Degrees,
+    EdgeBlock,
     EdgeCounts,
     EdgeSorter,
     NodeArray,
@@ -76,7 +80,7 @@ from ._edge_files import (
     node_dtype,
 )
 from ._metis import UndirectedGraph
-from ._node_order import clustered_order
+from ._node_order import Order, breadth_first_order, clustered_order
 from .assign import BalanceWarning, Constraint, metis_assignment, part_loads
 from .checked_files import save_array
 
@@ -122,6 +126,7 @@ _TRIALS_SHARE, _MOST_TRIALS = 1, 4
 _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
+_TAKEN_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -140,8 +145,16 @@ class Level:
     def num_nodes(self) -> int:
         return self.edges.num_rows
 
-    def batches(self, degrees: Degrees) -> EdgeCounts:
-        """Ends of the batches that nodes move in."""
+    @cached_property
+    def _spans(self) -> list[BlockSpan]:
+        """Found once: most passes over a level look at few of its nodes."""
+        return list(self.edges.spans(batches=self._batches))
+
+    def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
+        """All edges, and in each block the ends of the batches that nodes move in."""
+        return self.edges.read(self._spans, num_threads=num_threads)
+
+    def _batches(self, degrees: Degrees) -> EdgeCounts:
         rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
         rows = 1 << (rows.bit_length() - 1)  # a divisor of the rows that are read at once
         return batch_ends(degrees, rows, _BATCH_EDGES)
@@ -235,17 +248,12 @@ def multilevel_partition(
         levels.append(_contracted(current, clusters, num_clusters, inside, memory, num_threads))
         del clusters
     progress(f"dividing {levels[-1].num_nodes:,} clusters")
-    share = _TRIALS_SHARE * level.edges.num_edges / max(levels[-1].edges.num_edges, 1)
-    trials = int(min(max(share, 1), _MOST_TRIALS))
-    most_cut = _MOST_CUT_FOR_SEARCHES * level.edges.num_edges
-    candidates, places, searches = _divide(
-        levels[-1], trials, num_parts, limits, tolerance, seed, most_cut, num_threads
-    )
     is_small = level.edges.num_edges <= _TRIALS[-1][0] and halo_tolerance is not None
-    if not is_small:
-        candidates = candidates[:_FINALISTS]
-    if halo_tolerance is not None and len(candidates) > 1:
-        candidates = _by_halos(candidates, levels, num_parts, folder, num_threads)
+    candidates, wait_for_places, searches = _divide(
+        *(levels, num_parts, limits, tolerance, seed, folder, num_threads),
+        counts_halos=halo_tolerance is not None,
+        is_small=is_small,
+    )
     made: list[tuple[int, int, PartNumbers]] = []
     for parts in candidates[: _FINALISTS if is_small else 1]:
         near = None
@@ -254,8 +262,8 @@ def multilevel_partition(
             if depth < len(levels) - 1:
                 progress(f"level {depth + 1}: refining {current.num_nodes:,} nodes")
                 clusters = np.load(folder / f"clusters-{depth + 1}.npy")
-                parts = parts[clusters]
-                near = None if near is None else near[clusters]
+                parts = at(parts, clusters, num_threads)
+                near = None if near is None else at(near, clusters, num_threads)
                 del clusters
             graph = _refine(
                 *(current, near, parts, num_parts, limits, num_threads),
@@ -276,9 +284,10 @@ def multilevel_partition(
     most_cut = _MOST_CUT_FOR_HALOS * min(cut for cut, _, _ in made)
     good = [item for item in made if item[0] <= most_cut]
     parts = min(good, key=lambda item: item[0] * item[1])[2]
+    places = wait_for_places()
     num_clusters = len(places)
     for depth in range(len(levels) - 1, 0, -1):
-        places = places[np.load(folder / f"clusters-{depth}.npy")]
+        places = at(places, np.load(folder / f"clusters-{depth}.npy"), num_threads)
         if depth > 1:  # in an order of their own, which nodes of the level before go by
             order = np.argsort(places, kind="stable")
             places = np.empty(len(order), dtype=node_dtype(len(order)))
@@ -336,7 +345,7 @@ def _find_clusters(
         if number == _LABEL_PASSES - 1:
             favourites = np.arange(num_nodes, dtype=dtype)
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+        for block, ends in level.blocks(num_threads):
             moved += kernels().propagate_labels(
                 block.degrees,
                 block.cols,
@@ -360,7 +369,7 @@ def _find_clusters(
     num_clusters = int(np.count_nonzero(is_label))
     numbers = np.cumsum(is_label, dtype=node_dtype(num_clusters))
     numbers -= 1
-    return numbers[labels], num_clusters
+    return at(numbers, labels, num_threads), num_clusters
 
 
 def _join_lonely(
@@ -425,48 +434,63 @@ def _contracted(
         memory=memory,
         num_threads=num_threads,
     )
-    for block, _ in level.edges.blocks(num_threads=num_threads):
-        rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
-        weights = np.empty(len(block.cols), dtype=np.uint32)
-        count = kernels().contract(
-            block.degrees,
-            block.cols.astype(clusters.dtype, copy=False),
-            block.values,
-            block.first_row,
-            clusters,
-            rows,
-            cols,
-            weights,
-            num_threads,
-        )
-        sorter.add(rows[:count], cols[:count], values=weights[:count])
-    edges = sorter.finish(merges=True)
-    columns = []
-    for j in range(1 if level.weights is None else level.weights.shape[1]):
-        column = None if level.weights is None else level.weights[:, j]
+
+    def sums_of(constraint: int) -> NodeWeights:
+        column = None if level.weights is None else level.weights[:, constraint]
         sums = np.bincount(clusters, weights=column, minlength=num_clusters)
-        columns.append(np.minimum(sums, 2**32 - 1).astype(np.uint32))
-    return Level(edges, np.stack(columns, axis=1))
+        return np.minimum(sums, 2**32 - 1).astype(np.uint32)
+
+    num_constraints = 1 if level.weights is None else level.weights.shape[1]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        columns = pool.map(sums_of, range(num_constraints))
+        # Where a block's edges go, kept for the next one.
+        rows, cols = (np.empty(0, dtype=clusters.dtype) for _ in range(2))
+        weights = np.empty(0, dtype=np.uint32)
+        for block, _ in level.blocks(num_threads):
+            if len(block.cols) > len(rows):
+                rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
+                weights = np.empty(len(block.cols), dtype=np.uint32)
+            count = kernels().contract(
+                block.degrees,
+                block.cols.astype(clusters.dtype, copy=False),
+                block.values,
+                block.first_row,
+                clusters,
+                rows,
+                cols,
+                weights,
+                num_threads,
+            )
+            sorter.add(rows[:count], cols[:count], values=weights[:count])
+        edges = sorter.finish(merges=True)
+        return Level(edges, np.stack(list(columns), axis=1))
 
 
 def _divide(
-    level: Level,
-    trials: int,
+    levels: Sequence[Level],
     num_parts: int,
     limits: npt.NDArray[np.float64],
     tolerance: float,
     seed: int,
-    most_cut: float,
+    folder: Path,
     num_threads: int,
-) -> tuple[list[PartNumbers], NodeArray, bool]:
-    """Parts of the nodes of the last level, by METIS, least cut first; and an order of them.
+    *,
+    counts_halos: bool,
+    is_small: bool,
+) -> tuple[list[PartNumbers], Callable[[], NodeArray], bool]:
+    """Parts of the nodes of the last level, by METIS; and an order of them.
+
+    METIS is called by one thread. Meanwhile others refine the divisions that there are, and count
+    their halos.
 
     Args:
-        most_cut: Searches are for parts with a smaller cut, each edge counted from both ends.
+        counts_halos: Whether the note on divisions holds; without it the least cut comes first.
+        is_small: Whether all divisions are looked at so, and not only those with the least cuts.
 
     Returns:
-        The two, and whether the least cut is that small.
+        Parts, best first; a function that waits for the order; and whether searches help.
     """
+    level = levels[-1]
     whole = _whole(level)
     graph = _undirected(whole.indptr, whole.cols, whole.weights, level.num_nodes)
     weights = level.weights
@@ -475,19 +499,43 @@ def _divide(
     table = [
         Constraint(str(j), _scaled(weights[:, j].astype(np.int64))) for j in range(weights.shape[1])
     ]
+    share = _TRIALS_SHARE * levels[0].edges.num_edges / max(level.edges.num_edges, 1)
+    trials = int(min(max(share, 1), _MOST_TRIALS))
     trials = max(trials, next((count for most, count in _TRIALS if len(whole.cols) <= most), 1))
+    most_cut = _MOST_CUT_FOR_SEARCHES * levels[0].edges.num_edges
+    counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
+    tables: list[npt.NDArray[np.uint8]] = []
+    has_table = threading.Lock()  # which is one for all threads, as it is large
 
-    def refined(parts: PartNumbers) -> tuple[float, PartNumbers]:
+    def product(parts: PartNumbers) -> int:
+        with has_table:
+            if not tables:
+                tables.append(_halo_table(levels[0], num_parts))
+            cut, largest = _on_first_level(
+                levels, whole, parts, num_parts, folder, tables[0], max(num_threads - 1, 1)
+            )
+        return cut * largest
+
+    def refined(parts: PartNumbers) -> tuple[float, PartNumbers, int]:
         _refine_in_passes(level, parts, num_parts, limits, 1)
         cut = _cut(graph, parts)
         if _fits(level) and cut <= most_cut:
             _search(level, whole, parts, num_parts, limits, 1, rounds=1)
             cut = _cut(graph, parts)
-        return cut, parts
+        return cut, parts, product(parts) if counts_early else 0
 
-    made: dict[float, PartNumbers] = {}
-    with ThreadPoolExecutor(max_workers=max(num_threads - 1, 1)) as pool:
-        refining: list[Future[tuple[float, PartNumbers]]] = []
+    def places(walk: Future[Order]) -> NodeArray:
+        order = clustered_order(graph.matrix(), walk.result())
+        made = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
+        made[order] = np.arange(level.num_nodes, dtype=made.dtype)
+        return made
+
+    # No more threads than there are: METIS's is the one that others wait for.
+    pool = ThreadPoolExecutor(max_workers=max(num_threads - 1, 1))
+    order_pool = ThreadPoolExecutor(max_workers=1)
+    refining: list[Future[tuple[float, PartNumbers, int]]] = []
+    try:
+        walking = order_pool.submit(breadth_first_order, graph.matrix())
         for trial in range(trials):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -502,34 +550,43 @@ def _divide(
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
-        order = clustered_order(graph.matrix())
+        ordering = order_pool.submit(places, walking)
+        if num_threads == 1:
+            ordering.result()
+        of_cut: dict[float, tuple[PartNumbers, int]] = {}
         for refinement in refining:
-            made.setdefault(*refinement.result())
-    places = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
-    places[order] = np.arange(level.num_nodes, dtype=places.dtype)
-    return [made[cut] for cut in sorted(made)], places, min(made) <= most_cut
+            cut, parts, cost = refinement.result()
+            of_cut.setdefault(cut, (parts, cost))
+    finally:
+        pool.shutdown()
+        order_pool.shutdown(wait=False)
+    candidates = [of_cut[cut] for cut in sorted(of_cut)]
+    if not is_small:
+        candidates = candidates[:_FINALISTS]
+    if counts_halos and len(candidates) > 1:
+        if not counts_early:
+            candidates = [(parts, product(parts)) for parts, _ in candidates]
+        candidates.sort(key=lambda candidate: candidate[1])
+    return [parts for parts, _ in candidates], ordering.result, min(of_cut) <= most_cut
 
 
-def _by_halos(
-    candidates: list[PartNumbers],
+def _on_first_level(
     levels: Sequence[Level],
+    whole: _GraphInMemory,
+    parts: PartNumbers,
     num_parts: int,
     folder: Path,
+    table: npt.NDArray[np.uint8],
     num_threads: int,
-) -> list[PartNumbers]:
-    """Parts of the nodes of the last level, best first; see the note on divisions."""
-    products = []
-    whole = _whole(levels[-1])
-    table = _halo_table(levels[0], num_parts)
-    for parts in candidates:
-        near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
-        for depth in range(len(levels) - 1, 0, -1):
-            clusters = np.load(folder / f"clusters-{depth}.npy")
-            parts, near = parts[clusters], near[clusters]
-        marks = near.view(np.uint8)
-        cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
-        products.append(cut * int(halos.max()))
-    return [candidates[i] for i in sorted(range(len(products)), key=products.__getitem__)]
+) -> tuple[int, int]:
+    """The cut and the largest halo that parts of the nodes of the last level make on the first."""
+    near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
+    for depth in range(len(levels) - 1, 0, -1):
+        clusters = np.load(folder / f"clusters-{depth}.npy")
+        parts, near = (at(of_level, clusters, num_threads) for of_level in (parts, near))
+    marks = near.view(np.uint8)
+    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
+    return cut, int(halos.max())
 
 
 def _undirected(
@@ -640,7 +697,7 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
     degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.edges.blocks(num_threads=num_threads):
+    for block, _ in level.blocks(num_threads):
         is_inside = near[block.first_row : block.first_row + len(block.degrees)]
         if not is_inside.any():
             continue
@@ -742,7 +799,7 @@ def _refine_once(
     """A pass; writes ``parts`` and ``loads``. How many nodes moved."""
     most = np.floor(limits).astype(np.int64)
     moved = 0
-    for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+    for block, ends in level.blocks(num_threads):
         moved += kernels().refine_parts(
             *(block.degrees, block.cols, block.values, ends, block.first_row),
             *(level.weights, parts, loads, most, allowed_loss, num_threads),
@@ -769,7 +826,7 @@ def _count_halos(
         table: Written: what edges these nodes have into parts.
     """
     cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-    for block, _ in level.edges.blocks(num_threads=num_threads):
+    for block, _ in level.blocks(num_threads):
         cut += kernels().count_halos(
             *(block.degrees, block.cols, block.firsts, block.first_row),
             *(parts, near, table, halos, num_threads),
@@ -812,7 +869,7 @@ def _limit_halos(
             break
         budget = np.array([(most_cut - cut) // each_edge])
         moved = 0
-        for block, ends in level.edges.blocks(batches=level.batches, num_threads=num_threads):
+        for block, ends in level.blocks(num_threads):
             moved += kernels().limit_halos(
                 *(block.degrees, block.cols, block.firsts, ends, block.first_row),
                 *(level.weights, parts, loads, most, near, table, halos, largest),
@@ -821,6 +878,24 @@ def _limit_halos(
     assert best is not None
     parts[:] = best[2]
     return best[0], best[1]
+
+
+def at(values: npt.NDArray[Any], places: NodeArray, num_threads: int) -> npt.NDArray[Any]:
+    """``values[places]``, by several threads."""
+    made = np.empty(len(places), dtype=values.dtype)
+
+    def take(first: int) -> None:
+        some = slice(first, first + _TAKEN_AT_ONCE)
+        made[some] = values[places[some]]
+
+    firsts = range(0, len(places), _TAKEN_AT_ONCE)
+    if num_threads == 1:
+        for first in firsts:
+            take(first)
+    else:
+        with ThreadPoolExecutor(max_workers=num_threads) as pool:
+            list(pool.map(take, firsts))
+    return made
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:

@@ -109,9 +109,14 @@ def _place(
     return order if better else members.copy()
 
 
-def clustered_order(graph: scipy.sparse.csr_array) -> Order:
-    """Clusters of an undirected graph without loops one after another, each in walking order."""
-    return _by_cluster(breadth_first_order(graph), _find_clusters(graph))
+def clustered_order(graph: scipy.sparse.csr_array, walk: Order | None = None) -> Order:
+    """Clusters of an undirected graph without loops one after another, each in walking order.
+
+    Args:
+        walk: `breadth_first_order` of the graph, where it is known.
+    """
+    walk = breadth_first_order(graph) if walk is None else walk
+    return _by_cluster(walk, _find_clusters(graph))
 
 
 def _by_cluster(walk: Order, clusters: Order | None) -> Order:
