@@ -10,8 +10,15 @@ import threading
 import pytest
 import torch
 
-from graphshard._base.kernels import _load
-from graphshard.ops import empty, empty_like, extension_available, release_memory
+from graphshard._base.kernels import LARGE_BYTES, _load
+from graphshard.ops import (
+    IdTable,
+    draw_neighbors,
+    empty,
+    empty_like,
+    extension_available,
+    release_memory,
+)
 
 pytestmark = pytest.mark.skipif(not extension_available(), reason="blocks are of the extension")
 
@@ -60,6 +67,28 @@ def test_a_block_is_used_again():
     again = empty((ROWS - 100, 8), torch.float32)
     assert again.data_ptr() == address
     assert counts()["waiting"] == 0
+
+
+def test_a_batch_is_drawn_into_the_blocks_of_the_one_before():
+    num_rows, degree = 1 << 17, 8
+    indptr = torch.arange(0, num_rows * degree + 1, degree)
+    indices = torch.arange(num_rows * degree) % num_rows
+    rows, table = torch.arange(num_rows), IdTable(num_rows)
+
+    def draw(key):
+        counts, positions, picked = draw_neighbors(indptr, rows, 5, key, rows, indices=indices)
+        return counts, positions, picked, *table.renumber(rows[:0], picked)
+
+    first = draw(3)
+    assert first[1].nbytes >= LARGE_BYTES
+    expected = [column.clone() for column in first]
+    used = counts()["used"]
+    assert used >= 3 * first[1].nbytes
+    del first
+    peak = counts()["peak"]
+    again = draw(3)
+    assert counts() == {"used": used, "waiting": peak - used, "peak": peak}
+    assert all(map(torch.equal, again, expected))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="moving pages is Linux's")

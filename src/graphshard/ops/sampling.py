@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.kernels import kernels_for, num_threads
+from .._base.kernels import empty, empty_like, kernels_for, num_threads
 from .._base.typing import INDEX_DTYPES
 from . import _check, reference
 
@@ -219,8 +219,8 @@ def draw_neighbors(
     total = drawing.count(threads)
     if total < 0:
         _check_range(indptr, rows, num_edges)
-    edges = torch.empty(total, dtype=indptr.dtype)
-    picked = torch.empty(total, dtype=indices.dtype)
+    # Batches are alike: what one frees fits the next, and large pages have fewer addresses to find.
+    edges, picked = empty((total,), indptr.dtype), empty((total,), indices.dtype)
     if isinstance(indices, SourcePieces):
         indices.write(drawing, edges, picked, threads)
     else:
@@ -445,13 +445,13 @@ class IdTable:
         if self._table is None:
             self._table = kernels.IdTable(self.num_ids)
         first, others = first.contiguous(), others.contiguous()
-        local = torch.empty_like(others)
-        ids = torch.empty(first.shape[0] + others.shape[0], dtype=first.dtype)
+        local = empty_like(others)
+        ids = empty((first.shape[0] + others.shape[0],), first.dtype)
         count = self._table.renumber(first, others, ids, local)
         if count < 0:
             self._check_range(first, others)
             raise _repeated(first)
-        return ids[:count].clone(), local
+        return empty_like(ids[:count]).copy_(ids[:count]), local
 
     def _check_range(self, first: Tensor, others: Tensor) -> None:
         for name, array in (("first", first), ("others", others)):
