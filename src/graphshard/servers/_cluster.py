@@ -2,7 +2,8 @@
 """Cluster: the named tables of all hosts, as one process reads and writes them.
 
 Rows of this host are read and written in place. Those of another one take a message there and one
-back, all of them at the same time, each no longer than the connection's timeout.
+back, all of them at the same time, each no longer than the connection's timeout; rows that are kept
+here are in neither (see [Note: cached rows] in ``_row_cache.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
 from ._message_stream import WireMessage
+from ._row_cache import CachedRows, RowCache
 from .rpc import Handler, MessageClient, PendingAnswer
 
 _INT32_MAX = 2**31 - 1
@@ -51,8 +53,8 @@ class LocalHost:
     def rows(self, name: str) -> Tensor | None:
         return self._tables.rows(name)
 
-    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> None:
-        return
+    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> bool:
+        return False
 
     def forget(self, name: str) -> None:
         return
@@ -93,13 +95,19 @@ class ServedHost:
         mapped = self._rows.get(name)
         return None if mapped is None else mapped[1]
 
-    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> None:
-        """See what its server says of a table, and in which file of this machine it is."""
+    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> bool:
+        """See what its server says of a table, and in which file of this machine it is.
+
+        Returns:
+            Whether it is in another one than it was.
+        """
         mapped = self._rows.get(info.name)
         if file is None or not self._may_attach:
             self._rows.pop(info.name, None)
         elif mapped is None or mapped[0] != file:
             self._rows[info.name] = file, attached(file, info, self.connection.host)
+            return mapped is not None
+        return False
 
     def forget(self, name: str) -> None:
         """Unmap what it has of a table."""
@@ -143,6 +151,7 @@ class Cluster:
         self._infos: dict[str, TableInfo] = {}
         self._releases: deque[Answer] = deque()
         self._marked: set[tuple[str, int]] = set()
+        self._cache = RowCache()
         self._holds: dict[object, str] = {}  # what this process holds: a table's name, for each
 
     @property
@@ -284,7 +293,8 @@ class Cluster:
                     self._infos[info.name] = info
                 elif first.starts != info.starts:
                     raise ServerError(f"hosts 0 and {number} disagree on {info.name!r}", number)
-                self.hosts[number].learn(info, fields.get("file"))
+                if self.hosts[number].learn(info, fields.get("file")):
+                    self._marked.discard((info.name, number))
 
     # ------------------------------------------------------------------ rows
 
@@ -300,6 +310,7 @@ class Cluster:
         results: list[list[Tensor]] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
+        known: list[list[_Hits]] = [[] for _ in self.hosts]
         for request in requests:
             infos = [self.info(name) for name in request.names]
             row_bytes = sum(info.row_bytes for info in infos)
@@ -312,9 +323,15 @@ class Cluster:
                     local.append(piece)
                     piece.tables = here  # type: ignore[assignment]
                     continue
+                kept = self._cache.of(request.names, number)
+                if kept is not None:
+                    hits = _Hits.among(piece, kept)
+                    if hits is not None:
+                        known[number].append(hits)
+                        piece = hits.rest
                 pieces = piece.parts(row_bytes)
                 remote[number] += pieces
-                if pieces == [piece] and places is None:
+                if pieces == [piece] and piece.places is None:
                     break  # the rows that arrive are the result
             else:
                 count = request.ids.numel()
@@ -325,25 +342,62 @@ class Cluster:
         for number, pieces in batches:
             host = self.hosts[number]
             ask = host.begin if waits_soon and most <= _MOST_HERE else host.start
-            names = [[info.name for info in piece.infos] for piece in pieces]
-            message = WireMessage("read", {"names": names}, [piece.rows for piece in pieces])
-            started.append((pieces, ask(message)))
+            started.append((number, pieces, ask(_read_message(pieces))))
 
         def finish() -> list[Tensor]:
             for piece in local:
                 for out, table in zip(piece.outs, piece.tables, strict=True):
                     copy_rows(out, piece.places, table, piece.rows)
             error = None
-            for pieces, answer in started:
+            for number, pieces, answer in started:
                 try:
-                    _take(pieces, answer.result())
+                    self._take(number, pieces, answer.result())
                 except Exception as caught:
                     error = error or caught
             if error is not None:
                 raise error
+            self._take_kept(known)
             return [out for outs in results for out in outs]
 
         return Pending(finish)
+
+    def _take(self, number: int, pieces: Sequence[_Piece], answer: WireMessage) -> None:
+        """Put the rows of a host's answer where they go, and keep them if they may be."""
+        arrived, said = iter(answer.tensors), iter(answer.fields["as_loaded"])
+        for piece in pieces:
+            columns = list(islice(arrived, len(piece.infos)))
+            for info, rows in zip_longest(piece.infos, columns):
+                expected = (piece.rows.numel(), *info.row_shape)
+                if rows is None or rows.dtype != info.dtype or tuple(rows.shape) != expected:
+                    raise MessageError("a server answered with other rows than were asked for")
+            as_loaded = list(islice(said, len(piece.infos)))
+            for info, is_as_loaded in zip(piece.infos, as_loaded, strict=True):
+                if not is_as_loaded:
+                    self._cache.forget(info.name, number)
+            if not piece.outs:
+                piece.outs += columns
+            else:
+                for out, rows in zip(piece.outs, columns, strict=True):
+                    copy_rows(out, piece.places, rows, None)
+            if all(as_loaded):
+                self._cache.add(piece.infos, number, piece.rows, columns)
+
+    def _take_kept(self, known: Sequence[Sequence[_Hits]]) -> None:
+        """Put rows that are kept where they go; those of a table that was written to come anew."""
+        again: list[tuple[int, list[_Piece]]] = []
+        for number, some in enumerate(known):
+            old = []
+            for hits in some:
+                names = [info.name for info in hits.piece.infos]
+                if self._cache.of(names, number) is hits.kept:
+                    hits.kept.copy(hits.piece.outs, hits.places, hits.slots)
+                else:
+                    row_bytes = sum(info.row_bytes for info in hits.piece.infos)
+                    old += hits.piece.parts(row_bytes)
+            again += [(number, pieces) for pieces in _batches(old)]
+        answers = self.ask([(number, _read_message(pieces)) for number, pieces in again])
+        for (number, pieces), answer in zip(again, answers, strict=True):
+            self._take(number, pieces, answer)
 
     def write(self, name: str, ids: Tensor, rows: Tensor) -> None:
         """``table[ids] = rows``; on return every host has what it owns.
@@ -516,17 +570,41 @@ def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
-    """Put the rows of an answer where they go."""
-    arrived = iter(answer.tensors)
-    for piece in pieces:
-        columns = list(islice(arrived, len(piece.infos)))
-        for info, rows in zip_longest(piece.infos, columns):
-            expected = (piece.rows.numel(), *info.row_shape)
-            if rows is None or rows.dtype != info.dtype or tuple(rows.shape) != expected:
-                raise MessageError("a server answered with other rows than were asked for")
-        if not piece.outs:
-            piece.outs += columns
-            continue
-        for out, rows in zip(piece.outs, columns, strict=True):
-            copy_rows(out, piece.places, rows, None)
+@dataclass(frozen=True)
+class _Hits:
+    """Rows of a piece that are kept, if their host still has them so.
+
+    Args:
+        piece: These rows.
+        places: Where they go.
+        slots: Where they are kept.
+        rest: The others, of which there may be none: their host is asked all the same.
+    """
+
+    piece: _Piece
+    places: Tensor
+    kept: CachedRows
+    slots: Tensor
+    rest: _Piece
+
+    @classmethod
+    def among(cls, piece: _Piece, kept: CachedRows) -> _Hits | None:
+        """None if there are none."""
+        slots = kept.find(piece.rows)
+        is_hit = slots >= 0
+        hits, misses = is_hit.nonzero().view(-1), is_hit.logical_not_().nonzero().view(-1)
+        if len(hits) == 0:
+            return None
+
+        at_hits, at_rest = (
+            at if piece.places is None else piece.places[at] for at in (hits, misses)
+        )
+        known = _Piece(piece.infos, piece.rows[hits], at_hits, piece.outs)
+        rest = _Piece(piece.infos, piece.rows[misses], at_rest, piece.outs)
+        return cls(known, at_hits, kept, slots[hits], rest)
+
+
+def _read_message(pieces: Sequence[_Piece]) -> WireMessage:
+    """What asks a host for rows."""
+    names = [[info.name for info in piece.infos] for piece in pieces]
+    return WireMessage("read", {"names": names}, [piece.rows for piece in pieces])

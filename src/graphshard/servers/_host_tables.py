@@ -279,7 +279,10 @@ class HostTables:
         return WireMessage("released")
 
     def _on_read(self, request: WireMessage) -> WireMessage:
-        """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor."""
+        """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor.
+
+        The answer says of each table whether its rows were those of the partition until then.
+        """
         names = request.fields.get("names")
         if not isinstance(names, list) or len(names) != len(request.tensors):
             raise MessageError("read takes names for each tensor of ids")
@@ -292,9 +295,13 @@ class HostTables:
             _check_ids(ids, table)
         specs = [(t.info.dtype, (ids.numel(), *t.info.row_shape)) for t, ids in reads]
         request.check_answer(specs)
-        answer = WireMessage.allocate("rows", {}, specs)
+        as_loaded: list[bool] = []
+        answer = WireMessage.allocate("rows", {"as_loaded": as_loaded}, specs)
         for out, (table, ids) in zip(answer.tensors, reads, strict=True):
             copy_rows(out, None, table.rows, ids)
+        with self._lock:  # after the copies: who writes says so first
+            now = [self._tables.get(table.info.name) for table, _ in reads]
+        as_loaded += [table is not None and table.is_loaded for table in now]
         return answer
 
     def _on_write(self, request: WireMessage) -> WireMessage:
