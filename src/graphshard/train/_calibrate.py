@@ -388,7 +388,7 @@ def _rate_of_pages(now: Callable[[], float]) -> float:
     been free for long may cost many times as much: the host of a virtual machine may have it.
     """
     barrier()
-    firsts, seconds = [], []
+    firsts, seconds = list[float](), list[float]()
     for _ in range(_ROUNDS):
         new = torch.empty(_NEW_NUMBERS)
         for found in firsts, seconds:
