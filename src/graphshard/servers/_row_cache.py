@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowCache: rows of other hosts that this process has read, for as long as nobody writes to them.
+"""RowCache: rows of other hosts that this process has read, as long as they are not written to.
 
 [Note: cached rows]
     Batches read the same rows again and again: features of nodes that many others have as a
     neighbour. Rows that a server has from the graph's partition are kept here once they have come.
     They are never taken unasked: each read still asks their host, which says whether its rows of
-    the table are those of the partition. Whoever writes to a table says so before the first row
-    changes (see `HostTables.mark_written`), and a host answers after it has copied its rows. So a
-    read that begins when a write has returned is told, gives up what was kept, and reads anew.
+    the table are those of the partition. A writer says so before the first row changes (see
+    `HostTables.mark_written`), and a host answers after it has copied its rows. So a read that
+    begins when a write has returned is told, gives up what was kept, and reads anew.
     Nothing is ever kept of a table that was written to, as those that are trained.
 
     What came first stays: rows that are read often come early. GRAPHSHARD_CACHE_BYTES says how many
