@@ -160,6 +160,7 @@ class _Agent:
         self.is_up = False
         self.trainers: dict[str, int] = {}  # process groups of those that have not ended
         self.ended: set[str] = set()
+        self.ends: list[tuple[str, int]] = []  # of trainers, to be told
         self._write("token", job["token"] + "\n")
         self._write("ip_config", job["ip_config"])
         self._write("trainer", job["trainer"])
@@ -250,13 +251,26 @@ class _Agent:
             read_streams(self.selector)
             # Watchers end with torchrun, so it is looked at after them, and named before them.
             lost = [who for who in self.trainers if _is_free(self.folder / f"watcher{who}")]
-            for who, child in self.children.items():
-                if who not in self.ended and (code := child.code()) is not None:
-                    self.ended.add(who)
-                    self._read_rest()
-                    self._tell({"ended": who, "code": code})
-            if lost:
+            running = self.children.keys() - self.ended
+            codes = {who: self.children[who].code() for who in sorted(running)}
+            ended = [who for who, code in codes.items() if code is not None]
+            if lost and not ended:  # torchrun ends the others then
                 self._tell_lost(lost)
+            self._tell_ends()
+            for who in ended:
+                self.ended.add(who)
+                self._read_rest()
+                self._tell_ends()
+                self._tell({"ended": who, "code": codes[who]})
+            if lost and ended:
+                self._tell_lost(lost)
+                self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Tell how trainers ended whose watchers have said so."""
+        while self.ends:
+            who, code = self.ends.pop(0)
+            self._tell({"ended": who, "code": code})
 
     def _tell_lost(self, lost: Sequence[str]) -> None:
         """Tell of trainers whose watchers were killed, and so could not tell how they ended."""
@@ -291,6 +305,7 @@ class _Agent:
             self._read_rest()
             for stream in self.streams[1:]:
                 stream.finish()
+            self._tell_ends()
             for who, child in self.children.items():
                 if who not in self.ended and (code := child.process.poll()) is not None:
                     self._tell({"ended": who, "code": code})
@@ -316,7 +331,7 @@ class _Agent:
                 self.trainers[who] = int(number)
             else:
                 self.trainers.pop(who, None)
-                self._tell({"ended": who, "code": int(number)})
+                self.ends.append((who, int(number)))
             return
         self._tell({"said": who, "line": line})
         if who == SERVER and not self.is_up and line.startswith(self.job["up_line"]):
