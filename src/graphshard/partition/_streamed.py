@@ -426,7 +426,7 @@ class Stages:
 
         def write(part: int, folder: Path) -> dict[str, Any]:
             results = self._write_part(folder, view, part, outer)
-            self.progress(f"parts: {part + 1} of {num_parts} written")
+            self.progress(f"parts: part {part} written ({num_parts} in all)")
             return results
 
         self.progress("parts: writing files")
