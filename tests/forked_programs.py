@@ -7,7 +7,9 @@ from one that has imported torch, with what torch imports late, and graphshard, 
 reads no environment and starts nothing; `cold_forks` are without graphshard. It is a child of
 this process in every respect: descriptors, environment, folder, session, number, signals and exit
 code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
-and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
+and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts; nor
+may it where there is a driver for GPUs, which packages open when they are imported: a process that
+is forked then cannot use it.
 
 An interpreter also starts where an option, or a variable that one of `FIXED` begins, is not that of
 the process that is forked. MALLOC_MMAP_THRESHOLD_ and OMP_NUM_THREADS are set as if they had been
@@ -140,7 +142,7 @@ def forked_interpreters(*modules: str, only: str = "") -> Iterator[None]:
             given.
         only: A module: nothing but ``-m`` of it is forked.
     """
-    if sys.platform != "linux":
+    if not _may_fork():
         yield
         return
     modules = modules or WARM
@@ -180,6 +182,18 @@ def forked_interpreters(*modules: str, only: str = "") -> Iterator[None]:
     spawning = mock.patch.object(subprocess, "_USE_POSIX_SPAWN", False)
     with mock.patch.object(owner, name, start), spawning:
         yield
+
+
+@functools.cache
+def _may_fork() -> bool:
+    """Whether a process that has imported torch, and what uses it, may be forked here."""
+    if sys.platform != "linux":
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
 
 
 def cold_forks() -> contextlib.AbstractContextManager[None]:

@@ -307,16 +307,28 @@ def compare(
 
     Returns:
         ``gap``: the largest relative difference on any rank, of outputs, input gradients and
-        parameter gradients; or ``error``: the text, if all ranks raised it.
+        parameter gradients; or ``error``: the text, if all ranks raised it. On a device in float32
+        it is the difference from PyG in float64, and ``gap_of_pyg`` that of PyG itself in one
+        process in float32 there.
     """
     data = whole_graph(dtype)
     degrees = torch.bincount(torch.bincount(data.edge_index[1], minlength=NUM_NODES))
+    rounds_there = device != "cpu" and dtype == torch.float32
+    exact = torch.float64 if rounds_there else dtype
     torch.manual_seed(1)
-    reference = case.make(degrees).to(dtype)
-    x = data.x.clone().requires_grad_()
-    expected = call(reference, case, x, data)
+    reference = case.make(degrees).to(exact)
+    x = data.x.to(exact).clone().requires_grad_()
+    expected = call(reference, case, x, _in_type(data, exact))
     weights = torch.randn(expected.shape, dtype=dtype, generator=torch.Generator().manual_seed(5))
     (expected * weights).sum().backward()
+    gap_of_pyg = 0.0
+    if rounds_there:
+        torch.manual_seed(1)
+        alone = case.make(degrees).to(device, dtype)
+        own = data.x.to(device).requires_grad_()
+        out = call(alone, case, own, whole_graph(dtype).to(device))
+        (out * weights.to(device)).sum().backward()
+        gap_of_pyg = _largest_gap((out, own, alone), (expected, x, reference))
 
     torch.manual_seed(1)
     layer = graphshard.pyg.convert_sync_norm(case.make(degrees).to(device, dtype))
@@ -331,16 +343,33 @@ def compare(
     (out * weights[rows].to(device)).sum().backward()
     graphshard.gather_grads(layer)
     share_error(None)
-    found = [gap(out.detach().cpu(), expected.detach(), rows)]
+    found = _largest_gap((out, mine, layer), (expected, x, reference), rows)
+    worst = torch.tensor(found, dtype=torch.float64)
+    if world_size > 1:
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return {"gap": float(worst), "gap_of_pyg": gap_of_pyg, "error": ""}
+
+
+def _in_type(data: Data, dtype: torch.dtype) -> Data:
+    """The same graph with its numbers in another type."""
+    return data.clone().apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def _largest_gap(
+    found: tuple[Tensor, Tensor, nn.Module],
+    expected: tuple[Tensor, Tensor, nn.Module],
+    rows: Tensor | None = None,
+) -> float:
+    """The largest relative difference of results, gradients of inputs and of parameters."""
+    (out, mine, layer), (reference, x, oracle) = found, expected
+    gaps = [gap(out.detach().cpu(), reference.detach(), rows)]
     if x.grad is not None:
-        found.append(gap(mine.grad.cpu(), x.grad, rows))
-    pairs = list(zip(layer.parameters(), reference.parameters(), strict=True))
+        assert mine.grad is not None
+        gaps.append(gap(mine.grad.cpu(), x.grad, rows))
+    pairs = list(zip(layer.parameters(), oracle.parameters(), strict=True))
     largest = max((float(b.grad.abs().max()) for _, b in pairs if b.grad is not None), default=0)
     for a, b in pairs:
         if b.grad is not None:
             difference = b.grad if a.grad is None else a.grad.cpu() - b.grad
-            found.append(float(difference.abs().max()) / max(largest, 1e-6))
-    worst = torch.tensor(max(found), dtype=torch.float64)
-    if world_size > 1:
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return {"gap": float(worst), "error": ""}
+            gaps.append(float(difference.abs().max()) / max(largest, 1e-6))
+    return max(gaps)

@@ -2,7 +2,8 @@
 """PyG's layers on shards on a GPU give what PyG gives in one process on the CPU.
 
 On the emulated GPU (`emulated_gpu`), a few layers, more with ``--all``; and (marked ``gpu``) all
-of the zoo on a real one. Uses 2 gloo ranks, which share the GPU.
+of the zoo on a real one, where float32 is compared with float64, and may be twice as far from it as
+PyG itself is on the same GPU. Uses 2 gloo ranks, which share the GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def compare_on_gpu(
     found = {}
     for case in zoo():
         if case.name in names:
-            with emulated_gpu() if where == "emulated" else contextlib.nullcontext():
+            # cuDNN's recurrent layers round to ten bits unless told otherwise.
+            exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+            with emulated_gpu() if where == "emulated" else exact:
                 found[case.name] = compare(
                     case, dtype, "random", {"mode": mode}, world_size, "cuda"
                 )
@@ -82,7 +85,8 @@ def test_layers_give_what_pyg_gives_on_the_cpu(
     for found in run_ranks(compare_on_gpu, 2, names, dtype, mode, where, timeout=580.0):
         for name in names:
             result = found[name]
-            if result["error"] or not result["gap"] <= limit(cases[name], dtype):
+            most = max(limit(cases[name], dtype), 2 * result.get("gap_of_pyg", 0.0))
+            if result["error"] or not result["gap"] <= most:
                 wrong.append(f"{name}: {result}")
     assert not wrong, "\n".join(wrong)
 
