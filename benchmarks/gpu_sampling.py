@@ -39,6 +39,7 @@ from graphshard.dgl.dataloading import DataLoader, NeighborSampler
 
 WAYS: dict[str, dict[str, Any]] = {
     "2 batches ahead": {},
+    "rows read by the GPU": {"use_uva": True},
     "1 batch ahead": {"prefetch": 1},
     "no page-locked memory": {"pin_prefetcher": False},
     "no stream beside": {"use_alternate_streams": False},

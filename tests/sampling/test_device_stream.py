@@ -8,6 +8,7 @@ in a test that needs a device.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from dist_loader_cases import by_name, inputs_of, labels_of
 from sharded_cases import graph_of, manager_of, write_parts
 
 import graphshard
+from graphshard._base.page_locked import PageLock, gpu_view
 from graphshard.dgl.dataloading import (
     DataLoader,
     EdgeDataLoader,
@@ -325,13 +327,18 @@ def test_every_tensor_is_recorded_on_the_callers_stream(make: Any, cuda: Cuda) -
     with cuda.stream(other):
         for batch in make(typed(), PRESENT, prefetch=1):
             assert {name for name, _ in cuda.recorded} == {"own"}
-            recorded = {id(tensor) for _, tensor in cuda.recorded}  # which keeps them
+            recorded = {memory_of(tensor) for _, tensor in cuda.recorded}  # which keeps them
             found = arrays(batch)
             assert len(found) > 20
-            assert all(each.is_meta and id(each) in recorded for each in found)
+            assert all(each.is_meta and memory_of(each) in recorded for each in found)
+            assert len(cuda.recorded) < len(found)  # arrays of a batch have memory in common
             cuda.recorded.clear()
     assert "own waits for an event of side" in cuda.log
     assert cuda.log[0] == "side waits for own"
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def arrays(value: Any) -> list[torch.Tensor]:
@@ -350,6 +357,43 @@ def arrays(value: Any) -> list[torch.Tensor]:
         found += [c._rows if isinstance(c, LazyRows) else c for c in columns]
         assert all(c.device == PRESENT for c in columns)
     return [each for each in found if each is not None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_gpu_reads_rows_of_locked_tables(dtype: torch.dtype) -> None:
+    src, dst = torch.randint(5000, (2, 40_000))
+    g = graphshard.graph((src, dst), num_nodes=5000)
+    table = g.ndata["x"] = torch.randint(0, 2, (5000, 300)).to(dtype)
+    g.ndata["small"] = torch.arange(5000)
+    g.edata["w"] = torch.randn(40_000, 16)[:, :8]  # not contiguous: the host gathers it
+    sampler = NeighborSampler([3, 2], prefetch_node_feats=["x", "small"], prefetch_edge_feats=["w"])
+    seeds = torch.arange(0, 5000, 7)
+    options = {"batch_size": 100, "seed": 3, "shuffle": True}
+    expected = [values(batch) for batch in DataLoader(g, seeds, sampler, "cpu", **options)]
+    loader = DataLoader(g, seeds, sampler, "cuda", use_uva=True, **options)
+    assert table.is_pinned()
+    assert gpu_view(table, loader.device).data_ptr() == table.data_ptr()
+    assert gpu_view(g.ndata["small"], loader.device) is None
+    for batch, of_cpu in zip(loader, expected, strict=True):
+        for ours, theirs in zip(values(batch), of_cpu, strict=True):
+            assert torch.equal(ours, theirs)
+    other = DataLoader(g, seeds, sampler, "cuda", use_uva=True, **options)
+    del loader, batch
+    gc.collect()
+    assert table.is_pinned()
+    del other
+    gc.collect()
+    assert not table.is_pinned()
+    assert torch.equal(torch.ones(3, device="cuda").cpu(), torch.ones(3))  # no error is left
+
+
+def test_what_pages_are_not_locked() -> None:
+    """Nothing is asked of a driver that is not there."""
+    assert PageLock.of(torch.zeros(10)) is None
+    assert PageLock.of(torch.zeros(1 << 20, 2)[:, :1]) is None
+    assert PageLock.of(torch.zeros(1 << 20, requires_grad=True)) is None
+    assert gpu_view(torch.zeros(1 << 20), torch.device("cpu")) is None
 
 
 def test_the_caller_is_held_back_and_the_device_wait_is_counted(cuda: Cuda) -> None:

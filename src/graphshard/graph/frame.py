@@ -19,7 +19,7 @@ graph's frames are others than outside, and a view made outside must follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from .._base.device import device_of
+from .._base.page_locked import gpu_view
 from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
 from .structure import ALL, is_all, is_triple
@@ -95,11 +96,28 @@ class LazyRows:
             self._rows = rows
         return rows
 
+    @property
+    def gathered(self) -> Tensor | None:
+        """The rows, if they have been gathered."""
+        return self._rows
+
     def to(self, device: torch.device, non_blocking: bool = False) -> Tensor | LazyRows:
         """The rows on another device: copied if they have been gathered, else still lazy."""
         if self._rows is not None:
             return self._rows.to(device, non_blocking=non_blocking)
         return LazyRows(self._source, self._index, device)
+
+    def read_there(self, device: torch.device, moved: Mapping[int, Tensor]) -> LazyRows:
+        """These rows on another device, which gathers them if the source's pages are locked.
+
+        Args:
+            moved: By ``id`` of arrays here, the same arrays on ``device``.
+        """
+        index = moved.get(id(self._index))
+        source = None if index is None else gpu_view(self._source, device)
+        if source is None or index is None:
+            return LazyRows(self._source, self._index, device)
+        return LazyRows(source, index)
 
     def pin_memory(self) -> Tensor | LazyRows:
         """The rows in page-locked memory if they have been gathered, else as they are, lazy."""
@@ -138,6 +156,22 @@ class LazyNumbers(LazyRows):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Tensor | LazyRows:
         return LazyNumbers(self._first, self.shape[0], device)
+
+    def read_there(self, device: torch.device, moved: Mapping[int, Tensor]) -> LazyRows:
+        return LazyNumbers(self._first, self.shape[0], device)
+
+
+def record_once(tensor: Tensor, stream: torch.Stream, recorded: MutableSet[int]) -> Tensor:
+    """Say that a stream of a GPU uses a tensor, as ``torch.Tensor.record_stream``, and return it.
+
+    Args:
+        recorded: Memory of which this has been said: tensors may have it in common.
+    """
+    memory = tensor.untyped_storage()._cdata
+    if memory not in recorded:
+        recorded.add(memory)
+        tensor.record_stream(stream)
+    return tensor
 
 
 def version_of(tensor: Tensor) -> int:
@@ -374,11 +408,15 @@ class Frame(MutableMapping[str, Any]):
             new.device = changed.device
         return new
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Say that a stream of a GPU uses the columns; see ``torch.Tensor.record_stream``."""
+    def record_stream(self, stream: torch.Stream, recorded: MutableSet[int]) -> None:
+        """Say that a stream of a GPU uses the columns; see `record_once`."""
         for value in self._columns.values():
             if isinstance(value, Tensor | LazyRows):
-                value.record_stream(stream)
+                held = value if isinstance(value, Tensor) else value.gathered
+                if held is None:
+                    value.record_stream(stream)
+                else:
+                    record_once(held, stream, recorded)
 
     def extended(self, num_rows: int, fields: Mapping[str, Tensor]) -> Frame:
         """A frame with more rows behind those of this one.

@@ -32,7 +32,7 @@ from ..errors import GraphTypeError, GraphValueError
 from ..function import ReduceFunction
 from ..ops import Adjacency, Attention, attend, edge_softmax
 from . import transforms
-from .frame import Frame, LazyRows, OverlayView
+from .frame import Frame, LazyRows, OverlayView, record_once
 from .message_passing import (
     ApplyFunction,
     EdgeFunction,
@@ -736,10 +736,11 @@ class LocalGraph(MessagePassingGraph):
         """
         if self.device.type == "cpu":
             raise GraphValueError("record_stream is for graphs on a GPU (this one is on the CPU)")
+        recorded: set[int] = set()
         for adj in self.relations:
-            adj.map(lambda array: _recorded(array, stream))
+            adj.map(lambda array: record_once(array, stream, recorded))
         for frame in (*self._src_frames, *self._dst_frames, *self._edge_frames):
-            frame.record_stream(stream)
+            frame.record_stream(stream, recorded)
         return self
 
     def _replaced(self: LocalT, change: Callable[[Tensor], Tensor]) -> LocalT:
@@ -836,9 +837,35 @@ def _pinned(column: Any) -> Any:
     return column.contiguous().pin_memory() if isinstance(column, Tensor) else column.pin_memory()
 
 
-def _recorded(array: Tensor, stream: torch.Stream) -> Tensor:
-    array.record_stream(stream)
-    return array
+def moved_together(
+    graphs: Sequence[LocalGraph],
+    device: torch.device,
+    move: Callable[[list[Tensor]], list[Tensor]],
+) -> list[LocalGraph]:
+    """Graphs on another device, all of whose arrays are moved by one call.
+
+    Fields that have not been gathered yet stay so; a GPU gathers those of tables that it can read.
+
+    Args:
+        move: From arrays, no two of them the same, to the same arrays on ``device``.
+    """
+    arrays: dict[int, Tensor] = {}
+
+    def note(array: Any) -> Any:
+        held = array if isinstance(array, Tensor) else array.gathered
+        if held is not None:
+            arrays[id(held)] = held
+        return array
+
+    for g in graphs:
+        g._copied(note)
+    there = dict(zip(arrays, move(list(arrays.values())), strict=True))
+
+    def place(array: Any) -> Any:
+        held = array if isinstance(array, Tensor) else array.gathered
+        return array.read_there(device, there) if held is None else there[id(held)]
+
+    return [g._copied(place) for g in graphs]
 
 
 def flattened(g: LocalGraph, relations: Sequence[int], kind: type[LocalT]) -> LocalT:

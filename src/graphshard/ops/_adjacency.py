@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -295,7 +296,7 @@ class Adjacency:
         if self.device.type == "cpu" != like.device.type:
             for name, arrays in (("csc", old.csc), ("csr", old.csr)):
                 if arrays is not None and arrays[0].shape[0] > 1:
-                    formats.longest[name] = int(arrays[0].diff().max())
+                    formats.longest[name] = int(np.diff(arrays[0].numpy()).max())
         adj = Adjacency.__new__(Adjacency)
         adj._init(formats, like, self.num_src, self.num_dst, self.num_edges, self._transposed)
         return adj

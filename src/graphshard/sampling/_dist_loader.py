@@ -16,6 +16,7 @@ thread, and each that communicates a process group of its own; see `Pipeline` fo
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -301,6 +302,9 @@ def global_mean(values: Tensor, batch: MiniBatch | int, *, averaged_over: int = 
     return values.sum() / (max(1, num_values) / averaged_over)
 
 
+_counting = threading.Lock()
+
+
 @dataclass
 class LoaderStats:
     """What a pass over a `DataLoader` has done so far, on this rank.
@@ -334,12 +338,12 @@ class LoaderStats:
         self.device_wait_seconds = 0.0 if arrivals is None else arrivals.seconds_waited
 
     def count_drawn(self, blocks: Sequence[Block]) -> None:
-        """Add the edges and inputs of the blocks of a batch."""
-        for block in blocks:
-            for adjacency in block.relations:
-                self.num_edges += adjacency.num_edges
-        for frame in frames_of(blocks[0])[0]:
-            self.num_input_nodes += frame.num_rows
+        """Add the edges and inputs of the blocks of a batch; from any thread."""
+        num_edges = sum(adj.num_edges for block in blocks for adj in block.relations)
+        num_inputs = sum(frame.num_rows for frame in frames_of(blocks[0])[0])
+        with _counting:
+            self.num_edges += num_edges
+            self.num_input_nodes += num_inputs
 
 
 @dataclass(frozen=True)
