@@ -7,8 +7,8 @@ from one that has imported torch, with what torch imports late, and graphshard, 
 reads no environment and starts nothing; `cold_forks` are without graphshard. It is a child of
 this process in every respect: descriptors, environment, folder, session, number, signals and exit
 code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
-and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts; nor
-may it where there is a driver for GPUs, which packages open when they are imported: a process that
+and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts; so it
+does where there is a driver for GPUs: packages open it when they are imported, and a process that
 is forked then cannot use it.
 
 An interpreter also starts where an option, or a variable that one of `FIXED` begins, is not that of

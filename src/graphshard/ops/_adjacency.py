@@ -192,9 +192,8 @@ class Adjacency:
             keys, others = (dst, src) if name == "csc" else (src, dst)
             num_keys = self.num_dst if (name == "csc") != self._transposed else self.num_src
             other = formats.csr if name == "csc" else formats.csc
-            # Edges that are sorted by one end are hardly ever by the other, too, and the host would
-            # wait for a GPU to say so.
-            can_be = self.device.type == "cpu" or other is None or other[2] is not None
+            # Edges that are sorted by one end are hardly ever by the other, too.
+            can_be = other is None or other[2] is not None
             is_sorted = can_be and bool((keys[1:] >= keys[:-1]).all())
             if ids or is_sorted:
                 formats.without_ids.discard(name)

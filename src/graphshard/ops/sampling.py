@@ -451,7 +451,8 @@ class IdTable:
         if count < 0:
             self._check_range(first, others)
             raise _repeated(first)
-        return empty_like(ids[:count]).copy_(ids[:count]), local
+        ids = ids[:count]
+        return empty_like(ids).copy_(ids), local
 
     def _check_range(self, first: Tensor, others: Tensor) -> None:
         for name, array in (("first", first), ("others", others)):
