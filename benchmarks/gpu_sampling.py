@@ -171,6 +171,7 @@ def main() -> None:
     losses = {}
     for way, options in WAYS.items():
         row, losses[way] = measured.row(way, options)
+        sys.stderr.write(f"{row}\n")
         table.append(row)
     first, *others = losses.values()
     for way, loss in losses.items():

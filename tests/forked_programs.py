@@ -7,9 +7,9 @@ from one that has imported torch, with what torch imports late, and graphshard, 
 reads no environment and starts nothing; `cold_forks` are without graphshard. It is a child of
 this process in every respect: descriptors, environment, folder, session, number, signals and exit
 code are those of an interpreter that was started, and the program is ``__main__``. `start_program`
-and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts; so it
-does where there is a driver for GPUs: packages open it when they are imported, and a process that
-is forked then cannot use it.
+and `run_program` do so for a text. Elsewhere torch must not be forked, and an interpreter starts.
+It does, too, where there is a driver for GPUs: packages open it when they are imported, and a
+process that is forked then cannot use it.
 
 An interpreter also starts where an option, or a variable that one of `FIXED` begins, is not that of
 the process that is forked. MALLOC_MMAP_THRESHOLD_ and OMP_NUM_THREADS are set as if they had been

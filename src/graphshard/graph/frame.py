@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from .._base.device import device_of
+from .._base.kernels import empty
 from .._base.page_locked import gpu_view
 from .._base.typing import EType
 from ..errors import GraphTypeError, GraphValueError
@@ -90,6 +91,9 @@ class LazyRows:
             rows = torch.empty(self.shape, dtype=self.dtype, device="cpu", pin_memory=True)
             torch.index_select(source, 0, index, out=rows)
             rows = rows.to(device, non_blocking=True)
+        elif source.device == device == _CPU and not source.requires_grad:
+            # What one batch frees fits the next; memory that the system gives anew takes longer.
+            rows = torch.index_select(source, 0, index, out=empty(self.shape, self.dtype))
         else:
             rows = source.index_select(0, index).to(device)
         if not source.requires_grad:
