@@ -372,8 +372,8 @@ def _block(
         first = frontier[ntype]
         others = neighbors[0] if len(neighbors) == 1 else torch.cat([first[:0], *neighbors])
         src_ids[ntype], local = tables.renumber(ntype, first, others)
-        counts = [ids.numel() for ids in neighbors]
-        of_requests = [local] if len(neighbors) == 1 else local.split(counts)
+        sizes = [ids.numel() for ids in neighbors]
+        of_requests = [local] if len(neighbors) == 1 else local.split(sizes)
         places.update(zip(from_here, of_requests, strict=True))
     relations: dict[CanonicalEType, Adjacency] = {}
     for i, request in enumerate(requests):
