@@ -3,16 +3,6 @@
 
 from ._choices import budget_of, fits_oneshot, fits_replicated, oneshot_bytes
 from ._graphs import SHARES_OF_RANDOM, GraphSize, estimated_parts, sampled_parts
-from ._networks import (
-    EdgeScorer,
-    Exchanges,
-    LearntColumns,
-    Network,
-    OwnNetwork,
-    PartSize,
-    StatesSize,
-    SumsByLength,
-)
 from ._plan import (
     BATCHES_EVALUATED,
     EXTENDED_BYTES_PER_EDGE,
@@ -31,6 +21,16 @@ from ._plan import (
     plan_sampled,
 )
 from ._rates import Rates, parse_bytes, parse_link, read_rates
+from ._sizes import (
+    EdgeScorer,
+    Exchanges,
+    LearntColumns,
+    Network,
+    OwnNetwork,
+    PartSize,
+    StatesSize,
+    SumsByLength,
+)
 from ._tape import AllocationKind, BlockEvent, Memory, StepEvents, Tape, TapeRows
 
 __all__ = [

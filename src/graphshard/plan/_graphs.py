@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from .._base.typing import CanonicalEType
-from ._networks import LearntColumns, PartSize
+from ._sizes import LearntColumns, PartSize
 
 SHARES_OF_RANDOM = 0.07, 0.26, 0.61
 """Halo of a good assignment, over that of a random one: lowest, middle, highest that was seen."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ._networks import EdgeScorer, Exchanges, Network, PartSize, network_rows
+from ._networks import network_rows
+from ._sizes import EdgeScorer, Exchanges, Network, PartSize
 from ._tape import Exchange, Tape, TapeRows
 
 _LINK_SCORES, _RANKED, _CANDIDATES = 1 << 24, 1024, 8192  # as in train/_links.py

@@ -19,8 +19,8 @@ from ._choices import budget_of, fits_oneshot, fits_replicated
 from ._graphs import GraphSize, estimated_parts, sampled_parts
 from ._losses import evaluate, loss_of, score_edges
 from ._malloc import MALLOC_KEEPS
-from ._networks import Exchanges, Network, PartSize
 from ._rates import Rates
+from ._sizes import Exchanges, Network, PartSize
 from ._tape import Memory, Tape, TapeRows, Work
 
 Mode = Literal[
