@@ -607,19 +607,25 @@ def test_contracted_as_a_product_of_matrices(threads: int) -> None:
 
 
 @both
-def test_orders_by_keys() -> None:
-    keys = RNG.integers(0, 50, 4000)
-    first = RNG.permutation(4000).astype(np.uint32)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("num_nodes", [4000, 60_000])
+def test_orders_by_keys(num_nodes: int, threads: int) -> None:
+    keys = RNG.integers(0, 50, num_nodes)
+    first = RNG.permutation(num_nodes).astype(np.uint32)
     for dtype in (np.uint8, np.uint16, np.uint32, np.int64):
-        ordered = np.empty(4000, dtype=np.uint32)
-        kernels().order_by_key(keys.astype(dtype), 50, first, ordered)
+        ordered = np.empty(num_nodes, dtype=np.uint32)
+        kernels().order_by_key(keys.astype(dtype), 50, first, ordered, threads)
         np.testing.assert_array_equal(ordered, first[np.argsort(keys[first], kind="stable")])
-    kernels().order_by_key(keys, 50, None, ordered)
+    kernels().order_by_key(keys, 50, None, ordered, threads)
     np.testing.assert_array_equal(ordered, np.argsort(keys, kind="stable"))
     with pytest.raises(IndexError, match="keys must be below"):
-        kernels().order_by_key(keys, 49, None, ordered)
+        kernels().order_by_key(keys, 49, None, ordered, threads)
     with pytest.raises(IndexError):
-        kernels().order_by_key(keys, 50, np.zeros(4000, dtype=np.uint32), ordered)
+        kernels().order_by_key(keys, 50, np.zeros(num_nodes, np.uint32), ordered, threads)
+    # Keys that are nearly as many as the nodes.
+    keys = RNG.integers(0, num_nodes - 7, num_nodes)
+    kernels().order_by_key(keys, num_nodes, first, ordered, threads)
+    np.testing.assert_array_equal(ordered, first[np.argsort(keys[first], kind="stable")])
 
 
 @both

@@ -289,11 +289,11 @@ def multilevel_partition(
     for depth in range(len(levels) - 1, 0, -1):
         places = at(places, np.load(folder / f"clusters-{depth}.npy"), num_threads)
         if depth > 1:  # in an order of their own, which nodes of the level before go by
-            order = np.argsort(places, kind="stable")
-            places = np.empty(len(order), dtype=node_dtype(len(order)))
-            places[order] = np.arange(len(order), dtype=places.dtype)
-            num_clusters = len(order)
-            del order
+            order = np.empty(len(places), dtype=node_dtype(len(places)))
+            keys = places.astype(node_dtype(num_clusters), copy=False)
+            kernels().order_by_key(keys, num_clusters, None, order, num_threads)
+            places, num_clusters = inverse(order, num_threads), len(order)
+            del order, keys
     return Multilevel(parts, places, num_clusters)
 
 
@@ -481,7 +481,7 @@ def _divide(
     """Parts of the nodes of the last level, by METIS; and an order of them.
 
     METIS is called by one thread. Meanwhile others refine the divisions that there are, and count
-    their halos.
+    their halos, which all do when it is done.
 
     Args:
         counts_halos: Whether the note on divisions holds; without it the least cut comes first.
@@ -506,13 +506,17 @@ def _divide(
     counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
     tables: list[npt.NDArray[np.uint8]] = []
     has_table = threading.Lock()  # which is one for all threads, as it is large
+    is_divided = threading.Event()  # so that METIS needs no thread any more
+
+    def free_threads() -> int:
+        return num_threads if is_divided.is_set() else max(num_threads - 1, 1)
 
     def product(parts: PartNumbers) -> int:
         with has_table:
             if not tables:
                 tables.append(_halo_table(levels[0], num_parts))
             cut, largest = _on_first_level(
-                levels, whole, parts, num_parts, folder, tables[0], max(num_threads - 1, 1)
+                levels, whole, parts, num_parts, folder, tables[0], free_threads
             )
         return cut * largest
 
@@ -525,14 +529,12 @@ def _divide(
         return cut, parts, product(parts) if counts_early else 0
 
     def places(walk: Future[Order]) -> NodeArray:
-        order = clustered_order(graph.matrix(), walk.result())
-        made = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
-        made[order] = np.arange(level.num_nodes, dtype=made.dtype)
-        return made
+        return inverse(clustered_order(graph.matrix(), walk.result()), 1)
 
-    # No more threads than there are: METIS's is the one that others wait for.
+    # No more threads than there are: METIS's is the one that others wait for, and helps in the end.
     pool = ThreadPoolExecutor(max_workers=max(num_threads - 1, 1))
     order_pool = ThreadPoolExecutor(max_workers=1)
+    divisions: list[PartNumbers] = []
     refining: list[Future[tuple[float, PartNumbers, int]]] = []
     try:
         walking = order_pool.submit(breadth_first_order, graph.matrix())
@@ -547,15 +549,22 @@ def _divide(
                     seed=(seed + 7 * trial) % 2**31,
                     weigh_edges=True,
                 ).astype(np.uint16)
+            divisions.append(parts)
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
+        is_divided.set()
         ordering = order_pool.submit(places, walking)
         if num_threads == 1:
             ordering.result()
+        helped = {
+            trial: refined(divisions[trial])
+            for trial in reversed(range(trials))
+            if refining[trial].cancel()
+        }
         of_cut: dict[float, tuple[PartNumbers, int]] = {}
-        for refinement in refining:
-            cut, parts, cost = refinement.result()
+        for trial in range(trials):
+            cut, parts, cost = helped.get(trial) or refining[trial].result()
             of_cut.setdefault(cut, (parts, cost))
     finally:
         pool.shutdown()
@@ -577,15 +586,15 @@ def _on_first_level(
     num_parts: int,
     folder: Path,
     table: npt.NDArray[np.uint8],
-    num_threads: int,
+    free_threads: Callable[[], int],
 ) -> tuple[int, int]:
     """The cut and the largest halo that parts of the nodes of the last level make on the first."""
     near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
     for depth in range(len(levels) - 1, 0, -1):
         clusters = np.load(folder / f"clusters-{depth}.npy")
-        parts, near = (at(of_level, clusters, num_threads) for of_level in (parts, near))
+        parts, near = (at(of_level, clusters, free_threads()) for of_level in (parts, near))
     marks = near.view(np.uint8)
-    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
+    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, free_threads)
     return cut, int(halos.max())
 
 
@@ -817,19 +826,20 @@ def _count_halos(
     num_parts: int,
     near: npt.NDArray[np.uint8],
     table: npt.NDArray[np.uint8],
-    num_threads: int,
+    free_threads: Callable[[], int],
 ) -> tuple[int, npt.NDArray[np.int64]]:
     """The cut and the halo of each part, counted at nodes that may have neighbours in another.
 
     Args:
         near: Which these are; written: which really do.
         table: Written: what edges these nodes have into parts.
+        free_threads: How many there are now.
     """
     cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-    for block, _ in level.blocks(num_threads):
+    for block, _ in level.blocks(free_threads()):
         cut += kernels().count_halos(
             *(block.degrees, block.cols, block.firsts, block.first_row),
-            *(parts, near, table, halos, num_threads),
+            *(parts, near, table, halos, free_threads()),
         )
     return cut, halos
 
@@ -855,7 +865,7 @@ def _limit_halos(
     for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
         if price == 0 and moved <= few:
             continue
-        cut, halos = _count_halos(level, parts, num_parts, near, table, num_threads)
+        cut, halos = _count_halos(level, parts, num_parts, near, table, lambda: num_threads)
         largest = int(halos.max())
         least = cut if least is None else min(cut, least)
         most_cut = int(_MOST_CUT_FOR_HALOS * least)
@@ -884,18 +894,34 @@ def at(values: npt.NDArray[Any], places: NodeArray, num_threads: int) -> npt.NDA
     """``values[places]``, by several threads."""
     made = np.empty(len(places), dtype=values.dtype)
 
-    def take(first: int) -> None:
-        some = slice(first, first + _TAKEN_AT_ONCE)
+    def take(some: slice) -> None:
         made[some] = values[places[some]]
 
-    firsts = range(0, len(places), _TAKEN_AT_ONCE)
-    if num_threads == 1:
-        for first in firsts:
-            take(first)
+    _in_slices(take, len(places), num_threads)
+    return made
+
+
+def inverse(order: NodeArray, num_threads: int) -> NodeArray:
+    """Where each node is in an order of all, by several threads."""
+    made = np.empty(len(order), dtype=node_dtype(len(order)))
+
+    def put(some: slice) -> None:
+        nodes = order[some]
+        made[nodes] = np.arange(some.start, some.start + len(nodes), dtype=made.dtype)
+
+    _in_slices(put, len(order), num_threads)
+    return made
+
+
+def _in_slices(function: Callable[[slice], None], count: int, num_threads: int) -> None:
+    """Call a function of NumPy's for some items after the others, in several threads."""
+    slices = [slice(i, i + _TAKEN_AT_ONCE) for i in range(0, count, _TAKEN_AT_ONCE)]
+    if num_threads == 1 or len(slices) < 2:
+        for some in slices:
+            function(some)
     else:
         with ThreadPoolExecutor(max_workers=num_threads) as pool:
-            list(pool.map(take, firsts))
-    return made
+            list(pool.map(function, slices))
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:

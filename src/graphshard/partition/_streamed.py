@@ -65,6 +65,7 @@ from ._multilevel import (
     NodeWeights,
     PartNumbers,
     as_table,
+    inverse,
     multilevel_partition,
 )
 from ._node_order import GRAY_PLACES, NUM_DIGITS
@@ -358,7 +359,7 @@ class Stages:
 
         def sort(keys: NodeArray, num_keys: int) -> NodeArray:
             ordered = np.empty(source.num_nodes, dtype=self.dtype)
-            kernels().order_by_key(keys, num_keys, order, ordered)
+            kernels().order_by_key(keys, num_keys, order, ordered, asked.num_threads)
             return ordered
 
         assigned = self.journal.path("assign")
@@ -376,10 +377,10 @@ class Stages:
                 keys[source.offsets[type_id] : source.offsets[type_id + 1]] += np.uint32(type_id)
         sizes = np.bincount(keys, minlength=asked.num_parts * num_types)
         order = sort(keys, asked.num_parts * num_types)
-        save_array(folder / "old_ids.npy", order)
-        new_ids = np.empty_like(order)
-        new_ids[order] = np.arange(source.num_nodes, dtype=self.dtype)
-        save_array(folder / "new_ids.npy", new_ids)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            saving = pool.submit(save_array, folder / "old_ids.npy", order)
+            save_array(folder / "new_ids.npy", inverse(order, asked.num_threads))
+            saving.result()
         if asked.constraints is None:
             counts = np.bincount(parts, minlength=asked.num_parts)
             balances: tuple[Balance, ...] = (Balance("nodes", tuple(counts.tolist())),)
