@@ -18,6 +18,9 @@ namespace {
 
 constexpr int64_t kAhead = 32;
 
+// Pairs of parts that each task may count.
+constexpr int64_t kFewPairs = 1 << 12;
+
 GRAPHSHARD_INLINE void check_id(int64_t id, int64_t num_ids) {
   if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_ids)) [[unlikely]] {
     throw std::out_of_range("the id of a node must be below the number of nodes");
@@ -26,6 +29,11 @@ GRAPHSHARD_INLINE void check_id(int64_t id, int64_t num_ids) {
 
 int64_t tasks_for(int64_t count, int num_threads) {
   return std::clamp<int64_t>(std::min<int64_t>(num_threads, count / (1 << 14)), 1, 64);
+}
+
+// More tasks than threads: others may want the cores, too.
+int64_t even_tasks_for(int64_t count, int num_threads) {
+  return graphshard::num_parts(count, 1 << 15, num_threads);
 }
 
 // Calls function(src, owner, reader) for each cut edge of some, in a task of its own.
@@ -132,7 +140,8 @@ template <typename I>
 void count_cut(const I* src, const I* dst, int64_t num_edges, const Owners& owners, int64_t* pairs,
                int num_threads) {
   const int64_t size = owners.num_parts * owners.num_parts;
-  const int64_t tasks = tasks_for(num_edges, num_threads);
+  const int64_t tasks = size <= kFewPairs ? even_tasks_for(num_edges, num_threads)
+                                          : tasks_for(num_edges, num_threads);
   std::vector<int64_t> sums(static_cast<size_t>(tasks * size), 0);
   run_once(tasks, num_threads, [&](int64_t task) {
     int64_t* const sum = sums.data() + task * size;
@@ -147,7 +156,7 @@ void count_cut(const I* src, const I* dst, int64_t num_edges, const Owners& owne
 template <typename I>
 void mark_readers(const I* src, const I* dst, int64_t num_edges, const Owners& owners,
                   const uint8_t* digits, uint8_t* masks, int num_threads) {
-  const int64_t tasks = tasks_for(num_edges, num_threads);
+  const int64_t tasks = even_tasks_for(num_edges, num_threads);
   run_once(tasks, num_threads, [&](int64_t task) {
     for_cut_edges(src, dst, part_begin(num_edges, task, tasks),
                   part_begin(num_edges, task + 1, tasks), owners,

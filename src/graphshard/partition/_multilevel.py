@@ -57,6 +57,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ from ._edge_files import (
     EdgeBlock,
     EdgeCounts,
     EdgeSorter,
+    Item,
     NodeArray,
     SortedEdges,
     batch_ends,
@@ -147,12 +149,19 @@ class Level:
 
     @cached_property
     def _spans(self) -> list[BlockSpan]:
-        """Found once: most passes over a level look at few of its nodes."""
-        return list(self.edges.spans(batches=self._batches))
+        """Found in the first pass: most passes over a level look at few of its nodes."""
+        return []
 
     def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """All edges, and in each block the ends of the batches that nodes move in."""
-        return self.edges.read(self._spans, num_threads=num_threads)
+        return self.edges.read(self._spans or self._new_spans(), num_threads=num_threads)
+
+    def _new_spans(self) -> Iterator[BlockSpan]:
+        spans = []
+        for span in self.edges.spans(batches=self._batches):
+            spans.append(span)
+            yield span
+        self._spans[:] = spans  # the same in whichever thread
 
     def _batches(self, degrees: Degrees) -> EdgeCounts:
         rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
@@ -537,7 +546,7 @@ def _divide(
     divisions: list[PartNumbers] = []
     refining: list[Future[tuple[float, PartNumbers, int]]] = []
     try:
-        walking = order_pool.submit(breadth_first_order, graph.matrix())
+        walking = order_pool.submit(lambda: breadth_first_order(graph.matrix()))
         for trial in range(trials):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -602,11 +611,14 @@ def _undirected(
     indptr: EdgeCounts, indices: NodeArray, counts: NodeArray | None, num_nodes: int
 ) -> UndirectedGraph:
     """The graph as METIS takes it: ascending, no edge twice, weights within its numbers."""
+    if counts is not None:  # merged when the level was made
+        rows, cols = indptr.astype(np.int32), indices.astype(np.int32)
+        return UndirectedGraph(rows, cols, _scaled(counts.astype(np.int64)), check=False)
     import scipy.sparse
 
-    data = np.ones(len(indices), dtype=np.int64) if counts is None else counts.astype(np.int64)
     matrix = scipy.sparse.csr_array(
-        (data, indices.astype(np.int32), indptr.astype(np.int32)), shape=(num_nodes, num_nodes)
+        (np.ones(len(indices), np.int64), indices.astype(np.int32), indptr.astype(np.int32)),
+        shape=(num_nodes, num_nodes),
     )
     matrix.sum_duplicates()
     return UndirectedGraph(matrix.indptr, matrix.indices, _scaled(matrix.data), check=False)
@@ -703,25 +715,35 @@ def _band(
     nodes = np.flatnonzero(near).astype(np.int64, copy=False)
     if len(nodes) > _COARSE_NODES:
         return None
-    numbers = np.cumsum(near, dtype=np.uint32)
-    numbers -= 1
-    degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.blocks(num_threads):
-        is_inside = near[block.first_row : block.first_row + len(block.degrees)]
-        if not is_inside.any():
-            continue
-        is_edge = np.repeat(is_inside, block.degrees)
-        others = block.cols[is_edge]
-        degrees.append(block.degrees[is_inside])
-        anchors = parts[others].astype(np.uint32) + np.uint32(len(nodes))
-        cols.append(np.where(near[others], numbers[others], anchors))
-        if block.values is not None:
-            weights.append(block.values[is_edge])
-        count += len(others)
-        if count > _COARSE_EDGES:
-            return None
+    degrees = []
+    for first in range(0, level.num_nodes, 1 << 20):
+        last = min(first + (1 << 20), level.num_nodes)
+        degrees.append(level.edges.degrees(first, last)[near[first:last]])
     counts = np.concatenate([*degrees, np.zeros(num_parts, dtype=np.uint32)])
     indptr = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)], dtype=np.int64)
+    if indptr[-1] > _COARSE_EDGES:
+        return None
+    numbers = np.cumsum(near, dtype=np.uint32)
+    numbers -= 1
+
+    def inside(block: EdgeBlock) -> tuple[NodeArray, NodeArray | None]:
+        """Neighbours and weights of the edges of the marked rows of a block."""
+        rows = np.flatnonzero(near[block.first_row : block.first_row + len(block.degrees)])
+        of_rows = block.degrees[rows]
+        begins = np.cumsum(block.degrees, dtype=np.int64)[rows] - of_rows
+        ends = np.cumsum(of_rows, dtype=np.int64)
+        edges = np.repeat(begins - ends + of_rows, of_rows)
+        edges += np.arange(len(edges))
+        others = block.cols[edges]
+        anchors = parts[others].astype(np.uint32) + np.uint32(len(nodes))
+        cols = np.where(near[others], numbers[others], anchors)
+        return cols, None if block.values is None else block.values[edges]
+
+    cols, weights = [], []
+    for others, values in _of_blocks(level, inside, num_threads):
+        cols.append(others)
+        if values is not None:
+            weights.append(values)
     return _GraphInMemory(
         nodes,
         indptr,
@@ -729,6 +751,20 @@ def _band(
         np.concatenate(weights) if weights else None,
         len(nodes),
     )
+
+
+def _of_blocks(
+    level: Level, function: Callable[[EdgeBlock], Item], num_threads: int
+) -> Iterator[Item]:
+    """What a function of NumPy's makes of each block, in their order, by several threads."""
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        coming: deque[Future[Item]] = deque()
+        for block, _ in level.blocks(num_threads):
+            coming.append(pool.submit(function, block))
+            if len(coming) > num_threads or num_threads == 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def _near_boundaries(
