@@ -343,17 +343,21 @@ class Stages:
         save_array(folder / "parts.npy", parts)
         return {"num_clusters": num_clusters}
 
-    def _parts(self) -> tuple[PartNumbers, PartNumbers | None]:
-        """The part of each node; and its trainer, where a part has several."""
-        trainers: PartNumbers = np.load(self.journal.path("assign") / "parts.npy")
-        if self.asked.trainers_per_part == 1:
-            return trainers, None
-        return trainers // np.uint16(self.asked.trainers_per_part), trainers
+    def _assigned(self) -> PartNumbers:
+        """The part of each node, counting trainers."""
+        assigned: PartNumbers = np.load(self.journal.path("assign") / "parts.npy")
+        return assigned
+
+    def _trainers(self) -> PartNumbers | None:
+        """The trainer of each node, where a part has several."""
+        return None if self.asked.trainers_per_part == 1 else self._assigned()
 
     def _make_numbers(self, folder: Path) -> dict[str, Any]:
         """The old id of each new one, and the new of each old."""
         source, asked = self.source, self.asked
-        parts, _ = self._parts()
+        parts = self._assigned()
+        if asked.trainers_per_part > 1:
+            parts //= np.uint16(asked.trainers_per_part)
         num_types = len(source.ntypes)
         order = None if asked.order is None else asked.order.astype(self.dtype)
 
@@ -425,19 +429,28 @@ class Stages:
         num_parts = self.asked.num_parts
         outer = SpillFile.reopen(self.journal.path("outer") / "edges", view.outer_dtype.itemsize)
 
+        # A file gets to the disk while the next ones are written.
+        pool = ThreadPoolExecutor(max_workers=self.asked.num_threads)
+
         def write(part: int, folder: Path) -> dict[str, Any]:
-            results = self._write_part(folder, view, part, outer)
+            results = self._write_part(folder, view, part, outer, pool)
             self.progress(f"parts: part {part} written ({num_parts} in all)")
             return results
 
         self.progress("parts: writing files")
         stages = {f"part-{part}": partial(write, part) for part in range(num_parts)}
-        written = self.journal.run_each(stages, self.asked.num_threads)
+        with pool:
+            written = self.journal.run_each(stages, self.asked.num_threads)
         outer.close()
         return written
 
     def _write_part(
-        self, folder: Path, view: _PartsView, part: int, outer: SpillFile
+        self,
+        folder: Path,
+        view: _PartsView,
+        part: int,
+        outer: SpillFile,
+        pool: ThreadPoolExecutor,
     ) -> dict[str, Any]:
         structure = _LocalPieces(view, part, outer)
         files = {
@@ -445,21 +458,18 @@ class Stages:
             "node_feats": self._node_columns(view, part),
             "edge_feats": self._edge_columns(view, part),
         }
-        records = {}
-        # A file gets to the disk while the next ones are written.
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            syncing = []
-            for kind in files:
-                records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
-                syncing.append(pool.submit(sync_file, folder / kind))
-            for synced in syncing:
-                synced.result()
+        records, syncing = {}, []
+        for kind in files:
+            records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
+            syncing.append(pool.submit(sync_file, folder / kind))
+        for synced in syncing:
+            synced.result()
         return {"files": records, "sizes": structure.sizes()}
 
     def _node_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
         old_ids = np.load(self.journal.path("number") / "old_ids.npy", mmap_mode="r")
-        _, trainers = self._parts()
+        trainers = self._trainers()
         columns: dict[str, Tensor | RowSource] = {}
         first, _ = view.node_span(part)
         for type_id, ntype in enumerate(source.ntypes):
@@ -478,7 +488,7 @@ class Stages:
 
     def _edge_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
-        _, trainers = self._parts()
+        trainers = self._trainers()
         columns: dict[str, Tensor | RowSource] = {}
         for relation, etype in enumerate(source.canonical_etypes):
             key = etype_key(etype)
