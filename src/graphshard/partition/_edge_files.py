@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ Degrees = npt.NDArray[np.uint32]
 EdgeCounts = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Item = TypeVar("Item")
+Given = TypeVar("Given")
 
 BATCH_EDGES = 1 << 21
 """Edges that are distributed to buckets, or read back, at a time."""
@@ -49,7 +51,7 @@ _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are d
 _ROWS_AT_ONCE = 1 << 20
 _COMBINED_BYTES = 1 << 23
 _LEAST_WRITTEN_APART = 1 << 18  # edges; by a thread of its own, while the next ones are distributed
-_MOST_WRITERS = 4  # such threads, each of which has a file
+_MOST_FILE_THREADS = 4  # that read blocks, or write batches, each to a file of its own
 
 
 def kernels() -> ModuleType:
@@ -72,6 +74,23 @@ def read_ahead(items: Iterator[Item], *, is_worth_it: bool) -> Iterator[Item]:
         while (item := coming.result()) is not None:
             coming = pool.submit(next, items, None)
             yield item
+
+
+def map_ahead(
+    function: Callable[[Given], Item], items: Iterable[Given], num_threads: int
+) -> Iterator[Item]:
+    """What a function makes of each item, in their order; threads make some while one is used."""
+    if num_threads == 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        coming: deque[Future[Item]] = deque()
+        for item in items:
+            coming.append(pool.submit(function, item))
+            if len(coming) > num_threads:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 class SpillFile:
@@ -316,7 +335,7 @@ class SortedEdges:
         Args:
             batches: Ends of the batches that some rows are cut into, which a block never cuts; by
                 default every row is one.
-            num_threads: From 2 on, a block is read while the one before is used.
+            num_threads: From 2 on, blocks are read while those before are used.
 
         Returns:
             Blocks, and the ends of batches within each, counted from its first row.
@@ -328,8 +347,9 @@ class SortedEdges:
         self, spans: Iterable[BlockSpan], *, with_values: bool = True, num_threads: int = 1
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Blocks whose places are known, as `blocks` has them."""
-        blocks = (self._block(span, with_values) for span in spans)
-        return read_ahead(blocks, is_worth_it=num_threads > 1 and self.num_edges > BATCH_EDGES)
+        read = partial(self._block, with_values=with_values)
+        is_small = self.num_edges <= BATCH_EDGES
+        return map_ahead(read, spans, 1 if is_small else min(num_threads, _MOST_FILE_THREADS))
 
     def _block(self, span: BlockSpan, with_values: bool) -> tuple[EdgeBlock, EdgeCounts]:
         firsts, values = None, None
@@ -411,7 +431,7 @@ class EdgeSorter:
         rows_of_bucket = max(-(-num_rows // wished), 1)
         self.shift = min(max((rows_of_bucket - 1).bit_length(), 0), 32)
         self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
-        num_writers = min(num_threads, _MOST_WRITERS)
+        num_writers = min(num_threads, _MOST_FILE_THREADS)
         self._spill = SpillFile(
             folder / "records", self.num_buckets, self._record_bytes, num_files=num_writers
         )

@@ -57,7 +57,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,12 +73,13 @@ from ._edge_files import (
     EdgeBlock,
     EdgeCounts,
     EdgeSorter,
-    Item,
     NodeArray,
     SortedEdges,
     batch_ends,
     kernels,
+    map_ahead,
     node_dtype,
+    read_ahead,
 )
 from ._metis import UndirectedGraph
 from ._node_order import Order, breadth_first_order, clustered_order
@@ -129,6 +129,8 @@ _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
 _TAKEN_AT_ONCE = 1 << 17
+# Blocks that are contracted at a time.
+_MOST_CONTRACTED = 4
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class Level:
 
     def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """All edges, and in each block the ends of the batches that nodes move in."""
-        return self.edges.read(self._spans or self._new_spans(), num_threads=num_threads)
+        new = () if self._spans else read_ahead(self._new_spans(), is_worth_it=num_threads > 1)
+        return self.edges.read(self._spans or new, num_threads=num_threads)
 
     def _new_spans(self) -> Iterator[BlockSpan]:
         spans = []
@@ -449,28 +452,43 @@ def _contracted(
         sums = np.bincount(clusters, weights=column, minlength=num_clusters)
         return np.minimum(sums, 2**32 - 1).astype(np.uint32)
 
+    num_blocks = min(num_threads, _MOST_CONTRACTED)
+    #: Rows, columns and weights of the edges of blocks that are sorted, for those of others.
+    free: list[tuple[NodeArray, NodeArray, NodeWeights]] = []
+
+    def contract(
+        item: tuple[EdgeBlock, EdgeCounts],
+    ) -> tuple[tuple[NodeArray, NodeArray, NodeWeights], int]:
+        """The edges of a block, in arrays that are longer; and how many there are."""
+        block, _ = item
+        num_edges = len(block.cols)
+        made: tuple[NodeArray, NodeArray, NodeWeights] | None
+        try:
+            made = free.pop()
+        except IndexError:
+            made = None
+        if made is None or len(made[0]) < num_edges:
+            rows, cols = (np.empty(num_edges, dtype=clusters.dtype) for _ in range(2))
+            made = rows, cols, np.empty(num_edges, dtype=np.uint32)
+        count = kernels().contract(
+            block.degrees,
+            block.cols.astype(clusters.dtype, copy=False),
+            block.values,
+            block.first_row,
+            clusters,
+            *made,
+            -(-num_threads // num_blocks),
+        )
+        return made, count
+
     num_constraints = 1 if level.weights is None else level.weights.shape[1]
     with ThreadPoolExecutor(max_workers=1) as pool:
         columns = pool.map(sums_of, range(num_constraints))
-        # Where a block's edges go, kept for the next one.
-        rows, cols = (np.empty(0, dtype=clusters.dtype) for _ in range(2))
-        weights = np.empty(0, dtype=np.uint32)
-        for block, _ in level.blocks(num_threads):
-            if len(block.cols) > len(rows):
-                rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
-                weights = np.empty(len(block.cols), dtype=np.uint32)
-            count = kernels().contract(
-                block.degrees,
-                block.cols.astype(clusters.dtype, copy=False),
-                block.values,
-                block.first_row,
-                clusters,
-                rows,
-                cols,
-                weights,
-                num_threads,
-            )
+        # Each of some threads contracts a block, and its edges are sorted while the next ones come.
+        for made, count in map_ahead(contract, level.blocks(num_threads), num_blocks):
+            rows, cols, weights = made
             sorter.add(rows[:count], cols[:count], values=weights[:count])
+            free.append(made)
         edges = sorter.finish(merges=True)
         return Level(edges, np.stack(list(columns), axis=1))
 
@@ -726,8 +744,9 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
 
-    def inside(block: EdgeBlock) -> tuple[NodeArray, NodeArray | None]:
+    def inside(item: tuple[EdgeBlock, EdgeCounts]) -> tuple[NodeArray, NodeArray | None]:
         """Neighbours and weights of the edges of the marked rows of a block."""
+        block, _ = item
         rows = np.flatnonzero(near[block.first_row : block.first_row + len(block.degrees)])
         of_rows = block.degrees[rows]
         begins = np.cumsum(block.degrees, dtype=np.int64)[rows] - of_rows
@@ -740,7 +759,7 @@ def _band(
         return cols, None if block.values is None else block.values[edges]
 
     cols, weights = [], []
-    for others, values in _of_blocks(level, inside, num_threads):
+    for others, values in map_ahead(inside, level.blocks(num_threads), num_threads):
         cols.append(others)
         if values is not None:
             weights.append(values)
@@ -751,20 +770,6 @@ def _band(
         np.concatenate(weights) if weights else None,
         len(nodes),
     )
-
-
-def _of_blocks(
-    level: Level, function: Callable[[EdgeBlock], Item], num_threads: int
-) -> Iterator[Item]:
-    """What a function of NumPy's makes of each block, in their order, by several threads."""
-    with ThreadPoolExecutor(max_workers=num_threads) as pool:
-        coming: deque[Future[Item]] = deque()
-        for block, _ in level.blocks(num_threads):
-            coming.append(pool.submit(function, block))
-            if len(coming) > num_threads or num_threads == 1:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
 
 
 def _near_boundaries(

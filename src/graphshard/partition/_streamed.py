@@ -26,9 +26,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +53,7 @@ from ._edge_files import (
     SpillFile,
     combined,
     kernels,
+    map_ahead,
     node_dtype,
     read_ahead,
 )
@@ -655,7 +655,8 @@ def _write_outer(folder: Path, view: _PartsView, asked: Streaming) -> dict[str, 
 def _cut_edges(view: _PartsView, num_threads: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
     """Records of edges that leave a part, by the part of their source; and how many of each."""
 
-    def find(part: int, first_edge: int, block: EdgeBlock) -> tuple[Bytes, EdgeCounts]:
+    def find(item: tuple[int, int, EdgeBlock]) -> tuple[Bytes, EdgeCounts]:
+        part, first_edge, block = item
         records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
         counts = np.empty(view.num_parts, dtype=np.int64)
         kernels().find_cut_edges(
@@ -663,16 +664,12 @@ def _cut_edges(view: _PartsView, num_threads: int) -> Iterator[tuple[Bytes, Edge
         )
         return records, counts
 
-    coming: deque[Future[tuple[Bytes, EdgeCounts]]] = deque()
-    with ThreadPoolExecutor(max_workers=num_threads) as pool:
-        for part, relation in np.ndindex(view.num_parts, len(view.edges)):
-            for block in view.inner_blocks(part, relation):
-                start = view.first_edge_id(part, relation, block)
-                coming.append(pool.submit(find, part, start, block))
-                if len(coming) > num_threads:
-                    yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
+    blocks = (
+        (part, view.first_edge_id(part, relation, block), block)
+        for part, relation in np.ndindex(view.num_parts, len(view.edges))
+        for block in view.inner_blocks(part, relation)
+    )
+    return map_ahead(find, blocks, num_threads)
 
 
 def _edges_within(view: _PartsView, num_hops: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
