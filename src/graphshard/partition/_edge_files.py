@@ -435,8 +435,8 @@ class EdgeSorter:
         self._spill = SpillFile(
             folder / "records", self.num_buckets, self._record_bytes, num_files=num_writers
         )
-        # Room for the records of batches that are being written, and of one more.
-        self._free = [np.empty(0, dtype=np.uint8) for _ in range(num_writers + 1)]
+        #: Room for records, of batches that are written.
+        self._free: list[Bytes] = []
         self._split: int | None = None
         self._writers: ThreadPoolExecutor | None = None
         self._coming: deque[tuple[Future[None], Bytes]] = deque()
@@ -476,7 +476,7 @@ class EdgeSorter:
         for some in range(0, len(rows), _ADDED_EDGES):
             stop = min(some + _ADDED_EDGES, len(rows))
             self._wait(len(self._spill.paths))
-            records = self._free.pop()
+            records = self._free.pop() if self._free else np.empty(0, dtype=np.uint8)
             if len(records) < (stop - some) * self._record_bytes:
                 records = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
             counts = np.empty(self.num_buckets, dtype=np.int64)

@@ -26,8 +26,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -429,18 +430,27 @@ class Stages:
         num_parts = self.asked.num_parts
         outer = SpillFile.reopen(self.journal.path("outer") / "edges", view.outer_dtype.itemsize)
 
-        # A file gets to the disk while the next ones are written.
-        pool = ThreadPoolExecutor(max_workers=self.asked.num_threads)
+        # A file gets to the disk while the next ones are written, those of other parts among them.
+        num_threads = self.asked.num_threads
+        pool = ThreadPoolExecutor(max_workers=num_threads)
+        working = threading.Semaphore(num_threads)
 
         def write(part: int, folder: Path) -> dict[str, Any]:
-            results = self._write_part(folder, view, part, outer, pool)
+            syncing: list[Future[None]] = []
+            with working:
+                results = self._write_part(
+                    *(folder, view, part, outer),
+                    written=lambda path: syncing.append(pool.submit(sync_file, path)),
+                )
+            for synced in syncing:
+                synced.result()
             self.progress(f"parts: part {part} written ({num_parts} in all)")
             return results
 
         self.progress("parts: writing files")
         stages = {f"part-{part}": partial(write, part) for part in range(num_parts)}
         with pool:
-            written = self.journal.run_each(stages, self.asked.num_threads)
+            written = self.journal.run_each(stages, 2 * num_threads if num_threads > 1 else 1)
         outer.close()
         return written
 
@@ -450,20 +460,20 @@ class Stages:
         view: _PartsView,
         part: int,
         outer: SpillFile,
-        pool: ThreadPoolExecutor,
+        *,
+        written: Callable[[Path], object],
     ) -> dict[str, Any]:
+        """Write the files of a part; ``written`` is called with each."""
         structure = _LocalPieces(view, part, outer)
         files = {
             "part_graph": structure.pieces().columns(),
             "node_feats": self._node_columns(view, part),
             "edge_feats": self._edge_columns(view, part),
         }
-        records, syncing = {}, []
+        records = {}
         for kind in files:
             records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
-            syncing.append(pool.submit(sync_file, folder / kind))
-        for synced in syncing:
-            synced.result()
+            written(folder / kind)
         return {"files": records, "sizes": structure.sizes()}
 
     def _node_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
