@@ -278,7 +278,7 @@ GRAPHSHARD_OWNERS(int32_t)
 GRAPHSHARD_OWNERS(int64_t)
 #undef GRAPHSHARD_OWNERS
 
-#define GRAPHSHARD_ORDER(K)                                                           \
+#define GRAPHSHARD_ORDER(K)                                                                \
   template void order_by_key(const K*, int64_t, int64_t, const uint32_t*, uint32_t*, int); \
   template void order_by_key(const K*, int64_t, int64_t, const int64_t*, int64_t*, int);
 GRAPHSHARD_ORDER(uint8_t)

@@ -347,11 +347,12 @@ class SortedEdges:
         self, spans: Iterable[BlockSpan], *, with_values: bool = True, num_threads: int = 1
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Blocks whose places are known, as `blocks` has them."""
-        read = partial(self._block, with_values=with_values)
+        read = partial(self.block, with_values=with_values)
         is_small = self.num_edges <= BATCH_EDGES
         return map_ahead(read, spans, 1 if is_small else min(num_threads, _MOST_FILE_THREADS))
 
-    def _block(self, span: BlockSpan, with_values: bool) -> tuple[EdgeBlock, EdgeCounts]:
+    def block(self, span: BlockSpan, *, with_values: bool = True) -> tuple[EdgeBlock, EdgeCounts]:
+        """A block, and the ends of batches within it."""
         firsts, values = None, None
         if self.is_split:
             path = self.folder / "firsts.u32"

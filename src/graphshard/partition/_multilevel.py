@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +73,7 @@ from ._edge_files import (
     EdgeBlock,
     EdgeCounts,
     EdgeSorter,
+    Item,
     NodeArray,
     SortedEdges,
     batch_ends,
@@ -156,8 +157,17 @@ class Level:
 
     def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """All edges, and in each block the ends of the batches that nodes move in."""
-        new = () if self._spans else read_ahead(self._new_spans(), is_worth_it=num_threads > 1)
-        return self.edges.read(self._spans or new, num_threads=num_threads)
+        return self.edges.read(self._all_spans(num_threads), num_threads=num_threads)
+
+    def map_blocks(self, function: Callable[[EdgeBlock], Item], num_threads: int) -> Iterator[Item]:
+        """What a function makes of each block, in their order; threads read blocks and call it."""
+        spans = self._all_spans(num_threads)
+        return map_ahead(lambda span: function(self.edges.block(span)[0]), spans, num_threads)
+
+    def _all_spans(self, num_threads: int) -> Iterable[BlockSpan]:
+        if self._spans:
+            return self._spans
+        return read_ahead(self._new_spans(), is_worth_it=num_threads > 1)
 
     def _new_spans(self) -> Iterator[BlockSpan]:
         spans = []
@@ -456,11 +466,8 @@ def _contracted(
     #: Rows, columns and weights of the edges of blocks that are sorted, for those of others.
     free: list[tuple[NodeArray, NodeArray, NodeWeights]] = []
 
-    def contract(
-        item: tuple[EdgeBlock, EdgeCounts],
-    ) -> tuple[tuple[NodeArray, NodeArray, NodeWeights], int]:
+    def contract(block: EdgeBlock) -> tuple[tuple[NodeArray, NodeArray, NodeWeights], int]:
         """The edges of a block, in arrays that are longer; and how many there are."""
-        block, _ = item
         num_edges = len(block.cols)
         made: tuple[NodeArray, NodeArray, NodeWeights] | None
         try:
@@ -485,7 +492,7 @@ def _contracted(
     with ThreadPoolExecutor(max_workers=1) as pool:
         columns = pool.map(sums_of, range(num_constraints))
         # Each of some threads contracts a block, and its edges are sorted while the next ones come.
-        for made, count in map_ahead(contract, level.blocks(num_threads), num_blocks):
+        for made, count in level.map_blocks(contract, num_blocks):
             rows, cols, weights = made
             sorter.add(rows[:count], cols[:count], values=weights[:count])
             free.append(made)
@@ -744,9 +751,8 @@ def _band(
     numbers = np.cumsum(near, dtype=np.uint32)
     numbers -= 1
 
-    def inside(item: tuple[EdgeBlock, EdgeCounts]) -> tuple[NodeArray, NodeArray | None]:
+    def inside(block: EdgeBlock) -> tuple[NodeArray, NodeArray | None]:
         """Neighbours and weights of the edges of the marked rows of a block."""
-        block, _ = item
         rows = np.flatnonzero(near[block.first_row : block.first_row + len(block.degrees)])
         of_rows = block.degrees[rows]
         begins = np.cumsum(block.degrees, dtype=np.int64)[rows] - of_rows
@@ -759,7 +765,7 @@ def _band(
         return cols, None if block.values is None else block.values[edges]
 
     cols, weights = [], []
-    for others, values in map_ahead(inside, level.blocks(num_threads), num_threads):
+    for others, values in level.map_blocks(inside, num_threads):
         cols.append(others)
         if values is not None:
             weights.append(values)
