@@ -6,6 +6,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -83,6 +84,10 @@ void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* o
   // Counts of all tasks together are no more than the nodes, if there are several.
   const int64_t tasks = std::min(tasks_for(num_nodes, num_threads),
                                  std::max<int64_t>(num_nodes / std::max<int64_t>(num_keys, 1), 1));
+  // Counts in the order serve tasks that share it; keys are kept then, not fetched twice.
+  const bool is_shared = order && tasks > 1;
+  const auto ordered_keys =
+      std::make_unique_for_overwrite<K[]>(is_shared ? static_cast<size_t>(num_nodes) : 0);
   const auto count = [&](int64_t task, const V* nodes, int64_t* counts) {
     const int64_t end = part_begin(num_nodes, task + 1, tasks);
     for (int64_t i = part_begin(num_nodes, task, tasks); i < end; ++i) {
@@ -95,14 +100,12 @@ void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* o
         throw std::out_of_range("keys must be below num_keys");
       }
       ++counts[keys[node]];
+      if (nodes) ordered_keys[i] = keys[node];
     }
   };
   Team team(static_cast<int>(std::min<int64_t>(num_threads, tasks)));
   const size_t size = static_cast<size_t>(tasks * num_keys);
   std::vector<int64_t> places(size, 0);
-  // What a task has of each key is counted in its share of the order; that it is as much in all as
-  // the nodes have says that no task writes where another one does.
-  const bool is_shared = order && tasks > 1;
   std::vector<int64_t> of_ids(is_shared ? size : 0, 0);
   team.run(tasks, [&](int64_t task) {
     count(task, is_shared ? order : nullptr, places.data() + task * num_keys);
@@ -124,12 +127,12 @@ void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* o
     int64_t* const place = places.data() + task * num_keys;
     const int64_t end = part_begin(num_nodes, task + 1, tasks);
     for (int64_t i = part_begin(num_nodes, task, tasks); i < end; ++i) {
-      if (order && i + kAhead < end) {
+      if (order && !is_shared && i + kAhead < end) {
         prefetch_entry(keys, static_cast<int64_t>(order[i + kAhead]));
       }
       const int64_t node = order ? static_cast<int64_t>(order[i]) : i;
       check_id(node, num_nodes);
-      int64_t& to = place[keys[node]];
+      int64_t& to = place[is_shared ? ordered_keys[i] : keys[node]];
       check_id(to, num_nodes);  // `order` may name a node twice
       ordered[to++] = static_cast<V>(node);
     }
