@@ -422,7 +422,7 @@ void count_degrees(const InVector& ids, int64_t first, int64_t num_ids, const Ou
 }
 
 void order_nodes(const InVector& keys, int64_t num_keys, const std::optional<InVector>& order,
-                 const OutVector& ordered) {
+                 const OutVector& ordered, int num_threads) {
   require(keys.shape(0) == ordered.shape(0) && (!order || order->shape(0) == keys.shape(0)),
           "keys, order and ordered must have one length");
   require(num_keys >= 0 && num_keys <= int64_t{1} << 40, "num_keys must be in [0, 2^40]");
@@ -435,7 +435,7 @@ void order_nodes(const InVector& keys, int64_t num_keys, const std::optional<InV
       using K = decltype(key);
       const K* of_nodes = data_of<K>(keys);
       const nb::gil_scoped_release release;
-      order_by_key<K, V>(of_nodes, rows_in(keys), num_keys, from, to);
+      order_by_key<K, V>(of_nodes, rows_in(keys), num_keys, from, to, num_threads);
     };
     if (keys.dtype() == nb::dtype<uint8_t>()) {
       run(uint8_t{});
@@ -618,7 +618,7 @@ void bind_partition(nb::module_& m) {
   m.def("count_ids", &count_degrees, "ids"_a.noconvert(), "first"_a, "num_ids"_a,
         "degrees"_a.noconvert(), "num_threads"_a);
   m.def("order_by_key", &order_nodes, "keys"_a.noconvert(), "num_keys"_a,
-        "order"_a.noconvert().none(), "ordered"_a.noconvert());
+        "order"_a.noconvert().none(), "ordered"_a.noconvert(), "num_threads"_a);
   m.def("count_cut", &count_pairs, "src"_a.noconvert(), "dst"_a.noconvert(), "parts"_a.noconvert(),
         "first_src"_a, "num_src"_a, "first_dst"_a, "num_dst"_a, "pairs"_a.noconvert(),
         "num_threads"_a);

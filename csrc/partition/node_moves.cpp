@@ -21,7 +21,7 @@ constexpr int64_t kAhead = 32;
 constexpr int64_t kMovesAhead = 16;
 
 // Rows near boundaries that are worth waking a thread.
-constexpr int64_t kNearRows = 128;
+constexpr int64_t kNearRows = 64;
 
 // The weights of a row's neighbours by label, in the order in which labels first appear. Few labels
 // are looked through; of more, a table says where each is.

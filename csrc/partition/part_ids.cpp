@@ -6,6 +6,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -18,6 +19,9 @@ namespace {
 
 constexpr int64_t kAhead = 32;
 
+// Pairs of parts that each task may count.
+constexpr int64_t kFewPairs = 1 << 12;
+
 GRAPHSHARD_INLINE void check_id(int64_t id, int64_t num_ids) {
   if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_ids)) [[unlikely]] {
     throw std::out_of_range("the id of a node must be below the number of nodes");
@@ -26,6 +30,11 @@ GRAPHSHARD_INLINE void check_id(int64_t id, int64_t num_ids) {
 
 int64_t tasks_for(int64_t count, int num_threads) {
   return std::clamp<int64_t>(std::min<int64_t>(num_threads, count / (1 << 14)), 1, 64);
+}
+
+// More tasks than threads: others may want the cores, too.
+int64_t even_tasks_for(int64_t count, int num_threads) {
+  return graphshard::num_parts(count, 1 << 15, num_threads);
 }
 
 // Calls function(src, owner, reader) for each cut edge of some, in a task of its own.
@@ -70,33 +79,72 @@ void count_ids(const I* ids, int64_t count, int64_t first, int64_t num_ids, uint
 }
 
 template <typename K, typename V>
-void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* order, V* ordered) {
-  std::vector<int64_t> places(static_cast<size_t>(num_keys), 0);
-  for (int64_t i = 0; i < num_nodes; ++i) {
-    if (static_cast<uint64_t>(keys[i]) >= static_cast<uint64_t>(num_keys)) [[unlikely]] {
-      throw std::out_of_range("keys must be below num_keys");
+void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* order, V* ordered,
+                  int num_threads) {
+  // Counts of all tasks together are no more than the nodes, if there are several.
+  const int64_t tasks = std::min(tasks_for(num_nodes, num_threads),
+                                 std::max<int64_t>(num_nodes / std::max<int64_t>(num_keys, 1), 1));
+  // Counts in the order serve tasks that share it; keys are kept then, not fetched twice.
+  const bool is_shared = order && tasks > 1;
+  const auto ordered_keys =
+      std::make_unique_for_overwrite<K[]>(is_shared ? static_cast<size_t>(num_nodes) : 0);
+  const auto count = [&](int64_t task, const V* nodes, int64_t* counts) {
+    const int64_t end = part_begin(num_nodes, task + 1, tasks);
+    for (int64_t i = part_begin(num_nodes, task, tasks); i < end; ++i) {
+      if (nodes && i + kAhead < end) {
+        prefetch_entry(keys, static_cast<int64_t>(nodes[i + kAhead]));
+      }
+      const int64_t node = nodes ? static_cast<int64_t>(nodes[i]) : i;
+      check_id(node, num_nodes);
+      if (static_cast<uint64_t>(keys[node]) >= static_cast<uint64_t>(num_keys)) [[unlikely]] {
+        throw std::out_of_range("keys must be below num_keys");
+      }
+      ++counts[keys[node]];
+      if (nodes) ordered_keys[i] = keys[node];
     }
-    ++places[keys[i]];
-  }
+  };
+  Team team(static_cast<int>(std::min<int64_t>(num_threads, tasks)));
+  const size_t size = static_cast<size_t>(tasks * num_keys);
+  std::vector<int64_t> places(size, 0);
+  std::vector<int64_t> of_ids(is_shared ? size : 0, 0);
+  team.run(tasks, [&](int64_t task) {
+    count(task, is_shared ? order : nullptr, places.data() + task * num_keys);
+    if (is_shared) count(task, nullptr, of_ids.data() + task * num_keys);
+  });
   int64_t running = 0;
-  for (int64_t& place : places) running += std::exchange(place, running);
-  for (int64_t i = 0; i < num_nodes; ++i) {
-    if (order && i + kAhead < num_nodes) {
-      prefetch_entry(keys, static_cast<int64_t>(order[i + kAhead]));
+  for (int64_t key = 0; key < num_keys; ++key) {
+    const int64_t begin = running;
+    int64_t expected = 0;
+    for (int64_t i = key; i < static_cast<int64_t>(size); i += num_keys) {
+      running += std::exchange(places[i], running);
+      if (is_shared) expected += of_ids[i];
     }
-    const int64_t node = order ? static_cast<int64_t>(order[i]) : i;
-    check_id(node, num_nodes);
-    int64_t& place = places[keys[node]];
-    check_id(place, num_nodes);  // `order` may name a node twice
-    ordered[place++] = static_cast<V>(node);
+    if (is_shared && running - begin != expected) [[unlikely]] {
+      throw std::out_of_range("an order must name every node once");
+    }
   }
+  team.run(tasks, [&](int64_t task) {
+    int64_t* const place = places.data() + task * num_keys;
+    const int64_t end = part_begin(num_nodes, task + 1, tasks);
+    for (int64_t i = part_begin(num_nodes, task, tasks); i < end; ++i) {
+      if (order && !is_shared && i + kAhead < end) {
+        prefetch_entry(keys, static_cast<int64_t>(order[i + kAhead]));
+      }
+      const int64_t node = order ? static_cast<int64_t>(order[i]) : i;
+      check_id(node, num_nodes);
+      int64_t& to = place[is_shared ? ordered_keys[i] : keys[node]];
+      check_id(to, num_nodes);  // `order` may name a node twice
+      ordered[to++] = static_cast<V>(node);
+    }
+  });
 }
 
 template <typename I>
 void count_cut(const I* src, const I* dst, int64_t num_edges, const Owners& owners, int64_t* pairs,
                int num_threads) {
   const int64_t size = owners.num_parts * owners.num_parts;
-  const int64_t tasks = tasks_for(num_edges, num_threads);
+  const int64_t tasks = size <= kFewPairs ? even_tasks_for(num_edges, num_threads)
+                                          : tasks_for(num_edges, num_threads);
   std::vector<int64_t> sums(static_cast<size_t>(tasks * size), 0);
   run_once(tasks, num_threads, [&](int64_t task) {
     int64_t* const sum = sums.data() + task * size;
@@ -111,7 +159,7 @@ void count_cut(const I* src, const I* dst, int64_t num_edges, const Owners& owne
 template <typename I>
 void mark_readers(const I* src, const I* dst, int64_t num_edges, const Owners& owners,
                   const uint8_t* digits, uint8_t* masks, int num_threads) {
-  const int64_t tasks = tasks_for(num_edges, num_threads);
+  const int64_t tasks = even_tasks_for(num_edges, num_threads);
   run_once(tasks, num_threads, [&](int64_t task) {
     for_cut_edges(src, dst, part_begin(num_edges, task, tasks),
                   part_begin(num_edges, task + 1, tasks), owners,
@@ -233,9 +281,9 @@ GRAPHSHARD_OWNERS(int32_t)
 GRAPHSHARD_OWNERS(int64_t)
 #undef GRAPHSHARD_OWNERS
 
-#define GRAPHSHARD_ORDER(K)                                                           \
-  template void order_by_key(const K*, int64_t, int64_t, const uint32_t*, uint32_t*); \
-  template void order_by_key(const K*, int64_t, int64_t, const int64_t*, int64_t*);
+#define GRAPHSHARD_ORDER(K)                                                                \
+  template void order_by_key(const K*, int64_t, int64_t, const uint32_t*, uint32_t*, int); \
+  template void order_by_key(const K*, int64_t, int64_t, const int64_t*, int64_t*, int);
 GRAPHSHARD_ORDER(uint8_t)
 GRAPHSHARD_ORDER(uint16_t)
 GRAPHSHARD_ORDER(uint32_t)

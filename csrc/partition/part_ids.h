@@ -18,7 +18,8 @@ void count_ids(const I* ids, int64_t count, int64_t first, int64_t num_ids, uint
 // Orders nodes by keys below num_keys; those with the same key stay in the order of `order`, or of
 // their ids where it is null. Throws std::out_of_range where a key, or a node, is out of range.
 template <typename K, typename V>
-void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* order, V* ordered);
+void order_by_key(const K* keys, int64_t num_nodes, int64_t num_keys, const V* order, V* ordered,
+                  int num_threads);
 
 // The parts of nodes, and the ids of the two ends of edges in them: first_* is the node with id 0.
 struct Owners {

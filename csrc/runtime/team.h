@@ -45,7 +45,7 @@ class Team {
 
   ~Team() {
     if (workers_.empty()) return;
-    ends_ = true;
+    ends_.store(true, std::memory_order_relaxed);  // beginning a round publishes it
     begin_round();
     for (std::thread& worker : workers_) worker.join();
   }
@@ -107,7 +107,7 @@ class Team {
     for (uint32_t seen = 0;;) {
       wait([&] { return round_.load(std::memory_order_acquire) != seen; }, began_);
       seen = round_.load(std::memory_order_acquire);
-      if (ends_) return;
+      if (ends_.load(std::memory_order_relaxed)) return;
       uint32_t state = state_.load(std::memory_order_acquire);
       while ((state & kOpen) &&
              !state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
@@ -142,7 +142,7 @@ class Team {
   std::atomic<uint32_t> round_{0};
   std::atomic<uint32_t> state_{0};
   std::atomic<int64_t> next_{0};
-  bool ends_ = false;
+  std::atomic<bool> ends_{false};
   int64_t num_tasks_ = 0;
   void (*call_)(const void*, int64_t) = nullptr;
   const void* task_ = nullptr;

@@ -600,6 +600,7 @@ def order_by_key(
     num_keys: int,  # keys are below it
     order: Any,  # [num_nodes]; or None
     ordered: Any,  # [num_nodes], written
+    num_threads: int,
 ) -> None: ...
 def count_cut(
     src: Any,  # [num_edges] int32 or int64

@@ -434,7 +434,7 @@ def _partition_calls() -> list[Recorded]:
             ),
         ),
         Recorded("count_ids", (dst, 0, 4, degrees.clone(), 1)),
-        Recorded("order_by_key", (parts, 2, numbers, made[0][:4])),
+        Recorded("order_by_key", (parts, 2, numbers, made[0][:4], 1)),
         Recorded("count_cut", (src, dst, parts, *ranges, pairs, 1)),
         Recorded("mark_readers", (src, dst, parts, *ranges, pairs.to(u8), records[:4], 1)),
         Recorded("mark_outside", (cols, 0, 2, bits.clone())),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from graphshard.partition._edge_files import (
     batch_ends,
     combined,
     kernels,
+    map_ahead,
 )
 
 RNG = np.random.default_rng(7)
@@ -97,6 +99,30 @@ def test_memory_batches_and_threads_change_nothing(tmp_path: Path) -> None:
         texts.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
     assert set(texts[0]) == {"degrees.u32", "cols.u32", "values.i64"}
     assert all(text == texts[0] for text in texts[1:])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_batches_that_several_threads_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Large batches to files in turn, small ones between them at once."""
+    monkeypatch.setattr("graphshard.partition._edge_files._LEAST_WRITTEN_APART", 500)
+    monkeypatch.setattr("graphshard.partition._edge_files._BUCKET_EDGES", 3000)
+    sorter = EdgeSorter(
+        tmp_path, 700, 60_000, value_dtype=np.int64, memory=1 << 26, num_threads=threads
+    )
+    rows, cols = RNG.integers(0, 700, (2, 60_000))
+    first = 0
+    while first < len(rows):
+        some = slice(first, first + int(RNG.choice([3, 400, 600, 5000])))
+        sorter.add(rows[some], cols[some], first_value=first)
+        first = some.stop
+    edges = sorter.finish()
+    order = np.argsort(rows, kind="stable")
+    np.testing.assert_array_equal(edges.degrees(0, 700), np.bincount(rows, minlength=700))
+    np.testing.assert_array_equal(edges.cols(0, 60_000), cols[order])
+    np.testing.assert_array_equal(edges.values(0, 60_000), order)
+    assert {path.name for path in tmp_path.iterdir()} == {"degrees.u32", "cols.u32", "values.i64"}
 
 
 @both
@@ -203,6 +229,43 @@ def test_hashes_tell_order_and_symmetry() -> None:
     halves = [kernels().hash_edges(src[:7], dst[:7], 0, 0, 0, 1)]
     halves.append(kernels().hash_edges(src[7:], dst[7:], 0, 0, 7, 1))
     assert tuple(sum(some) % 2**64 for some in zip(*halves, strict=True)) == hashes[0]
+
+
+def test_spill_in_several_files_written_in_any_order(tmp_path: Path) -> None:
+    spill = SpillFile(tmp_path / "edges", 2, 8, num_files=3)
+    batches = [np.arange(10 * batch, 10 * batch + 5) for batch in range(7)]
+    writes = [spill.reserve(np.array([2, 3])) for _ in batches]
+    for batch in RNG.permutation(7).tolist():
+        writes[batch](batches[batch].view(np.uint8))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges", "edges-1", "edges-2"]
+    for bucket, some in enumerate((slice(0, 2), slice(2, 5))):
+        expected = np.concatenate([numbers[some] for numbers in batches])
+        np.testing.assert_array_equal(spill.read(bucket).view(np.int64), expected)
+    spill.remove()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_maps_in_order_and_little_ahead(threads: int) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(40):
+            taken.append(item)
+            yield item
+
+    def square(item: int) -> int:
+        time.sleep(0.001 * (item % 3))
+        if item == 33:
+            raise ValueError("no more")
+        return item * item
+
+    made = []
+    with pytest.raises(ValueError, match="no more"):
+        for result in map_ahead(square, items(), threads):
+            made.append(result)
+            assert len(taken) <= len(made) + threads
+    assert made == [item * item for item in range(33)]
 
 
 def test_spill_read_back_by_bucket(tmp_path: Path) -> None:
@@ -607,19 +670,25 @@ def test_contracted_as_a_product_of_matrices(threads: int) -> None:
 
 
 @both
-def test_orders_by_keys() -> None:
-    keys = RNG.integers(0, 50, 4000)
-    first = RNG.permutation(4000).astype(np.uint32)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("num_nodes", [4000, 60_000])
+def test_orders_by_keys(num_nodes: int, threads: int) -> None:
+    keys = RNG.integers(0, 50, num_nodes)
+    first = RNG.permutation(num_nodes).astype(np.uint32)
     for dtype in (np.uint8, np.uint16, np.uint32, np.int64):
-        ordered = np.empty(4000, dtype=np.uint32)
-        kernels().order_by_key(keys.astype(dtype), 50, first, ordered)
+        ordered = np.empty(num_nodes, dtype=np.uint32)
+        kernels().order_by_key(keys.astype(dtype), 50, first, ordered, threads)
         np.testing.assert_array_equal(ordered, first[np.argsort(keys[first], kind="stable")])
-    kernels().order_by_key(keys, 50, None, ordered)
+    kernels().order_by_key(keys, 50, None, ordered, threads)
     np.testing.assert_array_equal(ordered, np.argsort(keys, kind="stable"))
     with pytest.raises(IndexError, match="keys must be below"):
-        kernels().order_by_key(keys, 49, None, ordered)
+        kernels().order_by_key(keys, 49, None, ordered, threads)
     with pytest.raises(IndexError):
-        kernels().order_by_key(keys, 50, np.zeros(4000, dtype=np.uint32), ordered)
+        kernels().order_by_key(keys, 50, np.zeros(num_nodes, np.uint32), ordered, threads)
+    # Keys that are nearly as many as the nodes.
+    keys = RNG.integers(0, num_nodes - 7, num_nodes)
+    kernels().order_by_key(keys, num_nodes, first, ordered, threads)
+    np.testing.assert_array_equal(ordered, first[np.argsort(keys[first], kind="stable")])
 
 
 @both

@@ -35,7 +35,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-INTERFACE = 18
+INTERFACE = 19
 """Goes up, here and in csrc/bindings/module.cpp, when a signature of the extension changes."""
 
 _REGISTER_BYTES = {"NO AVX": 16, "DEFAULT": 16, "AVX2": 32}

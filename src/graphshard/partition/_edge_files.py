@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ Degrees = npt.NDArray[np.uint32]
 EdgeCounts = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Item = TypeVar("Item")
+Given = TypeVar("Given")
 
 BATCH_EDGES = 1 << 21
 """Edges that are distributed to buckets, or read back, at a time."""
@@ -49,6 +51,7 @@ _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are d
 _ROWS_AT_ONCE = 1 << 20
 _COMBINED_BYTES = 1 << 23
 _LEAST_WRITTEN_APART = 1 << 18  # edges; by a thread of its own, while the next ones are distributed
+_MOST_FILE_THREADS = 4  # that read blocks, or write batches, each to a file of its own
 
 
 def kernels() -> ModuleType:
@@ -73,6 +76,23 @@ def read_ahead(items: Iterator[Item], *, is_worth_it: bool) -> Iterator[Item]:
             yield item
 
 
+def map_ahead(
+    function: Callable[[Given], Item], items: Iterable[Given], num_threads: int
+) -> Iterator[Item]:
+    """What a function makes of each item, in their order; threads make some while one is used."""
+    if num_threads == 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        coming: deque[Future[Item]] = deque()
+        for item in items:
+            coming.append(pool.submit(function, item))
+            if len(coming) > num_threads:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
 class SpillFile:
     """Records of several buckets, appended a batch at a time and read back by bucket.
 
@@ -80,46 +100,73 @@ class SpillFile:
         path: A new file.
         num_buckets: In a batch records come by bucket.
         record_bytes: Of one record.
+        num_files: The batches go to so many files in turn, the others beside the first: a file
+            system lets one thread at a time append to a file.
     """
 
-    def __init__(self, path: Path, num_buckets: int, record_bytes: int) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, num_buckets: int, record_bytes: int, *, num_files: int = 1
+    ) -> None:
+        self.paths = [path, *(path.with_name(f"{path.name}-{i}") for i in range(1, num_files))]
         self.record_bytes = record_bytes
         self._counts: list[EdgeCounts] = []
         self._num_buckets = num_buckets
-        self._num_records = 0
-        self._starts: EdgeCounts | None = None
-        with writing(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        #: Records of each file so far; and before each bucket of each batch in its file.
+        self._num_records = [0] * num_files
+        self._starts: list[EdgeCounts] = []
+        self._descriptors: list[int] = []
+        for path in self.paths:
+            with writing(path):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._descriptors.append(os.open(path, flags))
 
     @classmethod
     def reopen(cls, path: Path, record_bytes: int) -> SpillFile:
         """A file that `save` has been called of, to be read."""
         counts = np.load(path.with_suffix(".npy"), allow_pickle=False)
         file = cls.__new__(cls)
-        file.path, file.record_bytes = path, record_bytes
-        file._counts, file._num_buckets = list(counts), counts.shape[1]
-        file._num_records, file._starts = int(counts.sum()), None
-        file._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file.paths, file.record_bytes = [path], record_bytes
+        file._counts, file._num_buckets = [], counts.shape[1]
+        file._num_records, file._starts = [0], []
+        for of_buckets in counts:
+            file._reserve(of_buckets)
+        file._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
         return file
 
     def save(self) -> None:
-        """Close the file, and write beside it what `reopen` needs."""
-        save_array(self.path.with_suffix(".npy"), np.stack([self.totals() * 0, *self._counts]))
+        """Close the one file, and write beside it what `reopen` needs."""
+        (path,) = self.paths
+        save_array(path.with_suffix(".npy"), np.stack([self.totals() * 0, *self._counts]))
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the files."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
     def append(self, records: Bytes, counts: EdgeCounts) -> None:
         """Append a batch: so many records of each bucket, those of the first first."""
-        total = int(counts.sum())
-        self._counts.append(counts.copy())
-        with writing(self.path):
-            start = self._num_records * self.record_bytes
-            _write_at(self._descriptor, records[: total * self.record_bytes].data, start)
-        self._num_records += total
+        self.reserve(counts)(records)
+
+    def reserve(self, counts: EdgeCounts) -> Callable[[Bytes], None]:
+        """As `append`, but what is returned writes the records; it may in another thread."""
+        file, start = self._reserve(counts.copy())
+        size = int(counts.sum()) * self.record_bytes
+
+        def write(records: Bytes) -> None:
+            with writing(self.paths[file]):
+                _write_at(self._descriptors[file], records[:size].data, start * self.record_bytes)
+
+        return write
+
+    def _reserve(self, counts: EdgeCounts) -> tuple[int, int]:
+        """Take up a batch: its file, and the records before it there."""
+        file = len(self._counts) % len(self.paths)
+        start = self._num_records[file]
+        self._counts.append(counts)
+        self._starts.append(np.cumsum(counts) - counts + start)
+        self._num_records[file] += int(counts.sum())
+        return file, start
 
     def totals(self) -> EdgeCounts:
         """Records of each bucket so far."""
@@ -136,16 +183,14 @@ class SpillFile:
 
     def segments(self, bucket: int, most: int) -> Iterator[Bytes]:
         """The records of a bucket, at most ``most`` at a time, in the order in which they came."""
-        if self._starts is None:
-            flat = np.concatenate([*self._counts, np.zeros(0, dtype=np.int64)])
-            starts = np.cumsum(flat) - flat
-            self._starts = starts.reshape(-1, self._num_buckets)
-        for starts, counts in zip(self._starts, self._counts, strict=True):
+        for batch, (starts, counts) in enumerate(zip(self._starts, self._counts, strict=True)):
+            file = batch % len(self.paths)
             first, left = int(starts[bucket]), int(counts[bucket])
             while left:
                 count = min(left, most)
                 records = np.empty(count * self.record_bytes, dtype=np.uint8)
-                _read_at(self._descriptor, records.data, first * self.record_bytes, self.path)
+                start = first * self.record_bytes
+                _read_at(self._descriptors[file], records.data, start, self.paths[file])
                 yield records
                 first, left = first + count, left - count
 
@@ -160,9 +205,10 @@ class SpillFile:
         return records
 
     def remove(self) -> None:
-        """Close and delete the file."""
+        """Close and delete the files."""
         self.close()
-        self.path.unlink()
+        for path in self.paths:
+            path.unlink()
 
 
 def combined(
@@ -289,7 +335,7 @@ class SortedEdges:
         Args:
             batches: Ends of the batches that some rows are cut into, which a block never cuts; by
                 default every row is one.
-            num_threads: From 2 on, a block is read while the one before is used.
+            num_threads: From 2 on, blocks are read while those before are used.
 
         Returns:
             Blocks, and the ends of batches within each, counted from its first row.
@@ -301,10 +347,12 @@ class SortedEdges:
         self, spans: Iterable[BlockSpan], *, with_values: bool = True, num_threads: int = 1
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Blocks whose places are known, as `blocks` has them."""
-        blocks = (self._block(span, with_values) for span in spans)
-        return read_ahead(blocks, is_worth_it=num_threads > 1 and self.num_edges > BATCH_EDGES)
+        read = partial(self.block, with_values=with_values)
+        is_small = self.num_edges <= BATCH_EDGES
+        return map_ahead(read, spans, 1 if is_small else min(num_threads, _MOST_FILE_THREADS))
 
-    def _block(self, span: BlockSpan, with_values: bool) -> tuple[EdgeBlock, EdgeCounts]:
+    def block(self, span: BlockSpan, *, with_values: bool = True) -> tuple[EdgeBlock, EdgeCounts]:
+        """A block, and the ends of batches within it."""
         firsts, values = None, None
         if self.is_split:
             path = self.folder / "firsts.u32"
@@ -384,15 +432,18 @@ class EdgeSorter:
         rows_of_bucket = max(-(-num_rows // wished), 1)
         self.shift = min(max((rows_of_bucket - 1).bit_length(), 0), 32)
         self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
-        self._spill = SpillFile(folder / "records", self.num_buckets, self._record_bytes)
-        self._records = [np.empty(0, dtype=np.uint8) for _ in range(2)]
+        num_writers = min(num_threads, _MOST_FILE_THREADS)
+        self._spill = SpillFile(
+            folder / "records", self.num_buckets, self._record_bytes, num_files=num_writers
+        )
+        #: Room for records, of batches that are written.
+        self._free: list[Bytes] = []
         self._split: int | None = None
-        self._writer: ThreadPoolExecutor | None = None
-        self._coming: Future[None] | None = None
+        self._writers: ThreadPoolExecutor | None = None
+        self._coming: deque[tuple[Future[None], Bytes]] = deque()
 
     def split(self) -> None:
         """Keep apart how many edges of each row have come so far."""
-        self._wait()
         self._split = self._spill.num_batches
 
     def add(
@@ -425,9 +476,10 @@ class EdgeSorter:
         """
         for some in range(0, len(rows), _ADDED_EDGES):
             stop = min(some + _ADDED_EDGES, len(rows))
-            self._records.reverse()  # the other ones may still be written
-            if len(self._records[0]) < (stop - some) * self._record_bytes:
-                self._records[0] = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
+            self._wait(len(self._spill.paths))
+            records = self._free.pop() if self._free else np.empty(0, dtype=np.uint8)
+            if len(records) < (stop - some) * self._record_bytes:
+                records = np.empty((stop - some) * self._record_bytes, dtype=np.uint8)
             counts = np.empty(self.num_buckets, dtype=np.int64)
             kernels().bucket_edges(
                 rows[some:stop],
@@ -444,23 +496,25 @@ class EdgeSorter:
                 self.col_dtype.itemsize,
                 drops_loops,
                 self.shift,
-                self._records[0],
+                records,
                 counts,
                 self._num_threads,
             )
-            self._wait()
+            write = self._spill.reserve(counts)
             if self._num_threads == 1 or stop - some < _LEAST_WRITTEN_APART:
-                self._spill.append(self._records[0], counts)
+                write(records)
+                self._free.append(records)
                 continue
-            if self._writer is None:
-                self._writer = ThreadPoolExecutor(max_workers=1)
-            self._coming = self._writer.submit(self._spill.append, self._records[0], counts)
+            if self._writers is None:
+                self._writers = ThreadPoolExecutor(max_workers=len(self._spill.paths))
+            self._coming.append((self._writers.submit(write, records), records))
 
-    def _wait(self) -> None:
-        """Until everything is in the file."""
-        if self._coming is not None:
-            self._coming.result()
-            self._coming = None
+    def _wait(self, most: int = 0) -> None:
+        """Until at most so many batches are being written."""
+        while len(self._coming) > most:
+            coming, records = self._coming.popleft()
+            coming.result()
+            self._free.append(records)
 
     def finish(self, *, merges: bool = False) -> SortedEdges:
         """Sort what has come.
@@ -470,9 +524,9 @@ class EdgeSorter:
                 ascending. Values must be weights.
         """
         self._wait()
-        if self._writer is not None:
-            self._writer.shutdown()
-        self._records.clear()
+        if self._writers is not None:
+            self._writers.shutdown()
+        self._free.clear()
         paths = {"degrees": self.folder / "degrees.u32"}
         if self._split is not None:
             assert not merges

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,11 +73,14 @@ from ._edge_files import (
     EdgeBlock,
     EdgeCounts,
     EdgeSorter,
+    Item,
     NodeArray,
     SortedEdges,
     batch_ends,
     kernels,
+    map_ahead,
     node_dtype,
+    read_ahead,
 )
 from ._metis import UndirectedGraph
 from ._node_order import Order, breadth_first_order, clustered_order
@@ -127,6 +130,8 @@ _FINALISTS = 4
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCHES = 1 << 14, 32, 256
 _BATCH_EDGES = 1 << 19
 _TAKEN_AT_ONCE = 1 << 17
+# Blocks that are contracted at a time.
+_MOST_CONTRACTED = 4
 
 
 @dataclass(frozen=True)
@@ -147,12 +152,29 @@ class Level:
 
     @cached_property
     def _spans(self) -> list[BlockSpan]:
-        """Found once: most passes over a level look at few of its nodes."""
-        return list(self.edges.spans(batches=self._batches))
+        """Found in the first pass: most passes over a level look at few of its nodes."""
+        return []
 
     def blocks(self, num_threads: int) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """All edges, and in each block the ends of the batches that nodes move in."""
-        return self.edges.read(self._spans, num_threads=num_threads)
+        return self.edges.read(self._all_spans(num_threads), num_threads=num_threads)
+
+    def map_blocks(self, function: Callable[[EdgeBlock], Item], num_threads: int) -> Iterator[Item]:
+        """What a function makes of each block, in their order; threads read blocks and call it."""
+        spans = self._all_spans(num_threads)
+        return map_ahead(lambda span: function(self.edges.block(span)[0]), spans, num_threads)
+
+    def _all_spans(self, num_threads: int) -> Iterable[BlockSpan]:
+        if self._spans:
+            return self._spans
+        return read_ahead(self._new_spans(), is_worth_it=num_threads > 1)
+
+    def _new_spans(self) -> Iterator[BlockSpan]:
+        spans = []
+        for span in self.edges.spans(batches=self._batches):
+            spans.append(span)
+            yield span
+        self._spans[:] = spans  # the same in whichever thread
 
     def _batches(self, degrees: Degrees) -> EdgeCounts:
         rows = min(max(self.num_nodes // _BATCHES, _LEAST_BATCH_ROWS), _BATCH_ROWS)
@@ -289,11 +311,11 @@ def multilevel_partition(
     for depth in range(len(levels) - 1, 0, -1):
         places = at(places, np.load(folder / f"clusters-{depth}.npy"), num_threads)
         if depth > 1:  # in an order of their own, which nodes of the level before go by
-            order = np.argsort(places, kind="stable")
-            places = np.empty(len(order), dtype=node_dtype(len(order)))
-            places[order] = np.arange(len(order), dtype=places.dtype)
-            num_clusters = len(order)
-            del order
+            order = np.empty(len(places), dtype=node_dtype(len(places)))
+            keys = places.astype(node_dtype(num_clusters), copy=False)
+            kernels().order_by_key(keys, num_clusters, None, order, num_threads)
+            places, num_clusters = inverse(order, num_threads), len(order)
+            del order, keys
     return Multilevel(parts, places, num_clusters)
 
 
@@ -440,28 +462,40 @@ def _contracted(
         sums = np.bincount(clusters, weights=column, minlength=num_clusters)
         return np.minimum(sums, 2**32 - 1).astype(np.uint32)
 
+    num_blocks = min(num_threads, _MOST_CONTRACTED)
+    #: Rows, columns and weights of the edges of blocks that are sorted, for those of others.
+    free: list[tuple[NodeArray, NodeArray, NodeWeights]] = []
+
+    def contract(block: EdgeBlock) -> tuple[tuple[NodeArray, NodeArray, NodeWeights], int]:
+        """The edges of a block, in arrays that are longer; and how many there are."""
+        num_edges = len(block.cols)
+        made: tuple[NodeArray, NodeArray, NodeWeights] | None
+        try:
+            made = free.pop()
+        except IndexError:
+            made = None
+        if made is None or len(made[0]) < num_edges:
+            rows, cols = (np.empty(num_edges, dtype=clusters.dtype) for _ in range(2))
+            made = rows, cols, np.empty(num_edges, dtype=np.uint32)
+        count = kernels().contract(
+            block.degrees,
+            block.cols.astype(clusters.dtype, copy=False),
+            block.values,
+            block.first_row,
+            clusters,
+            *made,
+            -(-num_threads // num_blocks),
+        )
+        return made, count
+
     num_constraints = 1 if level.weights is None else level.weights.shape[1]
     with ThreadPoolExecutor(max_workers=1) as pool:
         columns = pool.map(sums_of, range(num_constraints))
-        # Where a block's edges go, kept for the next one.
-        rows, cols = (np.empty(0, dtype=clusters.dtype) for _ in range(2))
-        weights = np.empty(0, dtype=np.uint32)
-        for block, _ in level.blocks(num_threads):
-            if len(block.cols) > len(rows):
-                rows, cols = (np.empty(len(block.cols), dtype=clusters.dtype) for _ in range(2))
-                weights = np.empty(len(block.cols), dtype=np.uint32)
-            count = kernels().contract(
-                block.degrees,
-                block.cols.astype(clusters.dtype, copy=False),
-                block.values,
-                block.first_row,
-                clusters,
-                rows,
-                cols,
-                weights,
-                num_threads,
-            )
+        # Each of some threads contracts a block, and its edges are sorted while the next ones come.
+        for made, count in level.map_blocks(contract, num_blocks):
+            rows, cols, weights = made
             sorter.add(rows[:count], cols[:count], values=weights[:count])
+            free.append(made)
         edges = sorter.finish(merges=True)
         return Level(edges, np.stack(list(columns), axis=1))
 
@@ -481,7 +515,7 @@ def _divide(
     """Parts of the nodes of the last level, by METIS; and an order of them.
 
     METIS is called by one thread. Meanwhile others refine the divisions that there are, and count
-    their halos.
+    their halos, which all do when it is done.
 
     Args:
         counts_halos: Whether the note on divisions holds; without it the least cut comes first.
@@ -506,13 +540,17 @@ def _divide(
     counts_early = counts_halos and trials > 1 and (is_small or trials <= _FINALISTS)
     tables: list[npt.NDArray[np.uint8]] = []
     has_table = threading.Lock()  # which is one for all threads, as it is large
+    is_divided = threading.Event()  # so that METIS needs no thread any more
+
+    def free_threads() -> int:
+        return num_threads if is_divided.is_set() else max(num_threads - 1, 1)
 
     def product(parts: PartNumbers) -> int:
         with has_table:
             if not tables:
                 tables.append(_halo_table(levels[0], num_parts))
             cut, largest = _on_first_level(
-                levels, whole, parts, num_parts, folder, tables[0], max(num_threads - 1, 1)
+                levels, whole, parts, num_parts, folder, tables[0], free_threads
             )
         return cut * largest
 
@@ -525,17 +563,15 @@ def _divide(
         return cut, parts, product(parts) if counts_early else 0
 
     def places(walk: Future[Order]) -> NodeArray:
-        order = clustered_order(graph.matrix(), walk.result())
-        made = np.empty(level.num_nodes, dtype=node_dtype(level.num_nodes))
-        made[order] = np.arange(level.num_nodes, dtype=made.dtype)
-        return made
+        return inverse(clustered_order(graph.matrix(), walk.result()), 1)
 
-    # No more threads than there are: METIS's is the one that others wait for.
+    # No more threads than there are: METIS's is the one that others wait for, and helps in the end.
     pool = ThreadPoolExecutor(max_workers=max(num_threads - 1, 1))
     order_pool = ThreadPoolExecutor(max_workers=1)
+    divisions: list[PartNumbers] = []
     refining: list[Future[tuple[float, PartNumbers, int]]] = []
     try:
-        walking = order_pool.submit(breadth_first_order, graph.matrix())
+        walking = order_pool.submit(lambda: breadth_first_order(graph.matrix()))
         for trial in range(trials):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BalanceWarning)  # of a level, not of the graph
@@ -547,15 +583,22 @@ def _divide(
                     seed=(seed + 7 * trial) % 2**31,
                     weigh_edges=True,
                 ).astype(np.uint16)
+            divisions.append(parts)
             refining.append(pool.submit(refined, parts))
             if num_threads == 1:
                 refining[-1].result()
+        is_divided.set()
         ordering = order_pool.submit(places, walking)
         if num_threads == 1:
             ordering.result()
+        helped = {
+            trial: refined(divisions[trial])
+            for trial in reversed(range(trials))
+            if refining[trial].cancel()
+        }
         of_cut: dict[float, tuple[PartNumbers, int]] = {}
-        for refinement in refining:
-            cut, parts, cost = refinement.result()
+        for trial in range(trials):
+            cut, parts, cost = helped.get(trial) or refining[trial].result()
             of_cut.setdefault(cut, (parts, cost))
     finally:
         pool.shutdown()
@@ -577,15 +620,15 @@ def _on_first_level(
     num_parts: int,
     folder: Path,
     table: npt.NDArray[np.uint8],
-    num_threads: int,
+    free_threads: Callable[[], int],
 ) -> tuple[int, int]:
     """The cut and the largest halo that parts of the nodes of the last level make on the first."""
     near = _near_boundaries(whole, levels[-1].num_nodes, parts, 0)
     for depth in range(len(levels) - 1, 0, -1):
         clusters = np.load(folder / f"clusters-{depth}.npy")
-        parts, near = (at(of_level, clusters, num_threads) for of_level in (parts, near))
+        parts, near = (at(of_level, clusters, free_threads()) for of_level in (parts, near))
     marks = near.view(np.uint8)
-    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, num_threads)
+    cut, halos = _count_halos(levels[0], parts, num_parts, marks, table, free_threads)
     return cut, int(halos.max())
 
 
@@ -593,11 +636,14 @@ def _undirected(
     indptr: EdgeCounts, indices: NodeArray, counts: NodeArray | None, num_nodes: int
 ) -> UndirectedGraph:
     """The graph as METIS takes it: ascending, no edge twice, weights within its numbers."""
+    if counts is not None:  # merged when the level was made
+        rows, cols = indptr.astype(np.int32), indices.astype(np.int32)
+        return UndirectedGraph(rows, cols, _scaled(counts.astype(np.int64)), check=False)
     import scipy.sparse
 
-    data = np.ones(len(indices), dtype=np.int64) if counts is None else counts.astype(np.int64)
     matrix = scipy.sparse.csr_array(
-        (data, indices.astype(np.int32), indptr.astype(np.int32)), shape=(num_nodes, num_nodes)
+        (np.ones(len(indices), np.int64), indices.astype(np.int32), indptr.astype(np.int32)),
+        shape=(num_nodes, num_nodes),
     )
     matrix.sum_duplicates()
     return UndirectedGraph(matrix.indptr, matrix.indices, _scaled(matrix.data), check=False)
@@ -694,25 +740,35 @@ def _band(
     nodes = np.flatnonzero(near).astype(np.int64, copy=False)
     if len(nodes) > _COARSE_NODES:
         return None
-    numbers = np.cumsum(near, dtype=np.uint32)
-    numbers -= 1
-    degrees, cols, weights, count = [], [], [], 0
-    for block, _ in level.blocks(num_threads):
-        is_inside = near[block.first_row : block.first_row + len(block.degrees)]
-        if not is_inside.any():
-            continue
-        is_edge = np.repeat(is_inside, block.degrees)
-        others = block.cols[is_edge]
-        degrees.append(block.degrees[is_inside])
-        anchors = parts[others].astype(np.uint32) + np.uint32(len(nodes))
-        cols.append(np.where(near[others], numbers[others], anchors))
-        if block.values is not None:
-            weights.append(block.values[is_edge])
-        count += len(others)
-        if count > _COARSE_EDGES:
-            return None
+    degrees = []
+    for first in range(0, level.num_nodes, 1 << 20):
+        last = min(first + (1 << 20), level.num_nodes)
+        degrees.append(level.edges.degrees(first, last)[near[first:last]])
     counts = np.concatenate([*degrees, np.zeros(num_parts, dtype=np.uint32)])
     indptr = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)], dtype=np.int64)
+    if indptr[-1] > _COARSE_EDGES:
+        return None
+    numbers = np.cumsum(near, dtype=np.uint32)
+    numbers -= 1
+
+    def inside(block: EdgeBlock) -> tuple[NodeArray, NodeArray | None]:
+        """Neighbours and weights of the edges of the marked rows of a block."""
+        rows = np.flatnonzero(near[block.first_row : block.first_row + len(block.degrees)])
+        of_rows = block.degrees[rows]
+        begins = np.cumsum(block.degrees, dtype=np.int64)[rows] - of_rows
+        ends = np.cumsum(of_rows, dtype=np.int64)
+        edges = np.repeat(begins - ends + of_rows, of_rows)
+        edges += np.arange(len(edges))
+        others = block.cols[edges]
+        anchors = parts[others].astype(np.uint32) + np.uint32(len(nodes))
+        cols = np.where(near[others], numbers[others], anchors)
+        return cols, None if block.values is None else block.values[edges]
+
+    cols, weights = [], []
+    for others, values in level.map_blocks(inside, num_threads):
+        cols.append(others)
+        if values is not None:
+            weights.append(values)
     return _GraphInMemory(
         nodes,
         indptr,
@@ -817,19 +873,20 @@ def _count_halos(
     num_parts: int,
     near: npt.NDArray[np.uint8],
     table: npt.NDArray[np.uint8],
-    num_threads: int,
+    free_threads: Callable[[], int],
 ) -> tuple[int, npt.NDArray[np.int64]]:
     """The cut and the halo of each part, counted at nodes that may have neighbours in another.
 
     Args:
         near: Which these are; written: which really do.
         table: Written: what edges these nodes have into parts.
+        free_threads: How many there are now.
     """
     cut, halos = 0, np.zeros(num_parts, dtype=np.int64)
-    for block, _ in level.blocks(num_threads):
+    for block, _ in level.blocks(free_threads()):
         cut += kernels().count_halos(
             *(block.degrees, block.cols, block.firsts, block.first_row),
-            *(parts, near, table, halos, num_threads),
+            *(parts, near, table, halos, free_threads()),
         )
     return cut, halos
 
@@ -855,7 +912,7 @@ def _limit_halos(
     for price in (*_HALO_PRICES[:: 1 if is_small else 2], None):
         if price == 0 and moved <= few:
             continue
-        cut, halos = _count_halos(level, parts, num_parts, near, table, num_threads)
+        cut, halos = _count_halos(level, parts, num_parts, near, table, lambda: num_threads)
         largest = int(halos.max())
         least = cut if least is None else min(cut, least)
         most_cut = int(_MOST_CUT_FOR_HALOS * least)
@@ -884,18 +941,34 @@ def at(values: npt.NDArray[Any], places: NodeArray, num_threads: int) -> npt.NDA
     """``values[places]``, by several threads."""
     made = np.empty(len(places), dtype=values.dtype)
 
-    def take(first: int) -> None:
-        some = slice(first, first + _TAKEN_AT_ONCE)
+    def take(some: slice) -> None:
         made[some] = values[places[some]]
 
-    firsts = range(0, len(places), _TAKEN_AT_ONCE)
-    if num_threads == 1:
-        for first in firsts:
-            take(first)
+    _in_slices(take, len(places), num_threads)
+    return made
+
+
+def inverse(order: NodeArray, num_threads: int) -> NodeArray:
+    """Where each node is in an order of all, by several threads."""
+    made = np.empty(len(order), dtype=node_dtype(len(order)))
+
+    def put(some: slice) -> None:
+        nodes = order[some]
+        made[nodes] = np.arange(some.start, some.start + len(nodes), dtype=made.dtype)
+
+    _in_slices(put, len(order), num_threads)
+    return made
+
+
+def _in_slices(function: Callable[[slice], None], count: int, num_threads: int) -> None:
+    """Call a function of NumPy's for some items after the others, in several threads."""
+    slices = [slice(i, i + _TAKEN_AT_ONCE) for i in range(0, count, _TAKEN_AT_ONCE)]
+    if num_threads == 1 or len(slices) < 2:
+        for some in slices:
+            function(some)
     else:
         with ThreadPoolExecutor(max_workers=num_threads) as pool:
-            list(pool.map(take, firsts))
-    return made
+            list(pool.map(function, slices))
 
 
 def as_table(constraints: Sequence[Constraint]) -> NodeWeights | None:

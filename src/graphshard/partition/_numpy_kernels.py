@@ -127,7 +127,9 @@ def count_ids(ids: Array, first: int, num_ids: int, degrees: Array, num_threads:
     degrees[first : first + num_ids] += np.bincount(ids, minlength=num_ids).astype(degrees.dtype)
 
 
-def order_by_key(keys: Array, num_keys: int, order: Array | None, ordered: Array) -> None:
+def order_by_key(
+    keys: Array, num_keys: int, order: Array | None, ordered: Array, num_threads: int
+) -> None:
     if len(keys) and int(keys.max()) >= num_keys:
         raise IndexError("keys must be below num_keys")
     before = np.arange(len(keys)) if order is None else order

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections import deque
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -54,6 +54,7 @@ from ._edge_files import (
     SpillFile,
     combined,
     kernels,
+    map_ahead,
     node_dtype,
     read_ahead,
 )
@@ -65,6 +66,7 @@ from ._multilevel import (
     NodeWeights,
     PartNumbers,
     as_table,
+    inverse,
     multilevel_partition,
 )
 from ._node_order import GRAY_PLACES, NUM_DIGITS
@@ -342,23 +344,27 @@ class Stages:
         save_array(folder / "parts.npy", parts)
         return {"num_clusters": num_clusters}
 
-    def _parts(self) -> tuple[PartNumbers, PartNumbers | None]:
-        """The part of each node; and its trainer, where a part has several."""
-        trainers: PartNumbers = np.load(self.journal.path("assign") / "parts.npy")
-        if self.asked.trainers_per_part == 1:
-            return trainers, None
-        return trainers // np.uint16(self.asked.trainers_per_part), trainers
+    def _assigned(self) -> PartNumbers:
+        """The part of each node, counting trainers."""
+        assigned: PartNumbers = np.load(self.journal.path("assign") / "parts.npy")
+        return assigned
+
+    def _trainers(self) -> PartNumbers | None:
+        """The trainer of each node, where a part has several."""
+        return None if self.asked.trainers_per_part == 1 else self._assigned()
 
     def _make_numbers(self, folder: Path) -> dict[str, Any]:
         """The old id of each new one, and the new of each old."""
         source, asked = self.source, self.asked
-        parts, _ = self._parts()
+        parts = self._assigned()
+        if asked.trainers_per_part > 1:
+            parts //= np.uint16(asked.trainers_per_part)
         num_types = len(source.ntypes)
         order = None if asked.order is None else asked.order.astype(self.dtype)
 
         def sort(keys: NodeArray, num_keys: int) -> NodeArray:
             ordered = np.empty(source.num_nodes, dtype=self.dtype)
-            kernels().order_by_key(keys, num_keys, order, ordered)
+            kernels().order_by_key(keys, num_keys, order, ordered, asked.num_threads)
             return ordered
 
         assigned = self.journal.path("assign")
@@ -376,10 +382,10 @@ class Stages:
                 keys[source.offsets[type_id] : source.offsets[type_id + 1]] += np.uint32(type_id)
         sizes = np.bincount(keys, minlength=asked.num_parts * num_types)
         order = sort(keys, asked.num_parts * num_types)
-        save_array(folder / "old_ids.npy", order)
-        new_ids = np.empty_like(order)
-        new_ids[order] = np.arange(source.num_nodes, dtype=self.dtype)
-        save_array(folder / "new_ids.npy", new_ids)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            saving = pool.submit(save_array, folder / "old_ids.npy", order)
+            save_array(folder / "new_ids.npy", inverse(order, asked.num_threads))
+            saving.result()
         if asked.constraints is None:
             counts = np.bincount(parts, minlength=asked.num_parts)
             balances: tuple[Balance, ...] = (Balance("nodes", tuple(counts.tolist())),)
@@ -424,20 +430,40 @@ class Stages:
         num_parts = self.asked.num_parts
         outer = SpillFile.reopen(self.journal.path("outer") / "edges", view.outer_dtype.itemsize)
 
+        # A file gets to the disk while the next ones are written, those of other parts among them.
+        num_threads = self.asked.num_threads
+        pool = ThreadPoolExecutor(max_workers=num_threads)
+        working = threading.Semaphore(num_threads)
+
         def write(part: int, folder: Path) -> dict[str, Any]:
-            results = self._write_part(folder, view, part, outer)
+            syncing: list[Future[None]] = []
+            with working:
+                results = self._write_part(
+                    *(folder, view, part, outer),
+                    written=lambda path: syncing.append(pool.submit(sync_file, path)),
+                )
+            for synced in syncing:
+                synced.result()
             self.progress(f"parts: part {part} written ({num_parts} in all)")
             return results
 
         self.progress("parts: writing files")
         stages = {f"part-{part}": partial(write, part) for part in range(num_parts)}
-        written = self.journal.run_each(stages, self.asked.num_threads)
+        with pool:
+            written = self.journal.run_each(stages, 2 * num_threads if num_threads > 1 else 1)
         outer.close()
         return written
 
     def _write_part(
-        self, folder: Path, view: _PartsView, part: int, outer: SpillFile
+        self,
+        folder: Path,
+        view: _PartsView,
+        part: int,
+        outer: SpillFile,
+        *,
+        written: Callable[[Path], object],
     ) -> dict[str, Any]:
+        """Write the files of a part; ``written`` is called with each."""
         structure = _LocalPieces(view, part, outer)
         files = {
             "part_graph": structure.pieces().columns(),
@@ -445,20 +471,15 @@ class Stages:
             "edge_feats": self._edge_columns(view, part),
         }
         records = {}
-        # A file gets to the disk while the next ones are written.
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            syncing = []
-            for kind in files:
-                records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
-                syncing.append(pool.submit(sync_file, folder / kind))
-            for synced in syncing:
-                synced.result()
+        for kind in files:
+            records[kind] = asdict(write_tensors(folder / kind, files[kind], syncs=False))
+            written(folder / kind)
         return {"files": records, "sizes": structure.sizes()}
 
     def _node_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
         old_ids = np.load(self.journal.path("number") / "old_ids.npy", mmap_mode="r")
-        _, trainers = self._parts()
+        trainers = self._trainers()
         columns: dict[str, Tensor | RowSource] = {}
         first, _ = view.node_span(part)
         for type_id, ntype in enumerate(source.ntypes):
@@ -477,7 +498,7 @@ class Stages:
 
     def _edge_columns(self, view: _PartsView, part: int) -> dict[str, Tensor | RowSource]:
         source = self.source
-        _, trainers = self._parts()
+        trainers = self._trainers()
         columns: dict[str, Tensor | RowSource] = {}
         for relation, etype in enumerate(source.canonical_etypes):
             key = etype_key(etype)
@@ -644,7 +665,8 @@ def _write_outer(folder: Path, view: _PartsView, asked: Streaming) -> dict[str, 
 def _cut_edges(view: _PartsView, num_threads: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
     """Records of edges that leave a part, by the part of their source; and how many of each."""
 
-    def find(part: int, first_edge: int, block: EdgeBlock) -> tuple[Bytes, EdgeCounts]:
+    def find(item: tuple[int, int, EdgeBlock]) -> tuple[Bytes, EdgeCounts]:
+        part, first_edge, block = item
         records = np.empty(len(block.cols) * view.outer_dtype.itemsize, dtype=np.uint8)
         counts = np.empty(view.num_parts, dtype=np.int64)
         kernels().find_cut_edges(
@@ -652,16 +674,12 @@ def _cut_edges(view: _PartsView, num_threads: int) -> Iterator[tuple[Bytes, Edge
         )
         return records, counts
 
-    coming: deque[Future[tuple[Bytes, EdgeCounts]]] = deque()
-    with ThreadPoolExecutor(max_workers=num_threads) as pool:
-        for part, relation in np.ndindex(view.num_parts, len(view.edges)):
-            for block in view.inner_blocks(part, relation):
-                start = view.first_edge_id(part, relation, block)
-                coming.append(pool.submit(find, part, start, block))
-                if len(coming) > num_threads:
-                    yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
+    blocks = (
+        (part, view.first_edge_id(part, relation, block), block)
+        for part, relation in np.ndindex(view.num_parts, len(view.edges))
+        for block in view.inner_blocks(part, relation)
+    )
+    return map_ahead(find, blocks, num_threads)
 
 
 def _edges_within(view: _PartsView, num_hops: int) -> Iterator[tuple[Bytes, EdgeCounts]]:
