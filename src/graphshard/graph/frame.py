@@ -19,7 +19,7 @@ graph's frames are others than outside, and a view made outside must follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -165,7 +165,7 @@ class LazyNumbers(LazyRows):
         return LazyNumbers(self._first, self.shape[0], device)
 
 
-def record_once(tensor: Tensor, stream: torch.Stream, recorded: MutableSet[int]) -> Tensor:
+def record_once(tensor: Tensor, stream: torch.Stream, recorded: dict[int, Tensor]) -> Tensor:
     """Say that a stream of a GPU uses a tensor, as ``torch.Tensor.record_stream``, and return it.
 
     Args:
@@ -173,7 +173,7 @@ def record_once(tensor: Tensor, stream: torch.Stream, recorded: MutableSet[int])
     """
     memory = tensor.untyped_storage()._cdata
     if memory not in recorded:
-        recorded.add(memory)
+        recorded[memory] = tensor
         tensor.record_stream(stream)
     return tensor
 
@@ -412,7 +412,7 @@ class Frame(MutableMapping[str, Any]):
             new.device = changed.device
         return new
 
-    def record_stream(self, stream: torch.Stream, recorded: MutableSet[int]) -> None:
+    def record_stream(self, stream: torch.Stream, recorded: dict[int, Tensor]) -> None:
         """Say that a stream of a GPU uses the columns; see `record_once`."""
         for value in self._columns.values():
             if isinstance(value, Tensor | LazyRows):

@@ -736,7 +736,7 @@ class LocalGraph(MessagePassingGraph):
         """
         if self.device.type == "cpu":
             raise GraphValueError("record_stream is for graphs on a GPU (this one is on the CPU)")
-        recorded: set[int] = set()
+        recorded: dict[int, Tensor] = {}
         for adj in self.relations:
             adj.map(lambda array: record_once(array, stream, recorded))
         for frame in (*self._src_frames, *self._dst_frames, *self._edge_frames):
