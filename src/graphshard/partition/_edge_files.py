@@ -348,8 +348,8 @@ class SortedEdges:
     ) -> Iterator[tuple[EdgeBlock, EdgeCounts]]:
         """Blocks whose places are known, as `blocks` has them."""
         read = partial(self.block, with_values=with_values)
-        is_small = self.num_edges <= BATCH_EDGES
-        return map_ahead(read, spans, 1 if is_small else min(num_threads, _MOST_FILE_THREADS))
+        is_worth_it = num_threads > 1 and self.num_edges > BATCH_EDGES
+        return read_ahead(map(read, spans), is_worth_it=is_worth_it)
 
     def block(self, span: BlockSpan, *, with_values: bool = True) -> tuple[EdgeBlock, EdgeCounts]:
         """A block, and the ends of batches within it."""
