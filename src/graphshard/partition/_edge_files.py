@@ -51,7 +51,7 @@ _MOST_BUCKETS = 512  # of whose memory each has a page at hand while edges are d
 _ROWS_AT_ONCE = 1 << 20
 _COMBINED_BYTES = 1 << 23
 _LEAST_WRITTEN_APART = 1 << 18  # edges; by a thread of its own, while the next ones are distributed
-_MOST_FILE_THREADS = 4  # that read blocks, or write batches, each to a file of its own
+_MOST_FILES = 4  # of a spill file: batches are written to each by a thread of its own
 
 
 def kernels() -> ModuleType:
@@ -432,9 +432,9 @@ class EdgeSorter:
         rows_of_bucket = max(-(-num_rows // wished), 1)
         self.shift = min(max((rows_of_bucket - 1).bit_length(), 0), 32)
         self.num_buckets = max((num_rows + (1 << self.shift) - 1) >> self.shift, 1)
-        num_writers = min(num_threads, _MOST_FILE_THREADS)
+        num_files = min(num_threads, _MOST_FILES)
         self._spill = SpillFile(
-            folder / "records", self.num_buckets, self._record_bytes, num_files=num_writers
+            folder / "records", self.num_buckets, self._record_bytes, num_files=num_files
         )
         #: Room for records, of batches that are written.
         self._free: list[Bytes] = []
