@@ -853,8 +853,9 @@ def seeds_of(graph: GraphSize, network: Network, batch: float) -> dict[str, floa
 
 # -- partitioning ----------------------------------------------------------------------------------
 
-_CPU_SECONDS = {"multilevel": 45.0, "metis": 105.0, "random": 37.0}
-"""Of 100 M edges (benchmarks/results/partition_stream_cpu_2026-11-26.md)."""
+_CPU_SECONDS = {"multilevel": 45.0, "metis": 67.0, "random": 15.0}
+"""Of 100 M edges: partition_stream_cpu_2026-11-26.md and partition_meshes_cpu_2026-11-27.md, both in
+benchmarks/results; multilevel between 36 of communities and 55 of a mesh."""
 
 _WALL_ON_TWO_CORES = 0.6
 _COPY_BYTES_PER_SECOND = 5e8
