@@ -854,8 +854,8 @@ def seeds_of(graph: GraphSize, network: Network, batch: float) -> dict[str, floa
 # -- partitioning ----------------------------------------------------------------------------------
 
 _CPU_SECONDS = {"multilevel": 45.0, "metis": 67.0, "random": 15.0}
-"""Of 100 M edges: partition_stream_cpu_2026-11-26.md and partition_meshes_cpu_2026-11-27.md, both in
-benchmarks/results; multilevel between 36 of communities and 55 of a mesh."""
+"""Of 100 M edges, in benchmarks/results: partition_stream_cpu_2026-11-26.md, and of the multilevel
+method, 36 of communities and 55 of a mesh, partition_meshes_cpu_2026-11-27.md."""
 
 _WALL_ON_TWO_CORES = 0.6
 _COPY_BYTES_PER_SECOND = 5e8
