@@ -396,6 +396,36 @@ def test_what_pages_are_not_locked() -> None:
     assert gpu_view(torch.zeros(1 << 20), torch.device("cpu")) is None
 
 
+def test_pages_are_locked_once_and_until_the_last_holder_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a driver that only writes down what it is asked."""
+    locked: list[int] = []
+    unlocked: list[int] = []
+    module = "graphshard._base.page_locked"
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(f"{module}._driver_locks", lambda place, size: locked.append(place) or True)
+    monkeypatch.setattr(f"{module}._unlock", lambda table, _: unlocked.append(table.data_ptr()))
+    table = torch.zeros(1 << 20)
+    place = table.data_ptr()
+    first, second = PageLock.of(table), PageLock.of(table)
+    assert first is second is not None
+    assert locked == [place]
+    del table, first
+    gc.collect()
+    assert unlocked == []
+    del second
+    gc.collect()
+    assert unlocked == [place]
+
+
+def test_what_is_not_locked_is_not_viewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)  # by torch, or by the user
+    table = torch.zeros(1 << 20)
+    assert gpu_view(table, torch.device("cuda", 0)) is None
+
+
 def test_the_caller_is_held_back_and_the_device_wait_is_counted(cuda: Cuda) -> None:
     stream = DeviceStream.of(PRESENT)
     run = Pipeline([Stage("one", lambda x: torch.tensor(x))], 1, stream=stream).run(range(6))

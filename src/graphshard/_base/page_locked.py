@@ -67,10 +67,17 @@ class PageLock:
 
 
 def gpu_view(tensor: Tensor, device: torch.device) -> Tensor | None:
-    """A tensor of a GPU over the memory of one of the CPU; None unless its pages are locked."""
-    if device.type != "cuda" or not _is_plain(tensor) or not tensor.is_pinned():
+    """A tensor of a GPU over the memory of one of the CPU; None unless a `PageLock` holds it.
+
+    The view holds the lock, which waits for kernels before it lets the memory go. Torch's own
+    page-locked memory would be used again while a kernel still reads it.
+    """
+    if device.type != "cuda" or not _is_plain(tensor):
         return None
-    view: Tensor = torch.as_tensor(_GpuArray(tensor))
+    lock = _locks.get((tensor.data_ptr(), tensor.nbytes))
+    if lock is None:
+        return None
+    view: Tensor = torch.as_tensor(_GpuArray(tensor, lock))
     if view.device != device:  # locked for another GPU
         return None
     return view.view(tensor.dtype)
@@ -79,9 +86,8 @@ def gpu_view(tensor: Tensor, device: torch.device) -> Tensor | None:
 class _GpuArray:
     """What torch makes a tensor of the GPU of, which keeps it."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        place = tensor.data_ptr(), tensor.nbytes
-        self._kept = tensor, _locks.get(place)
+    def __init__(self, tensor: Tensor, lock: PageLock) -> None:
+        self._kept = tensor, lock
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": tuple(tensor.shape),
             "typestr": _TYPES[tensor.dtype],
