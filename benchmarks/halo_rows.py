@@ -33,7 +33,8 @@ import torch
 from _common import community_graph, markdown_table, write_result
 from torch import Tensor
 
-from graphshard.fullbatch.topology import LocalEdges, count_fewest_rows
+from graphshard.fullbatch.fewest_rows import count_fewest_rows
+from graphshard.fullbatch.topology import LocalEdges
 from graphshard.partition import UndirectedGraph, metis_partition
 from graphshard.partition.vertex_cover import minimum_vertex_cover
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
-from graphshard.fullbatch import topology
+from graphshard.fullbatch import column_blocks
+from graphshard.fullbatch.column_blocks import WHOLE, most_blocks
 from graphshard.nn import HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -23,18 +24,16 @@ WIDTH = 70
 def test_blocks_cover_every_column_once() -> None:
     wide = torch.arange(2 * WIDTH).view(2, WIDTH)
     rows = 4 * (1 << 20) // (WIDTH * 8)
-    blocks = topology.column_blocks(rows, [wide], topology.most_blocks(WIDTH, WIDTH))
+    blocks = column_blocks.column_blocks(rows, [wide], most_blocks(WIDTH, WIDTH))
     assert len(blocks) == 4
     assert torch.equal(torch.cat([b.of(wide) for b in blocks], dim=1), wide)
-    assert topology.column_blocks(10, [wide], 4) == [topology.WHOLE]
-    assert topology.column_blocks(10**9, [wide[:, :20]], topology.most_blocks(20, 20)) == [
-        topology.WHOLE
-    ]
+    assert column_blocks.column_blocks(10, [wide], 4) == [WHOLE]
+    assert column_blocks.column_blocks(10**9, [wide[:, :20]], most_blocks(20, 20)) == [WHOLE]
 
 
 def run(rank: int, world_size: int, parts: str, kind: str, smallest: int) -> dict[str, Any]:
-    before = topology._SMALLEST_BLOCK
-    topology._SMALLEST_BLOCK = smallest
+    before = column_blocks._SMALLEST_BLOCK
+    column_blocks._SMALLEST_BLOCK = smallest
     try:
         data = graphshard.load_dgl_partition_data(parts, rank)
         graph = graphshard.construct_full_graph(data, mode="sequential")
@@ -56,7 +55,7 @@ def run(rank: int, world_size: int, parts: str, kind: str, smallest: int) -> dic
         found |= {f"grad {t}": x.grad for t, x in inputs.items() if x.grad is not None}
         return {"rows": found, "bytes": dict(trace.bytes_sent), "calls": dict(trace.calls)}
     finally:
-        topology._SMALLEST_BLOCK = before
+        column_blocks._SMALLEST_BLOCK = before
 
 
 @pytest.mark.parametrize(("num_ranks", "how"), [(2, "random"), (3, "empty_part")])

@@ -23,7 +23,7 @@ import graphshard
 from graphshard import comm
 from graphshard import function as fn
 from graphshard.dgl.nn import AGNNConv, DotGatConv
-from graphshard.fullbatch import topology
+from graphshard.fullbatch import column_blocks
 from graphshard.fullbatch.lazy import DeferredEdges
 from graphshard.fullbatch.reductions import (
     ColumnCut,
@@ -144,13 +144,13 @@ def test_too_few_columns_and_other_shapes_are_not_cut() -> None:
 @contextmanager
 def many_blocks(use: bool) -> Iterator[None]:
     """Cut as finely as can be, or never."""
-    before = topology._SMALLEST_BLOCK, topology._FEWEST_COLUMNS
-    topology._SMALLEST_BLOCK = 1 if use else 1 << 40
-    topology._FEWEST_COLUMNS = 1
+    before = column_blocks._SMALLEST_BLOCK, column_blocks._FEWEST_COLUMNS
+    column_blocks._SMALLEST_BLOCK = 1 if use else 1 << 40
+    column_blocks._FEWEST_COLUMNS = 1
     try:
         yield
     finally:
-        topology._SMALLEST_BLOCK, topology._FEWEST_COLUMNS = before
+        column_blocks._SMALLEST_BLOCK, column_blocks._FEWEST_COLUMNS = before
 
 
 WIDTH = 12

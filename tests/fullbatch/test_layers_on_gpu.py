@@ -27,8 +27,8 @@ from emulated_gpu import emulated_gpu
 from graphshard import function as fn
 from graphshard.comm import Pending
 from graphshard.comm.group import GroupState
+from graphshard.fullbatch.column_blocks import WHOLE
 from graphshard.fullbatch.row_transport import RowTransport
-from graphshard.fullbatch.topology import WHOLE
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))

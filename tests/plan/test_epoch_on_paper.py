@@ -25,7 +25,8 @@ from graphshard.comm import halo as comm_halo
 from graphshard.comm.transport import start_exchange
 from graphshard.data import random_graph
 from graphshard.fullbatch import row_transport
-from graphshard.fullbatch.topology import LocalEdges, count_fewest_rows
+from graphshard.fullbatch.fewest_rows import count_fewest_rows
+from graphshard.fullbatch.topology import LocalEdges
 from graphshard.partition import partition_graph
 from graphshard.plan import (
     EpochPlan,

@@ -54,6 +54,7 @@ from ._localized import EdgesOfAllRanks, ExtendedRows, LocalizedShards, picked
 from ._partition_data import owned_ranges
 from .aggregation_mode import AggregationMode
 from .execution import Compiled, Runner
+from .fewest_rows import find_fewest_rows
 from .lazy import DeferredEdges, expression_of, materialized
 from .reductions import CopySource, Expression, LazySoftmax, Sum
 from .row_transport import LEAST_SAVED
@@ -189,11 +190,11 @@ class GraphShardManager(EdgesOfAllRanks):
         """
         ntypes = [ntype] if ntype is not None else self.srctypes
         halos = [self._structure.union_halo(t) for t in ntypes]
-        plans = [
-            halo.plan if not sums or halo.fewest is None else halo.fewest.plan
-            for halo in halos
-            if halo is not None
-        ]
+        plans = []
+        for halo in halos:
+            if halo is not None:
+                fewest = halo.made_once(find_fewest_rows) if sums else None
+                plans.append((halo if fewest is None else fewest).plan)
         return sum(plan.num_halo for plan in plans)
 
     def __repr__(self) -> str:
@@ -616,7 +617,7 @@ class GraphShardManager(EdgesOfAllRanks):
             if ntype in inputs and etypes:
                 halos[ntype] = self._structure.halo(etypes)
         makes_sums = are_summed and self._mode.partial_sums and self.world_size > 1
-        if makes_sums and any(halo.fewest is not None for halo in halos.values()):
+        if makes_sums and any(h.made_once(find_fewest_rows) is not None for h in halos.values()):
             return self, inputs
         requests = [(halo, inputs[t]) for t, halo in halos.items()]
         cache = self._runner.rows

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType
 from ..graph.frame import Frame
 from .aggregation_mode import AggregationMode
+from .fewest_rows import FewestRows, find_fewest_rows
 from .halo_rows import HaloRowCache
 from .lazy import DeferredEdges
 from .reductions import (
@@ -33,7 +34,7 @@ from .row_transport import (
 )
 from .shard_pass import ShardPass
 from .softmax import SoftmaxSum, holds_softmax
-from .topology import FewestRows, Shard, ShardStructure
+from .topology import Shard, ShardStructure
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Runner:
         site = tuple([call.reduction.site for call in group])
         if self.rows.is_read_again(halo, source.tensor, site):
             return None
-        fewest = halo.fewest
+        fewest = halo.made_once(find_fewest_rows)
         if fewest is None:
             return None
         weights = group[0].reduction.summed_weights()

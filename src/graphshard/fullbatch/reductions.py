@@ -66,7 +66,8 @@ from ..ops import (
     gspmm_arg_backward,
     merge_best,
 )
-from .topology import WHOLE, ColumnBlock, Shard, column_blocks, most_blocks
+from .column_blocks import WHOLE, ColumnBlock, column_blocks, most_blocks
+from .topology import Shard
 
 # -- expressions: values of edges ------------------------------------------------------------------
 
@@ -721,7 +722,7 @@ class Reduction(ABC):
     def summed_source(self) -> Leaf | None:
         """The source leaf of which sums are enough, made where its rows are; None if rows are not.
 
-        See [Note: fewest rows] in `topology`.
+        See [Note: fewest rows].
         """
         return None
 

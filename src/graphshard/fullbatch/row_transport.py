@@ -32,9 +32,12 @@ from ..comm.collectives import Wire, copying_ahead, keyed, row_bytes, rows_are_r
 from ..comm.halo import are_messages
 from ..errors import RankError
 from ..ops import Adjacency, add_rows
+from .column_blocks import ColumnBlock
+from .constant_cache import ConstantCache
+from .fewest_rows import FewestRows, RowsAndStates, find_rows_and_states
 from .reductions import LeafKey, Reduction
 from .softmax import AttentionSum, PartialStates
-from .topology import ColumnBlock, ConstantCache, FewestRows, Halo, RowsAndStates, Shard
+from .topology import Halo, Shard
 
 _CPU = torch.device("cpu")
 
@@ -353,7 +356,7 @@ def split_of_attention(
     of_row, of_state = reduction.bytes_each(wire)
     if halo.plan.most_rows * of_row < LEAST_SAVED:  # less is read, and can be saved
         return None
-    split = halo.fewest_of_attention
+    split = halo.made_once(find_rows_and_states)
     if split is None:
         return None
     num_read, num_rows, num_states = split.totals

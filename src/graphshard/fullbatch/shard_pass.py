@@ -40,6 +40,7 @@ from .._base.typing import CanonicalEType
 from ..comm import Pending, fetch_halo
 from ..errors import RankError
 from ..ops import empty
+from .column_blocks import WHOLE, ColumnBlock
 from .reductions import (
     Leaf,
     LeafKey,
@@ -50,7 +51,7 @@ from .reductions import (
     is_graph_kept,
 )
 from .row_transport import RowTransport, SourceRows, Visit
-from .topology import WHOLE, ColumnBlock, Shard
+from .topology import Shard
 
 # -- gradients of whole tensors out of those of their rows -----------------------------------------
 

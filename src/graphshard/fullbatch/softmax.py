@@ -43,6 +43,8 @@ from ..errors import RankError
 from ..graph.frame import version_of
 from ..ops import Adjacency, Attention, EdgeMask, add_rows, attend, edge_softmax, gspmm, gspmm_arg
 from ..ops.attention import begin_backward, compute, finish, finish_
+from .column_blocks import ColumnBlock, most_blocks
+from .fewest_rows import RowsAndStates
 from .reductions import (
     COLUMNS,
     HEADS,
@@ -67,7 +69,7 @@ from .reductions import (
     substitute,
     walk,
 )
-from .topology import ColumnBlock, Halo, RowsAndStates, ShardStructure, most_blocks
+from .topology import Halo, ShardStructure
 
 # -- a sum with a softmax inside -------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from .._base.typing import CanonicalEType
 from ._sizes import Exchanges, LearntColumns, Network, PartSize, StatesSize, SumsByLength
 from ._tape import NO_ZEROS, Exchange, Memory, Tape, TapeRows, ZeroSpread, around
 
-_MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/topology.py
+_MAX_BLOCKS, _SMALLEST_BLOCK, _FEWEST_COLUMNS = 4, 1 << 20, 16  # as in fullbatch/column_blocks.py
 _MAX_AGGREGATED_BASES = 8  # as in nn/_rel_graph_conv.py
 _OPERATIONS_A_BYTE = 256  # as in fullbatch/halo_rows.py
 _LARGE_BYTES = 1 << 20  # as in comm/transport.py

@@ -46,6 +46,7 @@ from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
 from ..comm.collectives import keyed
+from ..fullbatch.fewest_rows import FewestRows, RowsAndStates, find_fewest_rows
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
 from ..fullbatch.row_transport import (
     CollectiveTransport,
@@ -56,7 +57,7 @@ from ..fullbatch.row_transport import (
 )
 from ..fullbatch.shard_pass import RandomState, ShardPass
 from ..fullbatch.softmax import AttentionSum
-from ..fullbatch.topology import FewestRows, RowsAndStates, Shard, narrow
+from ..fullbatch.topology import Shard, narrow
 from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, is_hooked, random_seed
 from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import takes_statistics
@@ -294,7 +295,7 @@ class FusedCall:
             return None
         if halo.is_here(source.tensor) or constants.is_constant([source.tensor]):
             return None
-        fewest = halo.structure.halo([halo.etype]).fewest
+        fewest = halo.structure.halo([halo.etype]).made_once(find_fewest_rows)
         if fewest is None:
             return None
         if edges.sums is None:

@@ -31,14 +31,16 @@ from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
 from ..comm.collectives import Wire, all_gather
 from ..comm.group import group_state
 from ..fullbatch import AggregationMode
+from ..fullbatch.column_blocks import WHOLE
 from ..fullbatch.halo_rows import HaloRowCache
 from ..fullbatch.row_transport import PairwiseTransport
-from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
+from ..fullbatch.topology import LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency
 
 if TYPE_CHECKING:
-    from ..fullbatch.topology import ConstantCache, Halo
+    from ..fullbatch.constant_cache import ConstantCache
+    from ..fullbatch.topology import Halo
 
 
 _KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4

@@ -21,12 +21,8 @@ from .._base.typing import CanonicalEType
 from ..data.dataset import SPLITS, NodeDataset
 from ..data.task import TaskInfo, read_task
 from ..fullbatch import PartitionData, load_dgl_partition_data
-from ..fullbatch.topology import (
-    LocalEdges,
-    count_fewest_rows,
-    hashed_without_reverses,
-    saves_rows,
-)
+from ..fullbatch.fewest_rows import count_fewest_rows, saves_rows
+from ..fullbatch.topology import LocalEdges, hashed_without_reverses
 from ..partition.format import etype_key, read_config
 from ..plan import (
     EdgeScorer,

@@ -481,7 +481,8 @@ def _types_table(config: PartitionConfig) -> Table:
 def _sums_table(path: str, num_parts: int) -> Table:
     """Rows that each part reads of others, and the fewest that serve it where it sums."""
     from ...fullbatch import load_dgl_partition_data
-    from ...fullbatch.topology import LocalEdges, count_fewest_rows
+    from ...fullbatch.fewest_rows import count_fewest_rows
+    from ...fullbatch.topology import LocalEdges
 
     counts: dict[str, list[tuple[int, ...]]] = {}
     for part in range(num_parts):
