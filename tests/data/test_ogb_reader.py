@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tracemalloc
 import types
@@ -192,3 +193,16 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "ogbn_arxiv" / "raw" / "edge.csv.gz", [("a", "b")])
     with pytest.raises(ValueError, match=r"edge\.csv\.gz must hold numbers"):
         from_ogb("ogbn-arxiv", tmp_path)
+
+
+def test_a_file_that_lost_all_its_bytes_is_named(tmp_path: Path) -> None:
+    mag(tmp_path)
+    files = [path for path in tmp_path.rglob("*.csv.gz") if path.name != "num-edge-list.csv.gz"]
+    assert len(files) == 11
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(b"")
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))}.* empty"):
+            from_ogb("ogbn-mag", tmp_path)
+        path.write_bytes(content)
+    from_ogb("ogbn-mag", tmp_path)

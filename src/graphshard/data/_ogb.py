@@ -355,10 +355,12 @@ def _text_table(path: Path) -> list[list[str]]:
             text = file.read(_MAX_TEXT + 1)
         if len(text) > _MAX_TEXT:
             raise ValueError(f"more than {_MAX_TEXT} bytes of text")
-        lines = text.decode("utf-8").splitlines()
+        lines = [line for line in text.decode("utf-8").splitlines() if line.strip()]
+        if not lines:  # to gzip an empty file is no damage
+            raise ValueError("it is empty")
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise _unreadable(path, error) from None
-    return [line.strip().split(",") for line in lines if line.strip()]
+    return [line.strip().split(",") for line in lines]
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
