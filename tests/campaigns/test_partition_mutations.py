@@ -186,9 +186,12 @@ def survive(folder: Path) -> None:
         _loaded(folder / "g.json")
     try:
         train(folder)
-    except ValueError as error:
-        # What is signed is data: a feature that is no number is named by its part, not by its file.
-        if not re.search(r"must be finite in \S+, and '\w+/feat' of part 0 ", str(error)):
+    except (ValueError, FloatingPointError) as error:
+        # What is signed is data: a feature or a weight that is no number is named by its part, not
+        # by its file, and one that is a number but far too large is found by the gradients.
+        if not re.search(
+            r"'[\w:]+/(feat|weight)' of part 0 |loss of epoch 1 is not fin", str(error)
+        ):
             raise
 
 

@@ -593,7 +593,7 @@ def sparse_features(data: PartitionData, dtype: torch.dtype) -> dict[str, Sparse
                 )
                 + "); load_dataset(keep_sparse=True) makes them"
             )
-        rows = _finite_rows(values, f"{ntype}/feat_values", 2, dtype)
+        rows = _finite_rows(data, values, f"{ntype}/feat_values", 2, dtype)
         sparse[ntype] = SparseFeatures(columns.to(torch.int32), rows)
     return sparse
 
@@ -607,7 +607,7 @@ def _are_column_numbers(columns: Tensor) -> bool:
 
 def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
     return {
-        etype: _finite_rows(feat, f"{etype_key(etype)}/feat", 2, dtype, data.in_files)
+        etype: _finite_rows(data, feat, f"{etype_key(etype)}/feat", 2, dtype, data.in_files)
         for etype in data.canonical_etypes
         if (feat := data.edge_features.get(f"{etype_key(etype)}/feat")) is not None
     }
@@ -615,13 +615,14 @@ def _edge_features(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalETy
 
 def _edge_weights(data: PartitionData, dtype: torch.dtype) -> dict[CanonicalEType, Tensor]:
     return {
-        etype: _finite_rows(weight, f"{etype_key(etype)}/weight", 1, dtype)
+        etype: _finite_rows(data, weight, f"{etype_key(etype)}/weight", 1, dtype)
         for etype in data.canonical_etypes
         if (weight := data.edge_features.get(f"{etype_key(etype)}/weight")) is not None
     }
 
 
 def _finite_rows(
+    data: PartitionData,
     rows: Tensor,
     name: str,
     ndim: int,
@@ -633,15 +634,19 @@ def _finite_rows(
         rows = rows.view(-1)
     if rows.ndim != ndim or (rows.shape[-1:] == (0,) and ndim == 2):
         what = "a matrix with at least one column" if ndim == 2 else "one number per edge"
-        raise ValueError(f"'{name}' must be {what} (got shape {tuple(rows.shape)})")
+        raise ValueError(
+            f"'{name}' of part {data.rank} must be {what} (got shape {tuple(rows.shape)})"
+        )
     in_file = None if in_files is None else in_files.get(name)
     converted = rows.to(dtype) if in_file is None else rows
     if not _is_finite(converted, in_file, dtype):
         converted = rows.to(dtype)
-        bad = int((~converted.isfinite()).sum())
+        bad = ~converted.isfinite()
+        first = float(rows[bad.nonzero()[0].unbind()])
         raise ValueError(
-            f"'{name}' must be finite in {dtype} (got {bad} of {converted.numel()} values that are "
-            "not); replace such values and partition again"
+            f"'{name}' of part {data.rank} must be finite in {dtype} (got {first}, and "
+            f"{int(bad.sum())} of {bad.numel()} values that are not); replace such values and "
+            "partition again"
         )
     return converted
 
