@@ -340,7 +340,7 @@ void BytesTable::reserve(int64_t num_keys) {
   if (num_keys >= std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument("a table holds fewer than 2^32 texts");
   }
-  if (!is_full(num_keys, slots_.size())) return;
+  if (num_keys <= size() || !is_full(num_keys, slots_.size())) return;
   const int64_t num_slots = slots_for(num_keys);
   refill(slots_, static_cast<size_t>(num_slots), Slot{0, 0});
   shift_ = shift_for(num_slots);
