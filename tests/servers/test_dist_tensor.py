@@ -56,6 +56,8 @@ INDICES: list[Any] = [
     slice(1490, 1510),
     slice(None, None, -700),
     slice(3, 3),
+    slice(5, 2),
+    slice(2, 10, -1),
     [],
     [4999, 0, 0, 1500, -2],
     (1, 2),

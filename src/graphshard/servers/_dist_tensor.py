@@ -254,7 +254,8 @@ class DistTensor:
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
     """Integer ``[n]`` ids that an index names; negative ones count from the end."""
     if isinstance(index, slice):
-        return torch.arange(*index.indices(num_rows))
+        rows = range(num_rows)[index]
+        return torch.arange(rows.start, rows.start + len(rows) * rows.step, rows.step)
     if _is_int(index):
         ids = torch.tensor([int(index)])  # type: ignore[arg-type]
     else:
