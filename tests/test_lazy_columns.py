@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -32,6 +34,19 @@ def test_they_stand_for_a_dict() -> None:
     assert list(columns | {"more": give()}) == ["later", "own", "more"]
     assert list({"more": give()} | columns) == ["more", "later", "own"]
     assert columns.get("here") is None
+
+
+def test_threads_read_the_same_column() -> None:
+    both_make = threading.Barrier(2)
+
+    def make() -> torch.Tensor:
+        both_make.wait(10)
+        return torch.zeros(1)
+
+    columns = LazyColumns({}, {"later": make})
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(columns.__getitem__, ["later", "later"])
+    assert first is second is columns["later"]
 
 
 def test_a_part_makes_original_ids_when_they_are_read(tmp_path: Path) -> None:

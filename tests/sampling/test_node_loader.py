@@ -298,6 +298,15 @@ def test_features_set_later_are_seen() -> None:
     assert torch.equal(block.srcdata["late"], block.srcdata[NID].float())
 
 
+def test_sparse_features_come_as_rows_that_are_sparse() -> None:
+    g = plain()
+    rows = torch.randn(g.num_nodes(), 6).relu()
+    g.ndata["sparse"] = rows.to_sparse()
+    sampler = NeighborSampler([3], prefetch_node_feats=["sparse"])
+    for inputs, _, blocks in DataLoader(g, torch.arange(4), sampler, batch_size=3):
+        assert torch.equal(blocks[0].srcdata["sparse"].to_dense(), rows[inputs])
+
+
 def test_weights_set_later_are_seen() -> None:
     g = plain()
     g.edata["p"] = torch.ones(120)

@@ -356,3 +356,29 @@ def test_mistakes() -> None:
     with pytest.raises(TypeError, match=r"feature_store gives what a BlockSampler names .* \(got"):
         edges = dataloading.as_edge_prediction_sampler(NeighborSampler([2]))
         dataloading.DataLoader(graph, seeds, edges, feature_store=features)
+
+
+@pytest.mark.parametrize(
+    ("counts", "neighbors", "message"),
+    [
+        ([1, 1], [0, 1, 2], r"neighbours of each of 3 nodes .* \(got counts of shape \(2,\)"),
+        ([2, 2, -1], [0, 1, 2], "the least of them -1"),
+        ([3, 3, 3], [0, 1, 2], r"must give 9 neighbours .* \(got torch.int64 of shape \(3,\)"),
+        ([0, 0, 0], [0, 1, 2], "must give 0 neighbours"),
+        ([1, 1, 1], [0, 1, 99], r"neighbours in \[0, \d+\) for .* \(got 99\)"),
+        ([1, 1, 1], [0, -1, 2], r"\(got -1\)"),
+        ([1, 1, 1], [0.0, 1.0, 2.0], "got torch.float32"),
+    ],
+)
+def test_answers_that_are_no_edges(counts: Any, neighbors: Any, message: str) -> None:
+    class Wrong(OwnGraph):
+        def sample_neighbors(self, *_: Any) -> list[SampledNeighbors]:
+            columns = torch.tensor(counts), torch.tensor(neighbors)
+            return [SampledNeighbors(*columns, torch.arange(len(neighbors)))]
+
+    wrong = Wrong(graph_of("plain"))
+    with pytest.raises(ValueError, match=f"Wrong.sample_neighbors .*{message}"):
+        NeighborSampler([2]).sample(wrong, torch.arange(3))
+    with pytest.raises(ValueError, match="must give a SampledNeighbors for each of 1 requests"):
+        Wrong.sample_neighbors = lambda *_: []  # type: ignore[assignment,method-assign,misc]
+        NeighborSampler([2]).sample(wrong, torch.arange(3))

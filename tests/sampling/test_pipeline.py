@@ -227,6 +227,17 @@ def test_an_error_of_the_items_comes_after_the_batches_before_it(prefetch):
         next(run)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stage_that_runs_out_does_not_end_the_epoch(prefetch, workers):
+    names = iter("abc")
+    stages = [Stage("names", lambda x: (x, next(names)), workers)]
+    run = Pipeline(stages, prefetch).run(range(9))
+    with pytest.raises(RuntimeError, match="'names' of a loader raised StopIteration") as caught:
+        list(run)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_even_system_exit_of_a_stage_reaches_the_caller():
     def leave(x: int) -> int:
         raise SystemExit(3)

@@ -105,6 +105,9 @@ def test_what_was_written_is_not_drawn_where_it_is_no_weight() -> None:
     graph.edata["w"].add_(0)  # counted: it is checked again
     with pytest.raises(ValueError, match=r"finite weights of 0 or more .*\(got -1.0 at edge 0\)"):
         drawn_by(graph, "w", "sample")
+    graph.edata["w"] = torch.ones(200, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"must be real to sample by \(got torch.complex64\)"):
+        drawn_by(graph, "w", "sample")
 
 
 ODD_RANKS: list[tuple[int, ...]] = [(), (0, 1), (0,), (0,)]

@@ -233,6 +233,19 @@ def test_features_come_with_edges(originals: dict[str, Original], open_graph: An
     assert len(list(other)) == 1
 
 
+def test_features_of_another_name_are_those_of_the_graph(open_graph: Any) -> None:
+    g = open_graph("shop")
+    items, count = g.nodes["item"].data, g.num_nodes("item")
+    policy = g.get_node_partition_policy("item")
+    tensor = DistTensor((count, 2), torch.float64, "other", part_policy=policy)
+    tensor[:] = torch.randn(count, 2, dtype=torch.float64)
+    items["feat"] = items["more"] = tensor  # one in the place of the partition's
+    sampler = NeighborSampler([3], prefetch_node_feats={"item": ["feat", "more"]})
+    for inputs, _, blocks in DataLoader(g, {"item": torch.arange(9)}, sampler, batch_size=4):
+        for name in ("feat", "more"):
+            assert torch.equal(blocks[0].srcnodes["item"].data[name], tensor[inputs["item"]])
+
+
 def test_global_negatives_are_no_edges(originals: dict[str, Original], open_graph: Any) -> None:
     g = open_graph("shop")
     negatives = negative_sampler.GlobalUniform(3)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from graphshard._base.files import shared_memory_folder
 from graphshard.comm import barrier
+from graphshard.errors import RankError
 from graphshard.servers import DistTensor, Job, TableInfo, WireMessage, _host_tables
 from graphshard.servers._host_tables import HostTables, attached
 from graphshard.testing import run_ranks
@@ -56,6 +57,8 @@ INDICES: list[Any] = [
     slice(1490, 1510),
     slice(None, None, -700),
     slice(3, 3),
+    slice(5, 2),
+    slice(2, 10, -1),
     [],
     [4999, 0, 0, 1500, -2],
     (1, 2),
@@ -325,6 +328,39 @@ def test_trainers_that_make_different_tensors_are_told() -> None:
         for texts in run_ranks(differ, 2, addresses):
             assert len(texts) == 2
             assert all("the DistTensor that is made" in text for text in texts)
+
+
+def failing_on_rank_1(rank: int, world_size: int, addresses: list[str]) -> list[str]:
+    join(addresses, rank)
+    texts = []
+
+    def first(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        if rank == 1:
+            raise OverflowError("no numbers")
+        return torch.ones(shape, dtype=dtype)
+
+    for persistent in (False, True):
+        given: Any = (NUM_ROWS,), torch.float32, "x"
+        for init_func in (first, lambda shape, dtype: shape):
+            try:
+                DistTensor(*given, init_func, persistent=persistent)
+            except (OverflowError, RankError, ValueError) as error:
+                texts.append(str(error))
+        again = DistTensor(*given, lambda s, d: torch.full(s, 2, dtype=d), persistent=persistent)
+        assert bool((again[:] == 2).all())  # what was begun is gone
+        barrier()
+        again.delete()
+    leave()
+    return texts
+
+
+def test_first_contents_that_one_trainer_cannot_make_are_an_error_on_all() -> None:
+    with served(2) as addresses:
+        for texts in run_ranks(failing_on_rank_1, 2, addresses):
+            assert len(texts) == 4
+            assert all("no numbers" in text for text in texts[::2])
+            assert all("init_func must return torch.float32 of shape" in t for t in texts[1::2])
+            assert all("(got tuple)" in text for text in texts[1::2])
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_NORMAL"), reason="the system has no madvise")

@@ -16,6 +16,8 @@ K = TypeVar("K")
 class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
     """Tensors by name, in the place of a dict; what was made is the same tensor every time.
 
+    Several threads may read at the same time, as those of a loader beside the training loop.
+
     Args:
         columns: Those that are there.
         makers: Name to what makes each of the others.
@@ -28,14 +30,16 @@ class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
         self._makers = {name: functools.cache(make) for name, make in makers.items()}
 
     def __getitem__(self, name: K) -> Tensor:
-        if name in self._makers:
-            self._columns[name] = self._makers[name]()
-            del self._makers[name]
-        return self._columns[name]
+        make = self._makers.get(name)
+        if make is None:
+            return self._columns[name]
+        column = self._columns.setdefault(name, make())  # another thread may have been first
+        self._makers.pop(name, None)
+        return column
 
     def __setitem__(self, name: K, column: Tensor) -> None:
-        self._makers.pop(name, None)
         self._columns[name] = column
+        self._makers.pop(name, None)
 
     def __delitem__(self, name: K) -> None:
         if name in self._makers:
@@ -53,10 +57,10 @@ class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
         return f"LazyColumns({', '.join(map(repr, self))})"
 
     def __iter__(self) -> Iterator[K]:
-        yield from [*self._columns, *self._makers]
+        yield from {**self._columns, **self._makers}
 
     def __len__(self) -> int:
-        return len(self._columns) + len(self._makers)
+        return len({**self._columns, **self._makers})
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns or name in self._makers
@@ -68,14 +72,14 @@ class LazyColumns(MutableMapping[K, Tensor], Generic[K]):
 
     def passing(self, name: K) -> Tensor:
         """One of them, which is not kept if it is made for this call."""
-        if name in self._makers:
-            return inspect.unwrap(self._makers[name])()
-        return self._columns[name]
+        make = self._makers.get(name)
+        return self._columns[name] if make is None else inspect.unwrap(make)()
 
     def maker(self, name: K) -> Callable[[], Tensor]:
         """What gives one of them, and keeps no other alive."""
-        if name in self._makers:
-            return self._makers[name]
+        make = self._makers.get(name)
+        if make is not None:
+            return make
         column = self._columns[name]
         return lambda: column
 

@@ -86,12 +86,13 @@ class LazyRows:
             return self._rows
         index = self._index.gather() if isinstance(self._index, LazyRows) else self._index
         source, device = self._source, self.device
-        if device.type == "cuda" and source.device.type == "cpu" and not source.requires_grad:
+        is_plain = source.layout is torch.strided and not source.requires_grad
+        if device.type == "cuda" and source.device.type == "cpu" and is_plain:
             # Torch uses page-locked memory again only once the copies from it are done.
             rows = torch.empty(self.shape, dtype=self.dtype, device="cpu", pin_memory=True)
             torch.index_select(source, 0, index, out=rows)
             rows = rows.to(device, non_blocking=True)
-        elif source.device == device == _CPU and not source.requires_grad:
+        elif source.device == device == _CPU and is_plain:
             # What one batch frees fits the next; memory that the system gives anew takes longer.
             rows = torch.index_select(source, 0, index, out=empty(self.shape, self.dtype))
         else:

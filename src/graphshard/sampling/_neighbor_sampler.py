@@ -41,6 +41,7 @@ from .graph_store import (
     NeighborRequest,
     SampledNeighbors,
     ShardedGraphStore,
+    check_drawn,
     ends,
     graph_store_of,
 )
@@ -530,6 +531,7 @@ class NeighborSampler(BlockSampler):
                 for relation, etype in enumerate(structure.canonical_etypes)
             ]
             drawn = structure.sample_neighbors(requests, options, excluded)
+            check_drawn(structure, requests, drawn, options.edge_dir)
             block, frontier = _block(structure, requests, drawn, options, frontier, tables)
             blocks.insert(0, block)
         return repeat_seeds(blocks, places) if repeats else blocks

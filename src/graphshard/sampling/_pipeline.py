@@ -304,6 +304,22 @@ class Stage:
     run: Callable[[Any], Any]
     workers: int = 1
 
+    def made(self, value: Any) -> Any:
+        """What it makes of a batch.
+
+        Raises:
+            RuntimeError: It raised StopIteration, which a loop would take for the end of its
+                batches. Generators say so, too (PEP 479).
+        """
+        try:
+            return self.run(value)
+        except StopIteration as error:
+            raise RuntimeError(
+                f"the stage {self.name!r} of a loader raised StopIteration, which is no end of an "
+                "epoch; see where a sampler or a function of yours calls next(), and give it a "
+                "default"
+            ) from error
+
 
 @dataclass(frozen=True)
 class _Failure:
@@ -420,7 +436,7 @@ class Run(Iterator[T], Generic[T]):
             start = time.monotonic()
             with torch.no_grad():
                 for stage in () if item is _END or isinstance(item, _Failure) else self._stages:
-                    item = stage.run(item)
+                    item = stage.made(item)
             self.delivered.seconds_waited += time.monotonic() - start
             return item
         last = self.delivered.num_batches + self._prefetch
@@ -581,7 +597,7 @@ class _Desk:
         if isinstance(value, _Failure):
             return value
         try:
-            made = self.stage.run(value)
+            made = self.stage.made(value)
             return made if self.sender is None else self.sender.sent(made)
         except BaseException as error:
             failure = _Failure(error)

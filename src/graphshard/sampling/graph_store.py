@@ -237,6 +237,45 @@ def ends(etype: CanonicalEType, edge_dir: EdgeDir) -> tuple[str, str]:
     return (etype[2], etype[0]) if edge_dir == "in" else (etype[0], etype[2])
 
 
+def check_drawn(
+    store: GraphStore,
+    requests: Sequence[NeighborRequest],
+    drawn: Sequence[SampledNeighbors],
+    edge_dir: EdgeDir,
+) -> None:
+    """Raise ValueError unless a store of a user's own has answered as `GraphStore` says.
+
+    Else blocks would have edges that no kernel may read.
+    """
+    if isinstance(store, LocalGraphStore | ShardedGraphStore):
+        return
+    method = f"{type(store).__name__}.sample_neighbors"
+    if len(drawn) != len(requests):
+        raise ValueError(
+            f"{method} must give a SampledNeighbors for each of {len(requests)} requests (got "
+            f"{len(drawn)})"
+        )
+    for request, of_request in zip(requests, drawn, strict=True):
+        counts, neighbors, etype = of_request.counts, of_request.neighbors, request.etype
+        bound, num_nodes = store.num_nodes(ends(etype, edge_dir)[1]), request.nodes.numel()
+        if counts.shape != (num_nodes,) or bool((counts < 0).any()):
+            raise ValueError(
+                f"{method} must count the neighbours of each of {num_nodes} nodes for {etype} (got "
+                f"counts of shape {tuple(counts.shape)}, the least of them "
+                f"{int(counts.min()) if counts.numel() else 0})"
+            )
+        if neighbors.dtype != store.idtype or neighbors.shape != (int(counts.sum()),):
+            raise ValueError(
+                f"{method} must give {int(counts.sum())} neighbours of {store.idtype} for {etype}, "
+                f"as its counts say (got {neighbors.dtype} of shape {tuple(neighbors.shape)})"
+            )
+        bad = neighbors[(neighbors < 0) | (neighbors >= bound)]
+        if bad.numel():
+            raise ValueError(
+                f"{method} must give neighbours in [0, {bound}) for {etype} (got {int(bad[0])})"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class EdgeLists:
     """The edges at one end of some nodes, under one relation, as compressed rows.
@@ -429,6 +468,10 @@ def checked_weights(
         raise ValueError(
             f"edge feature {name!r} of {etype} must be bool to serve as a mask (got "
             f"{values.dtype}); pass it as prob to sample in proportion to it"
+        )
+    if values.is_complex():
+        raise ValueError(
+            f"edge feature {name!r} of {etype} must be real to sample by (got {values.dtype})"
         )
     values = as_weights(values, options)
     if values.dtype == torch.uint8:

@@ -97,7 +97,7 @@ class DistGraph:
             lambda policy: DistData(job, policy, ids.feature_names(policy))
         )
         self.graph_store = ServedGraphStore(cluster, ids, self._data)
-        self.feature_store = ServedFeatureStore(cluster, self._ids)
+        self.feature_store = ServedFeatureStore(cluster, self._data)
         self._local_partition: Graph | None = None
 
     # ------------------------------------------------------------------ what it is

@@ -112,7 +112,13 @@ class DistTensor:
         is_new = bool(from_rank_0(int(is_new)))
         self._job, self._info, self._tensor_name = job, job.cluster.info(key), name
         if is_new and init_func is not None:
-            _fill(job, self, init_func)
+            try:
+                _fill(job, self, init_func)
+            except Exception:  # on all trainers; who tries again must not find it half filled
+                job.cluster.forget(key)
+                if rank() == 0:
+                    job.cluster.delete(key)
+                raise
         barrier()
         if persistent:
             self._finalizer.detach()
@@ -254,7 +260,8 @@ class DistTensor:
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
     """Integer ``[n]`` ids that an index names; negative ones count from the end."""
     if isinstance(index, slice):
-        return torch.arange(*index.indices(num_rows))
+        rows = range(num_rows)[index]
+        return torch.arange(rows.start, rows.start + len(rows) * rows.step, rows.step)
     if _is_int(index):
         ids = torch.tensor([int(index)])  # type: ignore[arg-type]
     else:
@@ -332,20 +339,29 @@ def _fill(job: Job, tensor: DistTensor, init_func: InitFunction) -> None:
     """First contents, block by block, each with a seed of its own."""
     seed = from_rank_0(int(torch.randint(2**62, ())))
     start, stop = job.share(tensor.part_policy)
-    for block in range(start // INIT_ROWS, -(-stop // INIT_ROWS) if stop > start else 0):
-        begin = block * INIT_ROWS
-        shape = (min(INIT_ROWS, len(tensor) - begin), *tensor.shape[1:])
-        digest = hashlib.blake2b(f"{seed} {tensor.name} {block}".encode(), digest_size=8).digest()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-            rows = init_func(shape, tensor.dtype)
-        if tuple(rows.shape) != shape or rows.dtype != tensor.dtype:
-            raise ValueError(
-                f"init_func must return {tensor.dtype} of shape {shape} (got {rows.dtype} of shape "
-                f"{tuple(rows.shape)})"
-            )
-        low, high = max(start, begin), min(stop, begin + shape[0])
-        tensor[low:high] = rows[low - begin : high - begin]
+    with shared_errors():  # a trainer may have no rows to call it for
+        for block in range(start // INIT_ROWS, -(-stop // INIT_ROWS) if stop > start else 0):
+            begin = block * INIT_ROWS
+            shape = (min(INIT_ROWS, len(tensor) - begin), *tensor.shape[1:])
+            rows = _first_rows(init_func, shape, tensor, f"{seed} {tensor.name} {block}")
+            low, high = max(start, begin), min(stop, begin + shape[0])
+            tensor[low:high] = rows[low - begin : high - begin]
+
+
+def _first_rows(
+    init_func: InitFunction, shape: tuple[int, ...], tensor: DistTensor, name: str
+) -> Tensor:
+    """What a function makes with the seed of a name."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        rows = init_func(shape, tensor.dtype)
+    if not isinstance(rows, Tensor) or tuple(rows.shape) != shape or rows.dtype != tensor.dtype:
+        got = type(rows).__name__
+        if isinstance(rows, Tensor):
+            got = f"{rows.dtype} of shape {tuple(rows.shape)}"
+        raise ValueError(f"init_func must return {tensor.dtype} of shape {shape} (got {got})")
+    return rows
 
 
 class DistEmbedding:

@@ -482,20 +482,27 @@ def _by_host(ids: GraphIds, request: NeighborRequest) -> tuple[Tensor | None, li
 
 
 class ServedFeatureStore:
-    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`."""
+    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`.
 
-    def __init__(self, cluster: Cluster, ids: GraphIds) -> None:
-        self._cluster, self._ids = cluster, ids
+    Args:
+        features: As for `ServedGraphStore`.
+    """
+
+    def __init__(
+        self, cluster: Cluster, features: Callable[[str], Mapping[str, DistTensor]]
+    ) -> None:
+        self._cluster, self._features = cluster, features
 
     def feature_names(self, kind: str | CanonicalEType) -> Collection[str]:
         """Features of nodes of a type, or of edges of a relation."""
-        return self._ids.feature_names(_policy(kind))
+        return list(self._features(_policy(kind)))
 
     def fetch(self, requests: Sequence[FeatureRequest]) -> list[dict[str, Tensor]]:
         """The rows of each request; see `FeatureStore.fetch`."""
         reads = []
         for request in requests:
-            names = [f"{_policy(request.kind)}~{name}" for name in request.names]
+            features = self._features(_policy(request.kind))
+            names = [features[name].name for name in request.names]
             reads.append(RowsRequest(names, request.ids.cpu()))
         rows = iter(self._cluster.read(reads))
         return [{name: next(rows) for name in request.names} for request in requests]

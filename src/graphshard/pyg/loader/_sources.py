@@ -538,14 +538,14 @@ def _manager(
 
 def _of_servers(graph: Any) -> SamplingSource:
     earlier = vars(graph).get(_KEPT)
-    if isinstance(earlier, SamplingSource):
-        return earlier
     names: dict[Kind, dict[str, str]] = {}
     kinds: list[Kind] = [*graph.ntypes, *graph.canonical_etypes]
     for kind in kinds:
         stored = [n for n in graph.feature_store.feature_names(kind) if n != ORIGINAL]
         called = {_TO_PYG.get(name, name): name for name in stored}
         names[kind] = {**called, **{name: name for name in stored if name in called}}
+    if isinstance(earlier, SamplingSource) and earlier.names == names:
+        return earlier
     source = vars(graph)[_KEPT] = SamplingSource(
         graph.graph_store,
         graph.feature_store,
