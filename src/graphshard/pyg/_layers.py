@@ -57,7 +57,7 @@ from ._edge_index import (
     plain,
 )
 from ._norms import unsynchronized
-from ._propagate import bound
+from ._propagate import bound, computed
 from ._source_halo import PieceEnd, SourceHalo
 
 _LAYERS = {
@@ -798,7 +798,7 @@ def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
     is_han = any(base.__name__ == "HANConv" for base in type(layer).__mro__)
     weighing = weighing_on(layer, sharded[0].halo) if is_han else nullcontext()
     with bound(layer, kwargs), weighing:
-        return run(layer, *args, **kwargs)
+        return computed(run(layer, *args, **kwargs))
 
 
 def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex], masks: Sequence[Tensor]) -> Any:
