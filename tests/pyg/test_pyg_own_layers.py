@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -160,6 +161,17 @@ class AggregatesRows(Own):
         return own + utils.scatter(inputs, index, 0, dim_size=dim_size, reduce="max")
 
 
+class Checkpointed(nn.Module):
+    """Computed again in the backward, by torch, which says of ``edge_index`` that it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg_nn.GATConv(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(self.conv, 1 * x, edge_index, use_reentrant=True)
+
+
 class TutorialGCN(Own):
     """As PyG's tutorial writes it."""
 
@@ -232,6 +244,7 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "rows of edges in the layer": lambda: KeepsEdgeRows(aggr="sum"),
     "tensors read whole": lambda: GivesWhole(aggr="max"),
     "aggregate with own rows": AggregatesRows,
+    "checkpoint": Checkpointed,
     "tutorial": TutorialGCN,
     "two sides": lambda: TwoSided(aggr="mean"),
     "out-degree": lambda: ByOutDegree(aggr="max"),
@@ -280,6 +293,10 @@ RAISE: dict[str, tuple[Callable[[Calls, Tensor, Tensor], Tensor], str]] = {
         "take a row first",
     ),
     "k_hop_subgraph": (lambda m, x, e: x * len(utils.k_hop_subgraph(0, 1, e)), "of all edges"),
+    "negative_sampling": (
+        lambda m, x, e: x * utils.negative_sampling(e, (x.size(0), x.size(0))).shape[0],
+        "draw negative edges from the whole data object",
+    ),
     "both directions": (lambda m, x, e: m.conv(x, torch.cat([e, e.flip([0])], 1)), "HeteroConv"),
     "maximum at sources": (
         lambda m, x, e: utils.scatter(x[e[1]], e[0], 0, dim_size=x.size(0), reduce="max"),
@@ -357,7 +374,7 @@ def on_a_rank(
     ],
 )
 def test_layers_of_users(world_size: int, cut: str, mode: str) -> None:
-    for exact, raised in run_ranks(on_a_rank, world_size, cut, mode):
+    for exact, raised in run_ranks(on_a_rank, world_size, cut, mode, timeout=180.0):
         assert {name: x for name, x in exact.items() if not x <= 1e-10} == {}
         for name, (_, text) in RAISE.items():
             assert text in raised[name], name
