@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -91,6 +92,86 @@ class EdgeUpdating(Own):
         return alpha * x_j
 
 
+class ReadsUpdates(EdgeUpdating):
+    """What ``edge_updater`` gives is a tensor, whatever a layer does with it."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        both, alpha = self.edge_updater(edge_index, x=x)
+        self.kept = alpha
+        alpha = torch.relu(2 * alpha + both.view(-1, 1))
+        out = self.propagate(edge_index, x=x, alpha=alpha)
+        return out + utils.scatter(alpha, edge_index[1], 0, x.size(0), "max")
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> tuple[Tensor, Tensor]:
+        return (x_i * x_j).sum(-1), torch.tanh(self.score(torch.cat([x_i, x_j], -1)))
+
+
+class MayAskForIndex(Own):
+    """An argument that ``propagate`` gives, and that the message could do without."""
+
+    def message(self, x_j: Tensor, index: OptTensor = None) -> Tensor:
+        return x_j if index is None else x_j * (1 + index.view(-1, 1) % 3)
+
+
+class OneWeight(Own):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        is_later = edge_index[0] > edge_index[1]
+        return self.propagate(edge_index, x=self.lin(x), weight=self.score.bias.view(1, 1)) + (
+            self.propagate(edge_index, x=x, weight=is_later.view(-1, 1))
+        )
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return weight * x_j
+
+
+class KeepsEdgeRows(Own):
+    """Messages read what ``forward`` has left in the layer, and in one of its modules."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edge_index, _ = utils.add_self_loops(edge_index, num_nodes=x.size(0))
+        x = self.lin(x)
+        self.same = (edge_index[0] == edge_index[1]).to(x.dtype)
+        self.score.rows = torch.sigmoid((x[edge_index[0]] * x[edge_index[1]]).sum(-1))
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.tanh((self.same + self.score.rows).view(-1, 1) * x_j)
+
+
+class GivesWhole(Own):
+    """Tensors that messages read whole and that need a gradient, and are no parameters."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        factor = 2 * self.score.weight[0, :WIDTH]
+        return self.propagate(edge_index, x=x, factor=factor, sums=x.sum(-1, keepdim=True))
+
+    def message(self, x_j: Tensor, factor: Tensor, sums: Tensor, index: Tensor) -> Tensor:
+        return torch.tanh(x_j * factor + sums[index])
+
+
+class AggregatesRows(Own):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x), own=x)
+
+    def aggregate(
+        self, inputs: Tensor, index: Tensor, own: Tensor, dim_size: int | None = None
+    ) -> Tensor:
+        return own + utils.scatter(inputs, index, 0, dim_size=dim_size, reduce="max")
+
+
+class Checkpointed(nn.Module):
+    """Computed again in the backward, by torch, which says of ``edge_index`` that it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg_nn.GATConv(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(self.conv, 1 * x, edge_index, use_reentrant=True)
+
+
 class TutorialGCN(Own):
     """As PyG's tutorial writes it."""
 
@@ -157,6 +238,13 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "aggregate": Aggregating,
     "softmax": Attending,
     "edge_updater": lambda: EdgeUpdating(aggr="sum"),
+    "edge_updater, read": lambda: ReadsUpdates(aggr="sum"),
+    "an index with a default": lambda: MayAskForIndex(aggr="sum"),
+    "one weight, and a mask": lambda: OneWeight(aggr="mean"),
+    "rows of edges in the layer": lambda: KeepsEdgeRows(aggr="sum"),
+    "tensors read whole": lambda: GivesWhole(aggr="max"),
+    "aggregate with own rows": AggregatesRows,
+    "checkpoint": Checkpointed,
     "tutorial": TutorialGCN,
     "two sides": lambda: TwoSided(aggr="mean"),
     "out-degree": lambda: ByOutDegree(aggr="max"),
@@ -205,6 +293,10 @@ RAISE: dict[str, tuple[Callable[[Calls, Tensor, Tensor], Tensor], str]] = {
         "take a row first",
     ),
     "k_hop_subgraph": (lambda m, x, e: x * len(utils.k_hop_subgraph(0, 1, e)), "of all edges"),
+    "negative_sampling": (
+        lambda m, x, e: x * utils.negative_sampling(e, (x.size(0), x.size(0))).shape[0],
+        "draw negative edges from the whole data object",
+    ),
     "both directions": (lambda m, x, e: m.conv(x, torch.cat([e, e.flip([0])], 1)), "HeteroConv"),
     "maximum at sources": (
         lambda m, x, e: utils.scatter(x[e[1]], e[0], 0, dim_size=x.size(0), reduce="max"),
@@ -282,7 +374,7 @@ def on_a_rank(
     ],
 )
 def test_layers_of_users(world_size: int, cut: str, mode: str) -> None:
-    for exact, raised in run_ranks(on_a_rank, world_size, cut, mode):
+    for exact, raised in run_ranks(on_a_rank, world_size, cut, mode, timeout=180.0):
         assert {name: x for name, x in exact.items() if not x <= 1e-10} == {}
         for name, (_, text) in RAISE.items():
             assert text in raised[name], name

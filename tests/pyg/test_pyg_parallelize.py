@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
+from torch_geometric import utils
 from torch_geometric.data import Data
 
 import graphshard
@@ -232,6 +234,52 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
         return self.conv(x, edge_index).sum(0) if edge_index is not None else x
+
+
+class AddsPooled(nn.Module):
+    """What it gives has a row for each node, in which there is something of all nodes."""
+
+    def __init__(self, pool: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = pyg_nn.GCNConv(WIDTH, 4), pyg_nn.GraphNorm(4), pool
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = self.norm(self.conv(x, edge_index))
+        return rows + self.pool(rows, torch.zeros(rows.shape[0], dtype=torch.int64))
+
+
+POOLS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, batch: x.mean(0),
+    lambda x, batch: x.std(),
+    lambda x, batch: F.softmax(x, dim=0),
+    lambda x, batch: torch.max(x, dim=-2, keepdim=True).values,
+    lambda x, batch: pyg_nn.global_add_pool(x, None),
+    lambda x, batch: pyg_nn.global_mean_pool(x, batch)[batch],
+    lambda x, batch: pyg_nn.global_max_pool(x, batch)[batch],
+    lambda x, batch: pyg_nn.aggr.MeanAggregation()(x, batch)[batch],
+    lambda x, batch: utils.softmax(x, batch),
+]
+
+
+def refusals_of_pools(rank: int, world_size: int) -> list[str]:
+    data, found = whole_graph(torch.float32), []
+    for pool in POOLS:
+        model = graphshard.pyg.parallelize(AddsPooled(pool), data, "random")
+        with pytest.raises(NotImplementedError) as caught:
+            model(data.x, data.edge_index)
+        share_error(None)
+        found.append(str(caught.value))
+    within_rows = AddsPooled(lambda x, batch: x.mean(1, keepdim=True) + x.sum(-1, keepdim=True))
+    graphshard.pyg.parallelize(within_rows, data, "random")(
+        data.x, data.edge_index
+    ).sum().backward()
+    return found
+
+
+def test_what_combines_the_rows_of_one_rank_is_refused() -> None:
+    first, second = run_ranks(refusals_of_pools, 2)
+    assert first == second
+    assert all("over the rows of a tensor within a call of a parallel model" in t for t in first)
 
 
 def wrong(rank: int, world_size: int) -> list[str]:

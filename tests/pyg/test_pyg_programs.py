@@ -19,6 +19,7 @@ import torch_geometric.nn as pyg_nn
 import torch_geometric.transforms as T
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import graphshard
 import graphshard.pyg
@@ -69,6 +70,10 @@ class SumGraphConv(pyg_nn.GraphConv):
     """A class of its own, as the next one; see there."""
 
 
+class OwnGCNConv(pyg_nn.GCNConv):
+    """Of a user's module."""
+
+
 class MeanSAGEConv(pyg_nn.SAGEConv):
     """A class of its own: PyG decides once per class whether ``propagate`` takes sparse matrices.
 
@@ -100,7 +105,7 @@ def check_matrices(rank: int, world_size: int, mode: str) -> None:
     options: dict[str, Any] = {"part_method": owners(world_size), "mode": mode}
     for attr in (None, "edge_weight"):
         whole = sparse_data(attr)
-        part = graphshard.pyg.shard(whole, **options)
+        part = graphshard.pyg.shard(whole, **options).to("cpu")  # a copy of edges with their values
         for name in LAYERS if attr is None else WEIGHTED:
             torch.manual_seed(1)
             reference = TwoLayers(LAYERS[name]).double()
@@ -126,8 +131,19 @@ def check_matrices(rank: int, world_size: int, mode: str) -> None:
         assert torch.equal(batch.n_id[batch.edge_index], by_destination[:, batch.e_id])
     with_loops = sparse_data("edge_weight", loops=True)
     part = graphshard.pyg.shard(with_loops, **options)
-    with pytest.raises(NotImplementedError, match="have RemoveSelfLoops before ToSparseTensor"):
-        pyg_nn.GCNConv(WIDTH, 3).double()(part.x, part.adj_t)
+    for normalized in (
+        lambda: pyg_nn.GCNConv(WIDTH, 3).double()(part.x, part.adj_t),
+        lambda: OwnGCNConv(WIDTH, 3).double()(part.x, part.adj_t.clone()),
+        lambda: gcn_norm(part.adj_t),
+    ):
+        with pytest.raises(NotImplementedError, match="have RemoveSelfLoops before ToSparseTenso"):
+            normalized()
+    index, norm = gcn_norm(part.adj_t, add_self_loops=False)
+    edges = without_parallel_edges(loops=True)
+    ends, whole_norm = gcn_norm(edges.edge_index, edges.edge_weight, add_self_loops=False)
+    sums = torch.zeros(part.num_nodes, dtype=norm.dtype).index_add(0, index[1], norm)
+    whole_sums = torch.zeros(NUM_NODES, dtype=norm.dtype).index_add(0, ends[1], whole_norm)
+    close(sums, whole_sums[part.n_id])
     layer = SumGraphConv(WIDTH, 3).double()
     close(layer(part.x, part.adj_t), layer(with_loops.x, with_loops.adj_t)[part.n_id])
     share_error(None)

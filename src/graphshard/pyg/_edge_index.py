@@ -683,7 +683,12 @@ def _rearranged(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
     if isinstance(tensor, ShardedEdgeIndex):
-        return ShardedEdgeIndex.make(rows, tensor.halo)
+        made = ShardedEdgeIndex.make(rows, tensor.halo)
+        made.is_matrix_with_loops = tensor.is_matrix_with_loops
+        made.has_whole_cut = tensor.has_whole_cut
+        if tensor.matrix_values is not None:
+            made.matrix_values = tensor.matrix_values.to(rows.device)
+        return made
     if not copies or rows.shape != tensor._raw.shape:
         return tensor.like(rows)
     flat = tensor._flat if tensor._flat.dim() < rows.dim() else None
@@ -893,7 +898,10 @@ def _unchangeable() -> NotImplementedError:
     )
 
 
-def _set_property(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _set_property(func: Any, tensor: Any, *values: Any) -> Any:
+    is_gradient = getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad"
+    if is_gradient and values == (False,):  # as torch.utils.checkpoint does with its arguments
+        return None
     raise _unchangeable()
 
 

@@ -57,7 +57,7 @@ from ._edge_index import (
     plain,
 )
 from ._norms import unsynchronized
-from ._propagate import bound
+from ._propagate import bound, computed
 from ._source_halo import PieceEnd, SourceHalo
 
 _LAYERS = {
@@ -315,20 +315,23 @@ def install_functions() -> None:
     """Have PyG's functions know edges that span ranks, wherever they have been imported to."""
     wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
     for file, name, sharded in (
-        ("loop", "add_self_loops", _add_self_loops),
-        ("loop", "add_remaining_self_loops", _add_self_loops),
-        ("loop", "contains_self_loops", _contains_self_loops),
-        ("loop", "remove_self_loops", _remove_self_loops),
-        ("num_nodes", "maybe_num_nodes", _maybe_num_nodes),
-        ("_scatter", "scatter", _scatter),
-        ("sparse", "to_torch_coo_tensor", _matrix),
-        ("sparse", "to_torch_csr_tensor", _matrix),
-        ("sparse", "to_torch_csc_tensor", _matrix),
-        ("convert", "to_scipy_sparse_matrix", _matrix),
-        ("_to_dense_batch", "to_dense_batch", _to_dense_batch),
-        ("_negative_sampling", "structured_negative_sampling", _no_negatives),
+        ("nn.conv.gcn_conv", "gcn_norm", _gcn_norm),
+        ("utils.loop", "add_self_loops", _add_self_loops),
+        ("utils.loop", "add_remaining_self_loops", _add_self_loops),
+        ("utils.loop", "contains_self_loops", _contains_self_loops),
+        ("utils.loop", "remove_self_loops", _remove_self_loops),
+        ("utils.num_nodes", "maybe_num_nodes", _maybe_num_nodes),
+        ("utils._scatter", "scatter", _scatter),
+        ("utils.sparse", "to_torch_coo_tensor", _matrix),
+        ("utils.sparse", "to_torch_csr_tensor", _matrix),
+        ("utils.sparse", "to_torch_csc_tensor", _matrix),
+        ("utils.convert", "to_scipy_sparse_matrix", _matrix),
+        ("utils._to_dense_batch", "to_dense_batch", _to_dense_batch),
+        ("utils._negative_sampling", "negative_sampling", _no_negatives),
+        ("utils._negative_sampling", "batched_negative_sampling", _no_negatives),
+        ("utils._negative_sampling", "structured_negative_sampling", _no_negatives),
     ):
-        module = require(f"torch_geometric.utils.{file}", "graphshard[pyg]", "graphshard.pyg")
+        module = require(f"torch_geometric.{file}", "graphshard[pyg]", "graphshard.pyg")
         whole = getattr(module, name)
         wrapped[whole] = _either_function(whole, sharded)
     for module in list(sys.modules.values()):
@@ -592,12 +595,9 @@ def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCa
     values = matrices[0].matrix_values if matrices else None
     makes_loops = getattr(layer, "add_self_loops", False) and getattr(layer, "normalize", True)
     if makes_loops and any(m.is_matrix_with_loops for m in matrices):
-        module = sys.modules[type(layer).__module__]
-        if hasattr(module, "gcn_norm"):  # of a matrix it adds 1 to them, of edges it leaves them
-            raise NotImplementedError(
-                f"adj_t has self loops, to which {type(layer).__name__} adds others; pass "
-                "edge_index, or have RemoveSelfLoops before ToSparseTensor"
-            )
+        modules = [sys.modules.get(base.__module__) for base in type(layer).__mro__]
+        if any(hasattr(module, "gcn_norm") for module in modules):
+            raise _added_to_loops(type(layer).__name__)
     if values is None:
         return args, kwargs
     name = "edge_weight" if values.dim() == 1 else "edge_attr"
@@ -610,6 +610,31 @@ def with_matrix_values(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCa
         "the values of an adjacency matrix on edges that span ranks; make adj_t without them "
         "(ToSparseTensor(attr=None)), or use GraphConv, which has edge_weight"
     )
+
+
+def _added_to_loops(name: str) -> NotImplementedError:
+    """Of a matrix PyG adds 1 to its self loops, or sets them to 1; those of edges it leaves."""
+    return NotImplementedError(
+        f"adj_t has self loops, to which {name} adds others; pass edge_index, or have "
+        "RemoveSelfLoops before ToSparseTensor"
+    )
+
+
+def _gcn_norm(
+    whole: Callable[..., Any],
+    edge_index: Any,
+    edge_weight: Tensor | None = None,
+    *rest: Any,
+    **kw: Any,
+) -> Any:
+    given = inspect.signature(whole).bind(edge_index, edge_weight, *rest, **kw)
+    given.apply_defaults()
+    is_matrix = isinstance(edge_index, ShardedEdgeIndex)
+    if is_matrix and edge_index.is_matrix_with_loops and given.arguments["add_self_loops"]:
+        raise _added_to_loops("gcn_norm")
+    if is_matrix and edge_weight is None:
+        given.arguments["edge_weight"] = edge_index.matrix_values
+    return whole(**given.arguments)
 
 
 def with_one_hot_labels(layer: Any, args: Arguments, kwargs: Keywords) -> LayerCall:
@@ -798,7 +823,7 @@ def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
     is_han = any(base.__name__ == "HANConv" for base in type(layer).__mro__)
     weighing = weighing_on(layer, sharded[0].halo) if is_han else nullcontext()
     with bound(layer, kwargs), weighing:
-        return run(layer, *args, **kwargs)
+        return computed(run(layer, *args, **kwargs))
 
 
 def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex], masks: Sequence[Tensor]) -> Any:

@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
+from ..comm import all_reduce
 from ..comm.collectives import keyed
 from ..fullbatch.fewest_rows import FewestRows, RowsAndStates, find_fewest_rows
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
@@ -400,39 +401,45 @@ class Aggregation:
 
     Args:
         pieces: What is computed at a time.
-        compute: From a piece and its rows - of sources, destinations, edges - to the results of
-            its destinations, ``[stop - start, ...]``. It may use ``parameters`` as they are.
+        compute: From a piece and its rows - of sources, destinations, edges - and whole tensors to
+            the results of its destinations, ``[stop - start, ...]``. It may use ``parameters`` as
+            they are.
         sources: Tensors with a row per own source.
         destinations: Tensors with a row per destination.
         edges: Tensors with a row per edge.
+        whole: Tensors that every piece reads whole.
         parameters: Other tensors that ``compute`` uses and that may need a gradient.
     """
 
     halo: SourceHalo
     pieces: Sequence[DestinationPiece]
-    compute: Callable[[DestinationPiece, Tensors, Tensors, Tensors], Tensor]
+    compute: Callable[[DestinationPiece, Tensors, Tensors, Tensors, Tensors], Tensor]
     sources: Tensors
     destinations: Tensors
     edges: Tensors
+    whole: Tensors
     parameters: Tensors
 
     def recomputed(self) -> Tensor:
         """The result; the backward fetches and computes again. Collective."""
-        groups = (self.sources, self.destinations, self.edges, self.parameters)
+        groups = (self.sources, self.destinations, self.edges, self.whole, self.parameters)
         return _Recomputed.apply(self, *(tensor for rows in groups for tensor in rows))
 
-    def split(self, tensors: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        """Tensors of sources, of destinations and of edges, from all of them in this order."""
+    def split(self, tensors: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """Tensors of sources, of destinations, of edges and whole ones, from all in this order."""
         first, second = len(self.sources), len(self.sources) + len(self.destinations)
-        return tensors[:first], tensors[first:second], tensors[second : second + len(self.edges)]
+        third = second + len(self.edges)
+        fourth = third + len(self.whole)
+        return tensors[:first], tensors[first:second], tensors[second:third], tensors[third:fourth]
 
     def of_piece(self, piece: DestinationPiece, tensors: Tensors) -> list[Tensor]:
-        """The rows that a piece reads of extended sources, destinations and edges."""
-        extended, dst, edges = self.split(tensors)
+        """What a piece reads of extended sources, destinations and edges, and whole tensors."""
+        extended, dst, edges, whole = self.split(tensors)
         return [
             *(rows.index_select(0, piece.sources) for rows in extended),
             *(rows[piece.start : piece.stop] for rows in dst),
             *(rows[piece.edges] for rows in edges),
+            *whole,
         ]
 
 
@@ -448,7 +455,8 @@ class _Recomputed(torch.autograd.Function):
             torch.is_autocast_enabled(device.type),
         )
         ctx.wire = keyed(a.halo.mode.halo_dtype)
-        whole = [*a.halo.fetched_again(a.sources, ctx.wire), *a.destinations, *a.edges]
+        others = [rows.detach() for rows in (*a.destinations, *a.edges, *a.whole)]
+        whole = [*a.halo.fetched_again(a.sources, ctx.wire), *others]
         results = []
         for piece in a.pieces:
             ctx.random.append(RandomState.capture(device))
@@ -462,9 +470,10 @@ class _Recomputed(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         of_dst = len(a.sources)
         of_edges = of_dst + len(a.destinations)
-        of_parameters = of_edges + len(a.edges)
+        of_whole = of_edges + len(a.edges)
         extended = a.halo.fetched_again(a.sources, ctx.wire)
-        whole = [*extended, *(rows.detach() for rows in (*a.destinations, *a.edges))]
+        others = [rows.detach() for rows in (*a.destinations, *a.edges, *a.whole)]
+        whole = [*extended, *others]
         totals = [
             torch.zeros_like(tensor) if needed else None
             for tensor, needed in zip([*whole, *a.parameters], needs, strict=True)
@@ -496,7 +505,7 @@ class _Recomputed(torch.autograd.Function):
                     total.index_add_(0, piece.sources, part)
                 elif i < of_edges:
                     total[piece.start : piece.stop].add_(part)
-                elif i < of_parameters:
+                elif i < of_whole:
                     total[piece.edges] = part
                 else:
                     total.add_(part)
@@ -526,6 +535,8 @@ def bound(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
         own["edge_updater"] = MethodType(_edge_updater, layer)
     try:
         yield
+        for name, value in list(own.items()):
+            own[name] = computed(value) if isinstance(value, DeferredUpdate) else value
     finally:
         own.pop("propagate", None)
         own.pop("edge_updater", None)
@@ -562,17 +573,70 @@ def _own_product(layer: Any, kwargs: dict[str, Any]) -> Callable[[], None] | Non
     return None
 
 
-@dataclass(frozen=True)
 class DeferredUpdate:
-    """What `edge_updater` was called with, without the edges; `propagate` runs it where needed."""
+    """What `edge_updater` was asked for: `propagate` computes it where it is needed.
 
-    kwargs: dict[str, Any]
+    A layer that does anything else with it computes it at once, for all edges of this rank.
+    """
+
+    def __init__(self, layer: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> None:
+        self.kwargs, self._of = kwargs, (layer, edge_index, size)
+        self._computed: tuple[Any] | None = None
+
+    def is_open_for(self, layer: Any, edge_index: Any) -> bool:
+        """Whether it is not computed, and will be by a `propagate` of the layer on these edges."""
+        return self._computed is None and self._of[0] is layer and self._of[1] is edge_index
+
+    def compute(self) -> Any:
+        """Values per edge, as the layer's ``edge_update`` gives them; once."""
+        if self._computed is None:
+            layer, edge_index, size = self._of
+            values = type(layer).edge_updater(layer, edge_index, size=size, **self.kwargs)
+            self._computed = (values,)
+        return self._computed[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.compute(), name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.compute())
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*computed(tuple(args)), **computed(kwargs or {}))
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(update: DeferredUpdate, *others: Any) -> Any:
+        return getattr(update.compute(), name)(*computed(others))
+
+    return operate
+
+
+for _name in (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "matmul"),
+    *("neg", "abs", "getitem", "len", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "invert"),
+):
+    setattr(DeferredUpdate, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def computed(value: Any) -> Any:
+    """The value, with what was deferred in it computed."""
+    if isinstance(value, DeferredUpdate):
+        return value.compute()
+    if type(value) in (tuple, list):
+        return type(value)(computed(item) for item in value)
+    if type(value) is dict:
+        return {key: computed(item) for key, item in value.items()}
+    return value
 
 
 def _edge_updater(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
     if not isinstance(edge_index, ShardedEdgeIndex):
         return type(layer).edge_updater(layer, edge_index, size=size, **kwargs)
-    return DeferredUpdate(kwargs)
+    return DeferredUpdate(layer, edge_index, size, kwargs)
 
 
 def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
@@ -580,6 +644,8 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
         return _as_pyg(layer, edge_index, size, kwargs)
     halo = edge_index.halo
     for name, value in kwargs.items():
+        if not (isinstance(value, DeferredUpdate) and value.is_open_for(layer, edge_index)):
+            kwargs[name] = computed(value)
         if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
             kwargs[name] = halo.own_rows(value)
     if _reads_tables(layer, kwargs, halo):
@@ -599,10 +665,7 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
 
 
 def _as_pyg(layer: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-    for name, value in kwargs.items():
-        if isinstance(value, DeferredUpdate):
-            kwargs[name] = type(layer).edge_updater(layer, edge_index, **value.kwargs)
-    return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+    return type(layer).propagate(layer, edge_index, size=size, **computed(kwargs))
 
 
 def _reads_tables(layer: Any, kwargs: dict[str, Any], halo: SourceHalo) -> bool:
@@ -672,18 +735,28 @@ def _aggregates_as_usual(layer: Any) -> bool:
 
 
 class _SourceRow:
-    """The argument ``x_j`` of a message, of which only its product with a weight is wanted."""
+    """The argument ``x_j`` of a message, of which only its product with a weight is wanted.
+
+    A weight has a row for each edge, or one for all; which one is asked of the weight first, so
+    that a rank with one edge does as the others.
+    """
 
     __array_ufunc__ = None
 
-    def __init__(self, shape: torch.Size, weight: Tensor | None = None) -> None:
-        self.shape, self.weight = shape, weight
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, weight: Tensor | None = None) -> None:
+        self.shape, self.dtype, self.weight = shape, dtype, weight
 
     def __mul__(self, weight: Any) -> _SourceRow:
         fits = isinstance(weight, Tensor) and self.weight is None
         if not fits or weight.dim() != len(self.shape) or weight.shape[-1] != 1:
             raise _OtherMessageError
-        return _SourceRow(self.shape, weight)
+        if weight.shape[0] == 1:
+            weight = weight.expand(self.shape[0], *weight.shape[1:])
+        if weight.shape[0] != self.shape[0]:
+            raise _OtherMessageError
+        if not weight.is_floating_point():  # a mask, or a count
+            weight = weight.to(self.dtype)
+        return _SourceRow(self.shape, self.dtype, weight)
 
     __rmul__ = __mul__
 
@@ -702,13 +775,16 @@ def _weighted_sum(
     read = [name for name in names if name.endswith("_j")]
     if len(read) != 1 or any(name.endswith("_i") for name in names):
         return None
+    if not layer.special_args.isdisjoint(names):  # it may do without them, and is given them
+        return None
     rows = kwargs.get(read[0][:-2])
     rows = rows[0] if isinstance(rows, tuple | list) else rows
     if not isinstance(rows, Tensor) or not rows.is_floating_point():
         return None
     if rows.dim() < 2 or layer.node_dim % rows.dim() != 0:
         return None
-    arguments: dict[str, Any] = {read[0]: _SourceRow(rows.shape)}
+    shape = torch.Size((edges.edge_index.shape[1], *rows.shape[1:]))
+    arguments: dict[str, Any] = {read[0]: _SourceRow(shape, rows.dtype)}
     for name in names:
         if name in kwargs and name not in arguments:
             value = kwargs[name]
@@ -810,14 +886,40 @@ def _dot(layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet) -
 
 
 class _Slots:
-    """The tensors of a call's arguments, each once: rows of sources, of destinations, of edges."""
+    """The tensors of a call's arguments, each once: rows of sources, of destinations, of edges.
+
+    Others are constants, or read whole where they need a gradient and are no parameters.
+    """
 
     def __init__(self, layer: Any, num_edges: int) -> None:
         self._layer, self._num_edges = layer, num_edges
+        self._parameters = {id(parameter) for parameter in layer.parameters()}
         self.sources: list[Tensor] = []
         self.destinations: list[Tensor] = []
         self.edges: list[Tensor] = []
+        self.whole: list[Tensor] = []
         self.fits = True
+
+    def of_state(self, halo: SourceHalo) -> list[tuple[nn.Module, str, int]]:
+        """Attributes of modules with a row per edge on every rank, and their slots; collective.
+
+        A layer may leave there what its messages read.
+        """
+        tensors = [
+            (module, name, value)
+            for module in self._layer.modules()
+            for name, value in vars(module).items()
+            if type(value) is Tensor and value.dim()
+        ]
+        if not tensors:
+            return []
+        fits = torch.tensor([int(len(value) == self._num_edges) for _, _, value in tensors])
+        fits = all_reduce(fits, "min", group=halo.structure.group)
+        return [
+            (module, name, self._slot(self.edges, value))
+            for (module, name, value), is_of_edges in zip(tensors, fits.tolist(), strict=True)
+            if is_of_edges
+        ]
 
     def _slot(self, tensors: list[Tensor], tensor: Tensor) -> int:
         for number, other in enumerate(tensors):
@@ -855,6 +957,12 @@ class _Slots:
                 slots[name] = ("constant", None)
             elif isinstance(value, Tensor) and value.dim() and len(value) == self._num_edges:
                 slots[name] = ("edges", self._slot(self.edges, value))
+            elif (
+                isinstance(value, Tensor)
+                and value.requires_grad
+                and id(value) not in self._parameters
+            ):
+                slots[name] = ("whole", self._slot(self.whole, value))
             else:
                 slots[name] = ("constant", value)
         return slots
@@ -863,8 +971,8 @@ class _Slots:
 def _filled(
     layer: Any, slots: dict[str, Any], edge_index: Tensor, size: Any, rows: Sequence[Tensors]
 ) -> dict[str, Any]:
-    """The arguments of a piece, from its rows of sources, destinations and edges."""
-    sources, destinations, edges = rows
+    """The arguments of a piece, from its rows of sources, destinations and edges, and the rest."""
+    sources, destinations, edges, whole = rows
     arguments: dict[str, Any] = {}
     for name, (kind, content, *others) in slots.items():
         if kind == "nodes":
@@ -875,6 +983,8 @@ def _filled(
             )
         elif kind == "edges":
             arguments[name] = edges[content]
+        elif kind == "whole":
+            arguments[name] = whole[content]
         elif kind == "update":
             inner = _filled(layer, content, edge_index, size, rows)
             arguments[name] = type(layer).edge_updater(layer, edge_index, size=size, **inner)
@@ -933,10 +1043,14 @@ def _in_pieces(
     reads_numbers = bool(asked & {"index", "edge_index_i", "edge_index_j"})
     if reads_numbers and (halo.sources.is_ambiguous or halo.destinations.is_ambiguous):
         return None
-    tensors = _Slots(layer, edges.edge_index.shape[1])
+    num_edges = edges.edge_index.shape[1]
+    if not _aggregates_pieces(layer, kwargs, num_edges, halo):
+        return None
+    tensors = _Slots(layer, num_edges)
     slots = tensors.of(kwargs, layer._user_args)
     if not tensors.fits or not tensors.sources:
         return None
+    state = tensors.of_state(halo)
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     norms = [module for module in layer.modules() if takes_statistics(module)]
 
@@ -945,17 +1059,20 @@ def _in_pieces(
             rows: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
         return rows
 
-    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
+    def compute(
+        piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors, whole: Tensors
+    ) -> Tensor:
         size = (piece.sources.numel(), piece.stop - piece.start)
         edge_index = piece.edge_index
         if reads_numbers:
             edge_index = _PieceEdges.of(piece, halo, src)
-        arguments = _filled(layer, slots, edge_index, size, (src, dst, edge))
-        if torch.is_grad_enabled() or layer in _looked_at:
-            return propagate(edge_index, size, arguments)
-        with torch.enable_grad():
-            result = propagate(edge_index, size, arguments)
-        _check_leaves(layer, result, parameters, src, dst, edge)
+        with _state_of_piece(state, edge):
+            arguments = _filled(layer, slots, edge_index, size, (src, dst, edge, whole))
+            if torch.is_grad_enabled() or layer in _looked_at:
+                return propagate(edge_index, size, arguments)
+            with torch.enable_grad():
+                result = propagate(edge_index, size, arguments)
+        _check_leaves(layer, result, parameters, src, dst, edge, whole)
         _looked_at.add(layer)
         return result.detach()
 
@@ -968,8 +1085,41 @@ def _in_pieces(
         tensors.sources,
         tensors.destinations,
         tensors.edges,
+        tensors.whole,
         parameters,
     )
+
+
+@contextmanager
+def _state_of_piece(state: Sequence[tuple[nn.Module, str, int]], edges: Tensors) -> Iterator[None]:
+    """Attributes of modules have the rows of a piece's edges for a while."""
+    before = [vars(module).get(name) for module, name, _ in state]
+    for module, name, slot in state:
+        vars(module)[name] = edges[slot]
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(state, before, strict=True):
+            vars(module)[name] = value
+
+
+def _aggregates_pieces(
+    layer: Any, kwargs: dict[str, Any], num_edges: int, halo: SourceHalo
+) -> bool:
+    """Whether an ``aggregate`` of a layer reads no rows of all destinations; collective if own.
+
+    A piece has some destinations, and nothing tells which rows of a tensor it would combine with.
+    """
+    if _is_inherited(layer, "aggregate"):
+        return True
+    values = [
+        kwargs.get(name)
+        for name in layer.inspector.get_param_names("aggregate")
+        if name not in layer.special_args and name[-2:] not in ("_i", "_j")
+    ]
+    others = [v for v in values if isinstance(v, Tensor | tuple | list)]
+    fits = all(isinstance(v, Tensor) and v.dim() and len(v) == num_edges for v in others)
+    return bool(all_reduce(torch.tensor([int(fits)]), "min", group=halo.structure.group))
 
 
 def _refuse_norm(module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -19,19 +19,21 @@ import inspect
 import itertools
 import random
 import re
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from types import MethodType
+from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .._base.typing import CanonicalEType
 from ..comm import agree, all_reduce, anchor, gather_grads, sync_params
@@ -349,6 +351,81 @@ class SharedGradients:
                 parameter.grad.div_(self.state.world_size)
 
 
+class RefuseReductions(TorchFunctionMode):
+    """Within it, what combines the rows of all nodes or edges of this rank is an error.
+
+    Results of a call have a row for each node, and nothing tells of such a row that a mean over
+    one rank's nodes was added to it. Layers and normalisations, which know of all ranks, may.
+    A tensor that has as many rows in another dimension as well is let through: nothing tells
+    which are meant.
+
+    Args:
+        sizes: Numbers of nodes and edges that this rank has.
+    """
+
+    def __init__(self, sizes: set[int]) -> None:
+        super().__init__()
+        self._sizes = sizes - {1}  # which all that is broadcast has
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").rstrip("_")
+        if name in _REDUCTIONS:
+            combines = self._reduces(args, kwargs)
+        else:
+            combines = name in _SUMS_BY_INDEX and self._sums_by_index(args, kwargs)
+        if combines and not _is_ours(sys._getframe(1)):
+            raise NotImplementedError(
+                f"{name} over the rows of a tensor within a call of a parallel model would be over "
+                "the nodes or edges of one rank; compute pooled results and losses from the rows "
+                "that the model gives, outside of the call, or use graphshard.pyg.shard and add "
+                "up over the ranks with graphshard.comm.all_reduce"
+            )
+        return func(*args, **kwargs)
+
+    def _has_rows(self, value: Any) -> bool:
+        return (
+            type(value) is Tensor
+            and value.dim() > 0
+            and value.shape[0] in self._sizes
+            and self._sizes.isdisjoint(value.shape[1:])
+        )
+
+    def _reduces(self, args: Any, kwargs: Any) -> bool:
+        value = args[0] if args else kwargs.get("input")
+        if not self._has_rows(value) or not value.is_floating_point():
+            return False
+        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+        dims = dim if isinstance(dim, tuple | list) else (dim,)
+        return any(d is None or (type(d) is int and d in (0, -value.dim())) for d in dims)
+
+    def _sums_by_index(self, args: Any, kwargs: Any) -> bool:
+        given = dict(zip(("input", "dim", "index"), args, strict=False)) | kwargs
+        out, dim, index = given.get("input"), given.get("dim"), given.get("index")
+        return type(out) is Tensor and self._has_rows(index) and dim in (0, -out.dim())
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a layer or a normalisation of the call runs, which combines rows of all ranks."""
+    while frame is not None and frame.f_code.co_name != _PARALLEL_METHOD:
+        module = frame.f_globals.get("__name__", "")
+        is_ours = module.startswith("graphshard.") and module != __name__
+        if is_ours and frame.f_code.co_name not in _AROUND_PYG:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PARALLEL_METHOD = "parallel_method"
+_AROUND_PYG = ("call", "_checked_call")
+"""Functions of this package that aggregations and pools of PyG are called by, of any rows."""
+_REDUCTIONS = {
+    *("sum", "mean", "prod", "max", "min", "amax", "amin", "median", "std", "var", "std_mean"),
+    *("var_mean", "logsumexp", "softmax", "log_softmax", "cumsum", "nansum", "nanmean"),
+}
+_SUMS_BY_INDEX = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}
+
+
 class ParallelCall:
     """The arguments of one call with this rank's rows in place of whole tensors.
 
@@ -395,6 +472,13 @@ class ParallelCall:
                 for name in [name for name in store.keys() if name not in whole]:  # noqa: SIM118
                     del store[name]
                 store.update(whole)
+
+    def refusing_reductions(self) -> AbstractContextManager[Any]:
+        """Context in which what combines the rows of one rank is an error."""
+        if self._graph.state.world_size == 1:
+            return nullcontext()
+        rows = [*self._graph.nodes.values(), *self._edge_rows(None)]
+        return RefuseReductions({split.own.numel() for split in rows})
 
     def _items(self, value: Any, name: str, key: Any) -> list[tuple[Any, str, Any]]:
         """What a container has: values, their names, their types of nodes or edges."""
@@ -788,7 +872,7 @@ def _parallel_method(
     #: What calls have left in attributes of modules: the whole tensor, and this rank's rows of it.
     attributes: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
 
-    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def parallel_method(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = getattr(type(model), name)
         if graph.is_computing:  # called by another such method, which has this rank's rows
             return function(model, *args, **kwargs)
@@ -802,7 +886,7 @@ def _parallel_method(
             if getattr(module, attribute, None) is whole:
                 setattr(module, attribute, own)
         before = dict(tensors_of(model))
-        with draws, graph.computing(model), call.own_rows_of_data():
+        with draws, graph.computing(model), call.own_rows_of_data(), call.refusing_reductions():
             if name == "forward" and isinstance(model, message_passing):
                 out = call_sharded(model, call.args, call.kwargs, function)
             else:
@@ -814,7 +898,7 @@ def _parallel_method(
         attributes.update(call.gathered_state(before, here))
         return call.gathered(out, here)
 
-    return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
+    return torch.compiler.disable(parallel_method)  # it cannot look into an exchange between ranks
 
 
 def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
