@@ -422,8 +422,12 @@ class TableSource:
             self._raise_of(error)
 
     def _raise_of(self, error: Exception) -> NoReturn:
-        """Raise what went wrong while files were read, with the name of one."""
-        if isinstance(error, OSError) and any(
+        """Raise what went wrong while files were read, with the name of one.
+
+        What the system says of a file says enough; what pyarrow finds in one has no number.
+        """
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system and any(
             name == path and path in str(error) for name, path in self._path_of.items()
         ):
             raise error
