@@ -118,8 +118,8 @@ def counting() -> list[bool]:
     said: list[bool] = []
     original = Manager.__dict__["sums_of_gradients"]
 
-    def recording(self: Any, rows: Tensor) -> Any:
-        found = original(self, rows)
+    def recording(self: Any, rows: Tensor, *, is_wanted: bool) -> Any:
+        found = original(self, rows, is_wanted=is_wanted)
         said.append(found is not None)
         return found
 
@@ -290,3 +290,24 @@ def released(rank: int, world_size: int, parts: str) -> tuple[bool, bool]:
 def test_a_result_is_changed_in_place_and_a_graph_is_released(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, symmetric_graph(), 2)
     assert run_ranks(released, 2, parts) == [(True, True)] * 2
+
+
+def disagreeing(rank: int, world_size: int, parts: str, how: str) -> str:
+    graph = gs.construct_full_graph(gs.load_dgl_partition_data(parts, rank), mode="oneshot")
+    layer = layers_of("mean", torch.float64)[1]
+    x = torch.randn(graph.num_nodes(), WIDTH, dtype=torch.float64)
+    x.requires_grad_(rank == 0 or how == "mode")
+    with torch.set_grad_enabled(rank == 0 or how == "tensor"):
+        try:
+            layer(graph, x)
+        except ValueError as error:
+            return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("how", ["tensor", "mode"])
+def test_ranks_disagree_on_gradients(tmp_path: Path, how: str) -> None:
+    parts = parts_of(tmp_path, symmetric_graph(), 2)
+    for said in run_ranks(disagreeing, 2, parts, how):
+        assert "must be the same on all ranks" in said
+        assert "rank 0 has 'a layer: plan 0 float64[rows, 48] with gradient', rank 1 has" in said

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType, EType, Ids
 from ..comm import all_reduce
 from ..comm.collectives import row_bytes
-from ..comm.halo import are_messages
+from ..comm.halo import are_messages, check_requests
 from ..errors import GraphValueError
 from ..function import MessageFunction
 from ..graph import ALL, EID, NID, Frame, Graph
@@ -678,7 +678,7 @@ class GraphShardManager(EdgesOfAllRanks):
             self._edge_frames[relation],
         )
 
-    def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
+    def sums_of_gradients(self, rows: Tensor, *, is_wanted: bool) -> SumOverEdges | None:
         """As `MessagePassingGraph.sums_of_gradients`, where every edge has its reverse.
 
         None where rows go through memory that the ranks share, since zeros weigh as much there; and
@@ -690,7 +690,10 @@ class GraphShardManager(EdgesOfAllRanks):
             return None
         etype, runner = self.canonical_etypes[0], self._runner
         halo = self._structure.halo([etype])
-        if not are_messages([(halo.plan, rows)], self._mode.halo_dtype):
+        # Ranks that disagree would part here, and meet in different collectives.
+        like = rows.new_zeros(()).expand(halo.plan.num_rows, *rows.shape[1:])
+        check_requests("a layer", [(halo.plan, like)], [halo.plan.num_rows], [is_wanted])
+        if not is_wanted or not are_messages([(halo.plan, rows)], self._mode.halo_dtype):
             return None
         if halo.plan.most_rows * row_bytes(rows) < LEAST_SAVED:
             return None
