@@ -80,6 +80,8 @@ class DeferredEdges:
     It answers a tensor's questions about its shape; functions, methods and operators of tensors go
     to ``__torch_function__``.
 
+    What is made while autograd is off has no gradient, whenever it is computed.
+
     Args:
         expression: How a shard's rows are computed.
         materializer: Makes the whole tensor; collective, like every use of remote rows.
@@ -88,19 +90,30 @@ class DeferredEdges:
     def __init__(
         self, expression: Expression, materializer: Materializer, device: torch.device
     ) -> None:
-        self.expression = expression
+        self._expression = expression
         self.device = device
         self._materializer = materializer
         self._tensor: Tensor | None = None
+        self._has_gradient = torch.is_grad_enabled()
+        self._without_gradient: Expression | None = None
+
+    @property
+    def expression(self) -> Expression:
+        """How a shard's rows are computed."""
+        if self._has_gradient or not torch.is_grad_enabled():
+            return self._expression
+        if self._without_gradient is None:
+            self._without_gradient = Apply(Tensor.detach, (self._expression,), {})
+        return self._without_gradient
 
     @property
     def shape(self) -> torch.Size:
         """Of the tensor that it stands for."""
-        return self.expression.shape
+        return self._expression.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.expression.dtype
+        return self._expression.dtype
 
     @property
     def ndim(self) -> int:
@@ -133,9 +146,13 @@ class DeferredEdges:
 
     def materialize(self) -> Tensor:
         """The whole tensor, ``[num_edges, ...]``, differentiable. Every rank must call it."""
-        if self._tensor is None:
-            self._tensor = self._materializer(self.expression)
-        return self._tensor
+        if self._tensor is not None:
+            return self._tensor
+        with torch.set_grad_enabled(self._has_gradient and torch.is_grad_enabled()):
+            tensor = self._materializer(self._expression)
+        if torch.is_grad_enabled() or not self._has_gradient:
+            self._tensor = tensor
+        return tensor
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``edge_values[mask] = number``, for a mask with a truth value for each of them."""
@@ -147,8 +164,9 @@ class DeferredEdges:
                 "values[mask] = number changes them, with a mask of one truth value for each "
                 "of their numbers; use torch.where, or construct_full_graph(..., mode='oneshot')"
             )
-        operands = [self.expression, expression_of(index), value]
-        self.expression, self._tensor = Apply(Tensor.masked_fill, operands, {}), None
+        operands = [self._expression, expression_of(index), value]
+        self._expression = Apply(Tensor.masked_fill, operands, {})
+        self._without_gradient = self._tensor = None
 
     def softmax_over_in_edges(self) -> DeferredEdges:
         return self._wrap(LazySoftmax(self.expression))
