@@ -467,6 +467,7 @@ class UserFunction:
         }
         self.fields: dict[tuple[str, str], Leaf | Expression] = {}
         self.captured: dict[int, Tensor] = {}
+        self._captured_in: dict[int, set[int]] = {}  # by the step of a shard
         self._wants_grad = torch.is_grad_enabled()
 
     def discover(self, own: Shard) -> dict[str, Tensor]:
@@ -485,20 +486,38 @@ class UserFunction:
 
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
-        if torch.is_grad_enabled() or not self._wants_grad:
+        if not self._wants_grad:
             return self._call(evaluation, recording=False)
+        step = evaluation.shard.step
+        if torch.is_grad_enabled():
+            messages, captured = self._with_captured(evaluation)
+            if {id(tensor) for tensor in captured} != self._captured_in.get(step):
+                raise RuntimeError(
+                    f"message function {_name_of(self.function)} is run again in the backward, and "
+                    "used other parameters there than in the forward (as those that "
+                    "torch.func.functional_call gives for one call are); let it use the same, or "
+                    "use construct_full_graph(..., mode='oneshot')"
+                )
+            return messages
         # Forward merge: run with gradients once, only to find what else the messages depend on.
         values = {
             key: value.detach().requires_grad_(value.is_floating_point())
             for key, value in evaluation.values.items()
         }
         with torch.enable_grad():
-            first_node = _next_sequence_number()
-            messages = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
-            fields = {id(v) for v in values.values()}
-            for tensor in _captured_leaves(messages.values(), fields, first_node, self.function):
-                self.captured[id(tensor)] = tensor
+            messages, captured = self._with_captured(ShardEvaluation(evaluation.shard, values))
+        self._captured_in[step] = {id(tensor) for tensor in captured}
+        self.captured |= {id(tensor): tensor for tensor in captured}
         return {name: value.detach() for name, value in messages.items()}
+
+    def _with_captured(
+        self, evaluation: ShardEvaluation
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor]]:
+        """The messages, and what they depend on that is no field."""
+        first_node = _next_sequence_number()
+        messages = self._call(evaluation, recording=False)
+        fields = {id(value) for value in evaluation.values.values()}
+        return messages, _captured_leaves(messages.values(), fields, first_node, self.function)
 
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
@@ -605,6 +624,10 @@ def _next_sequence_number() -> int:
     return int(node._sequence_nr())
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    return repr(getattr(function, "__qualname__", function))
+
+
 def _captured_leaves(
     outputs: Any, fields: set[int], first_node: int, function: Callable[..., Any]
 ) -> list[Tensor]:
@@ -629,7 +652,7 @@ def _captured_leaves(
             continue
         if node._sequence_nr() < first_node:
             raise RuntimeError(
-                f"message function {getattr(function, '__qualname__', function)!r} uses a tensor "
+                f"message function {_name_of(function)} uses a tensor "
                 f"that was computed before it ran and needs a gradient ({node.name()}); put the "
                 "tensor into srcdata, dstdata or edata, compute it inside the function, detach it, "
                 "or use construct_full_graph(..., mode='oneshot')"
