@@ -94,6 +94,10 @@ def mistakes(rank: int, world_size: int) -> None:
             "for each of 2 ranks",
         ),
         (lambda: sar.comm.all_to_all(fine, [f.double() if rank else f for f in fine]), "one dtype"),
+        (
+            lambda: sar.comm.all_to_all(*[[f.double() if rank else f for f in fine]] * 2),
+            "dtype of the tensors of one exchange must be the same on all ranks",
+        ),
         (lambda: sar.comm.all_to_all([fine[0], short], fine), "room for 2 elements from rank 1"),
         (
             lambda: sar.comm.exchange_tensors([torch.tensor(1.0)] * world_size),

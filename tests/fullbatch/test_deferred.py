@@ -225,3 +225,77 @@ def test_means_of_more_messages_than_16_bits_count(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, whole, 2, "random")
     mean = torch.cat(run_ranks(mean_of_weighted, 2, parts))
     assert torch.equal(mean, torch.full((1, 1), 1 / 257).bfloat16())
+
+
+def made_without_gradients(rank: int, world_size: int, parts: str) -> list[Tensor]:
+    """Gradients of source rows through weights of edges that were made while autograd was off."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential")
+    mine, (nodes, _, _) = own_nodes(data)["_N"], inputs()
+    h = nodes[mine].clone().requires_grad_()
+    found = []
+    for normalised in (False, True):
+        with graph.local_scope():
+            graph.ndata["h"] = h
+            with torch.no_grad():
+                graph.apply_edges(fn.u_sub_v("h", "h", "e"))
+                weights = graph.edata["e"].sum(-1, keepdim=True).tanh()
+                weights = graphshard.edge_softmax(graph, weights) if normalised else weights
+            assert isinstance(weights, DeferredEdges)
+            graph.edata["w"] = weights
+            graph.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "y"))
+            (grad,) = torch.autograd.grad((graph.ndata["y"] ** 2).sum(), h)
+            assert not weights.materialize().requires_grad
+            found.append(grad)
+    graph.ndata["h"] = h
+    graph.apply_edges(fn.u_sub_v("h", "h", "e"))
+    with torch.no_grad():
+        assert not graph.edata["e"].materialize().requires_grad
+    assert graph.edata["e"].materialize().requires_grad
+    return [mine, *found]
+
+
+def test_what_is_made_without_gradients_has_none(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, plain_graph(), 2, "random")
+    src, dst = (ids.long() for ids in plain_graph().edges())
+    nodes, _, _ = inputs()
+    expected = []
+    for normalised in (False, True):
+        h = nodes.clone().requires_grad_()
+        weights = (nodes[src] - nodes[dst]).sum(-1, keepdim=True).tanh()
+        if normalised:
+            totals = torch.zeros(nodes.shape[0], 2, 1).double().index_add(0, dst, weights.exp())
+            weights = weights.exp() / totals[dst]
+        out = torch.zeros_like(nodes).index_add(0, dst, h[src] * weights)
+        expected.append(torch.autograd.grad((out**2).sum(), h)[0])
+    for mine, *found in run_ranks(made_without_gradients, 2, parts):
+        for grad, of_all in zip(found, expected, strict=True):
+            torch.testing.assert_close(grad, of_all[mine], rtol=1e-12, atol=1e-12)
+
+
+def used_later(rank: int, world_size: int, parts: str) -> tuple[str, bool, Tensor]:
+    """The error where rows were changed before, and a sum of what autocast was on for."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential")
+    mine, (nodes, _, parameter) = own_nodes(data)["_N"], inputs()
+    h = nodes[mine].clone()
+    graph.ndata["h"] = h
+    graph.apply_edges(fn.u_add_v("h", "h", "e"))
+    h.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place before") as error:
+        graph.update_all(fn.copy_e("e", "m"), fn.sum("m", "y"))
+    graph.ndata["h"] = nodes[mine].float()
+    graph.apply_edges(fn.u_add_v("h", "h", "e"))
+    with torch.autocast("cpu", torch.bfloat16):
+        products = F.linear(graph.edata["e"], parameter.t().float())
+    graph.edata["p"] = products
+    rows = products.materialize()
+    return str(error.value), products.dtype == rows.dtype, rows
+
+
+def test_tensors_and_autocast_of_values_that_are_used_later(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, plain_graph(), 2, "random")
+    for error, are_alike, rows in run_ranks(used_later, 2, parts):
+        assert "clone()" in error
+        assert are_alike
+        assert rows.dtype == torch.bfloat16

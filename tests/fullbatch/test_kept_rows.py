@@ -299,3 +299,33 @@ def test_dropped_fields_are_freed(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, plain_graph(), 2, "random")
     for found in run_ranks(memory, 2, parts):
         assert found == [True] * 22
+
+
+def mixed_gap(rank: int, world_size: int, parts: str) -> float:
+    """Rows that were put together while autograd was off, and then read by a call that has it."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    mine, worst = own_nodes(data)["_N"], 0.0
+    whole, rows = plain_graph(), rows_of(plain_graph().num_nodes())
+    src, dst = (ids.long() for ids in whole.edges())
+    h = rows.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(((h[src] * h[dst]) ** 2).sum(), h)
+    for mode in MODES:
+        graph = graphshard.construct_full_graph(data, mode=mode)
+        for off in (torch.no_grad, torch.inference_mode):
+            for fetched_before in (True, False):
+                own = rows[mine].requires_grad_()
+                with graph.local_scope():
+                    graph.ndata["h"] = own
+                    if fetched_before:
+                        graph.update_all(fn.copy_u("h", "m"), fn.max("m", "y"))
+                    with off():
+                        graph.apply_edges(lambda edges: {"s": edges.src["h"] * 2})
+                    graph.apply_edges(lambda edges: {"t": edges.src["h"] * edges.dst["h"]})
+                    (grad,) = torch.autograd.grad((graph.edata["t"] ** 2).sum(), own)
+                worst = max(worst, gap(grad, expected[mine]))
+    return worst
+
+
+def test_rows_that_were_read_without_gradients(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, plain_graph(), 2, "random")
+    assert max(run_ranks(mixed_gap, 2, parts)) < 1e-12

@@ -100,3 +100,28 @@ def change_between(rank: int, world_size: int, parts: str, what: str) -> str:
 def test_what_rows_are_computed_from_may_not_change(parts: str, what: str) -> None:
     for message in run_ranks(change_between, 2, parts, what):
         assert "modified by an inplace operation" in message
+
+
+def given_weights(rank: int, world_size: int, parts: str, kind: str) -> bool:
+    """Whether gradients are those of a layer that has the weights which are given to another."""
+    layer, x, _, _ = one_layer(parts, rank, kind, rematerialize=True)
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential", rematerialize=True)
+    given = {name: (2 * p.detach() + 0.1).requires_grad_() for name, p in layer.named_parameters()}
+    out = torch.func.functional_call(layer, given, (graph, x))
+    found = torch.autograd.grad(out.square().sum(), [x, *given.values()])
+    with torch.no_grad():
+        for p, value in zip(layer.parameters(), given.values(), strict=True):
+            p.copy_(value)
+    out = layer(graph, x)
+    expected = torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_given_for_one_call(tmp_path: Path, kind: str) -> None:
+    src, dst = (ids[:400] % 200 for ids in some_graph().edges())
+    nodes = torch.arange(200)
+    graph = graphshard.graph((torch.cat([src, nodes]), torch.cat([dst, nodes])), num_nodes=200)
+    parts = write_parts(tmp_path, graph, 2, "random")
+    assert run_ranks(given_weights, 2, parts, kind) == [True, True]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import graphshard as gs
 from graphshard import comm
 from graphshard.fullbatch import _graph_shard_manager
-from graphshard.nn import GraphConv, SAGEConv
+from graphshard.nn import GATConv, GraphConv, SAGEConv
 from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
@@ -118,8 +118,8 @@ def counting() -> list[bool]:
     said: list[bool] = []
     original = Manager.__dict__["sums_of_gradients"]
 
-    def recording(self: Any, rows: Tensor) -> Any:
-        found = original(self, rows)
+    def recording(self: Any, rows: Tensor, *, is_wanted: bool) -> Any:
+        found = original(self, rows, is_wanted=is_wanted)
         said.append(found is not None)
         return found
 
@@ -290,3 +290,27 @@ def released(rank: int, world_size: int, parts: str) -> tuple[bool, bool]:
 def test_a_result_is_changed_in_place_and_a_graph_is_released(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, symmetric_graph(), 2)
     assert run_ranks(released, 2, parts) == [(True, True)] * 2
+
+
+def disagreeing(rank: int, world_size: int, parts: str, kind: str, how: str) -> str:
+    graph = gs.construct_full_graph(gs.load_dgl_partition_data(parts, rank), mode="oneshot")
+    layer = layers_of("mean", torch.float64)[1]
+    if kind == "gat":
+        layer = GATConv(WIDTH, 12, 4, allow_zero_in_degree=True).double()
+    x = torch.randn(graph.num_nodes(), WIDTH, dtype=torch.float64)
+    x.requires_grad_(rank == 0 or how == "mode")
+    with torch.set_grad_enabled(rank == 0 or how == "tensor"):
+        try:
+            layer(graph, x)
+        except ValueError as error:
+            return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("kind", ["mean", "gat"])
+@pytest.mark.parametrize("how", ["tensor", "mode"])
+def test_ranks_disagree_on_gradients(tmp_path: Path, kind: str, how: str) -> None:
+    parts = parts_of(tmp_path, symmetric_graph(), 2)
+    for said in run_ranks(disagreeing, 2, parts, kind, how):
+        assert "must be the same on all ranks" in said
+        assert "rank 0 has 'a layer: plan 0 float64[rows, 48] with gradient', rank 1 has" in said

@@ -295,3 +295,26 @@ def test_a_user_reduction_names_one_shot_mode(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, plain_graph(), 2, "random")
     with pytest.raises(RanksFailed, match=r"mode='oneshot'.*any reduction works"):
         run_ranks(reduce_by_a_function, 2, parts, "sequential")
+
+
+def with_given_parameters(rank: int, world_size: int, parts: str, frozen: bool) -> str:
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph, network = construct(data, "sequential"), EdgeNetwork("sum").double()
+    given = {name: (2 * p.detach()).requires_grad_() for name, p in network.named_parameters()}
+    network.requires_grad_(not frozen)
+    nodes, edges = inputs()
+    operands = graph, nodes[own_nodes(data)["_N"]], edges[own_edges(data)[PLAIN]]
+    out = torch.func.functional_call(network, given, operands)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_parameters_that_are_given_for_one_call_are_refused(tmp_path: Path, frozen: bool) -> None:
+    parts = write_parts(tmp_path, plain_graph(), 2, "random")
+    for error in run_ranks(with_given_parameters, 2, parts, frozen):
+        assert "used other parameters there than in the forward" in error
+        assert "mode='oneshot'" in error

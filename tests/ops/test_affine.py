@@ -109,6 +109,21 @@ def test_gradients_of_what_was_started_come_last():
     assert events == ["rows", "between", "matrix"]
 
 
+@pytest.mark.parametrize("early", [0, 1])
+def test_gradients_of_rows_alone_leave_nothing_behind(early):
+    products, bias, _ = operands(LARGE, torch.float64, 2, True, False)
+    steps = AffineInSteps(products[:early], [w for _, w in products[early:]], bias)
+    steps.start()
+    result, oracle = steps.finish([x for x, _ in products[early:]]), expected(products, bias, 0, 0)
+    last = products[1][0], products[1][1]
+    for power, inputs in ((2, last[:1]), (3, last), (2, last[:1]), (3, last[1:])):
+        found, wanted = (
+            torch.autograd.grad((out**power).sum(), inputs, retain_graph=True)
+            for out in (result, oracle)
+        )
+        torch.testing.assert_close(found, wanted)
+
+
 def test_gradients_of_gradients():
     products, bias, plus = operands(LARGE, torch.float64, 1, True, True)
     (x, w), *_ = products

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType, EType, Ids
 from ..comm import all_reduce
 from ..comm.collectives import row_bytes
-from ..comm.halo import are_messages
+from ..comm.halo import are_messages, check_requests, needs_grad_now
 from ..errors import GraphValueError
 from ..function import MessageFunction
 from ..graph import ALL, EID, NID, Frame, Graph
@@ -59,7 +59,7 @@ from .lazy import DeferredEdges, expression_of, materialized
 from .reductions import CopySource, Expression, LazySoftmax, Sum
 from .row_transport import LEAST_SAVED
 from .softmax import softmax_over_in_edges, softmax_over_out_edges
-from .topology import LocalEdges, OriginalIds, ShardStructure
+from .topology import Halo, LocalEdges, OriginalIds, ShardStructure
 
 T = TypeVar("T")
 
@@ -621,6 +621,8 @@ class GraphShardManager(EdgesOfAllRanks):
             return self, inputs
         requests = [(halo, inputs[t]) for t, halo in halos.items()]
         cache = self._runner.rows
+        if instead_of is not None and self.world_size > 1:
+            _agree(requests, [needs_grad_now(own) for _, own in requests])
         rows: Sequence[Any]
         if instead_of is None:
             rows = cache.extended(requests)
@@ -679,7 +681,7 @@ class GraphShardManager(EdgesOfAllRanks):
             self._edge_frames[relation],
         )
 
-    def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
+    def sums_of_gradients(self, rows: Tensor, *, is_wanted: bool) -> SumOverEdges | None:
         """As `MessagePassingGraph.sums_of_gradients`, where every edge has its reverse.
 
         None where rows go through memory that the ranks share, since zeros weigh as much there; and
@@ -691,7 +693,8 @@ class GraphShardManager(EdgesOfAllRanks):
             return None
         etype, runner = self.canonical_etypes[0], self._runner
         halo = self._structure.halo([etype])
-        if not are_messages([(halo.plan, rows)], self._mode.halo_dtype):
+        _agree([(halo, rows)], [is_wanted])
+        if not is_wanted or not are_messages([(halo.plan, rows)], self._mode.halo_dtype):
             return None
         if halo.plan.most_rows * row_bytes(rows) < LEAST_SAVED:
             return None
@@ -859,6 +862,18 @@ class GraphShardManager(EdgesOfAllRanks):
 
 DistributedBlock = GraphShardManager
 """SAR's name for a graph in one-shot mode, which is no class of its own here."""
+
+
+def _agree(requests: Sequence[tuple[Halo, Tensor]], are_wanted: Sequence[bool]) -> None:
+    """Check that all ranks will have gradients of the same rows; collective where that is new.
+
+    Where it decides what is sent, ranks that disagree would meet in different collectives.
+    """
+    likes, sizes = [], []
+    for halo, rows in requests:
+        likes.append((halo.plan, rows.new_zeros(()).expand(halo.plan.num_rows, *rows.shape[1:])))
+        sizes.append(halo.plan.num_rows)
+    check_requests("a layer", likes, sizes, are_wanted)
 
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:

@@ -216,9 +216,7 @@ class HaloRowCache:
         entry = self._fields.get((id(halo), id(tensor)))
         if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
             return None
-        # Rows fetched without a gradient do not serve a pass that needs one.
-        stale = tensor.requires_grad and torch.is_grad_enabled() and not entry.remote.requires_grad
-        return None if stale else entry
+        return entry if _serves(entry.remote, [tensor]) else None
 
     def _extended_field(
         self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
@@ -230,7 +228,18 @@ class HaloRowCache:
             fetched = self.fetch([(halo, tensor) for tensor in distinct])
             self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
             entry = self.find(halo, own) or _HaloRows(own, version_of(own), fetched[0])
-        if entry.extended is None:
+        if entry.extended is None or not _serves(entry.extended, [own, entry.remote]):
             alone = halo.plan.world_size == 1
             entry.extended = own if alone else torch.cat([own, entry.remote])
         return entry.extended
+
+
+def _serves(rows: Tensor, made_of: Sequence[Tensor]) -> bool:
+    """Whether rows that an earlier call has made are what this one would make.
+
+    Those that were made while autograd was off are not, where there is a gradient now.
+    """
+    if rows.is_inference() and not torch.is_inference_mode_enabled():
+        return False
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in made_of)
+    return rows.requires_grad or not needs_grad

@@ -80,6 +80,8 @@ class DeferredEdges:
     It answers a tensor's questions about its shape; functions, methods and operators of tensors go
     to ``__torch_function__``.
 
+    What is made while autograd is off has no gradient, whenever it is computed.
+
     Args:
         expression: How a shard's rows are computed.
         materializer: Makes the whole tensor; collective, like every use of remote rows.
@@ -88,19 +90,30 @@ class DeferredEdges:
     def __init__(
         self, expression: Expression, materializer: Materializer, device: torch.device
     ) -> None:
-        self.expression = expression
+        self._expression = expression
         self.device = device
         self._materializer = materializer
         self._tensor: Tensor | None = None
+        self._has_gradient = torch.is_grad_enabled()
+        self._without_gradient: Expression | None = None
+
+    @property
+    def expression(self) -> Expression:
+        """How a shard's rows are computed."""
+        if self._has_gradient or not torch.is_grad_enabled():
+            return self._expression
+        if self._without_gradient is None:
+            self._without_gradient = Apply(Tensor.detach, (self._expression,), {})
+        return self._without_gradient
 
     @property
     def shape(self) -> torch.Size:
         """Of the tensor that it stands for."""
-        return self.expression.shape
+        return self._expression.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.expression.dtype
+        return self._expression.dtype
 
     @property
     def ndim(self) -> int:
@@ -133,9 +146,13 @@ class DeferredEdges:
 
     def materialize(self) -> Tensor:
         """The whole tensor, ``[num_edges, ...]``, differentiable. Every rank must call it."""
-        if self._tensor is None:
-            self._tensor = self._materializer(self.expression)
-        return self._tensor
+        if self._tensor is not None:
+            return self._tensor
+        with torch.set_grad_enabled(self._has_gradient and torch.is_grad_enabled()):
+            tensor = self._materializer(self._expression)
+        if torch.is_grad_enabled() or not self._has_gradient:
+            self._tensor = tensor
+        return tensor
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``edge_values[mask] = number``, for a mask with a truth value for each of them."""
@@ -147,8 +164,9 @@ class DeferredEdges:
                 "values[mask] = number changes them, with a mask of one truth value for each "
                 "of their numbers; use torch.where, or construct_full_graph(..., mode='oneshot')"
             )
-        operands = [self.expression, expression_of(index), value]
-        self.expression, self._tensor = Apply(Tensor.masked_fill, operands, {}), None
+        operands = [self._expression, expression_of(index), value]
+        self._expression = Apply(Tensor.masked_fill, operands, {})
+        self._without_gradient = self._tensor = None
 
     def softmax_over_in_edges(self) -> DeferredEdges:
         return self._wrap(LazySoftmax(self.expression))
@@ -449,6 +467,7 @@ class UserFunction:
         }
         self.fields: dict[tuple[str, str], Leaf | Expression] = {}
         self.captured: dict[int, Tensor] = {}
+        self._captured_in: dict[int, set[int]] = {}  # by the step of a shard
         self._wants_grad = torch.is_grad_enabled()
 
     def discover(self, own: Shard) -> dict[str, Tensor]:
@@ -467,20 +486,38 @@ class UserFunction:
 
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
-        if torch.is_grad_enabled() or not self._wants_grad:
+        if not self._wants_grad:
             return self._call(evaluation, recording=False)
+        step = evaluation.shard.step
+        if torch.is_grad_enabled():
+            messages, captured = self._with_captured(evaluation)
+            if {id(tensor) for tensor in captured} != self._captured_in.get(step):
+                raise RuntimeError(
+                    f"message function {_name_of(self.function)} is run again in the backward, and "
+                    "used other parameters there than in the forward (as those that "
+                    "torch.func.functional_call gives for one call are); let it use the same, or "
+                    "use construct_full_graph(..., mode='oneshot')"
+                )
+            return messages
         # Forward merge: run with gradients once, only to find what else the messages depend on.
         values = {
             key: value.detach().requires_grad_(value.is_floating_point())
             for key, value in evaluation.values.items()
         }
         with torch.enable_grad():
-            first_node = _next_sequence_number()
-            messages = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
-            fields = {id(v) for v in values.values()}
-            for tensor in _captured_leaves(messages.values(), fields, first_node, self.function):
-                self.captured[id(tensor)] = tensor
+            messages, captured = self._with_captured(ShardEvaluation(evaluation.shard, values))
+        self._captured_in[step] = {id(tensor) for tensor in captured}
+        self.captured |= {id(tensor): tensor for tensor in captured}
         return {name: value.detach() for name, value in messages.items()}
+
+    def _with_captured(
+        self, evaluation: ShardEvaluation
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor]]:
+        """The messages, and what they depend on that is no field."""
+        first_node = _next_sequence_number()
+        messages = self._call(evaluation, recording=False)
+        fields = {id(value) for value in evaluation.values.values()}
+        return messages, _captured_leaves(messages.values(), fields, first_node, self.function)
 
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
@@ -587,6 +624,10 @@ def _next_sequence_number() -> int:
     return int(node._sequence_nr())
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    return repr(getattr(function, "__qualname__", function))
+
+
 def _captured_leaves(
     outputs: Any, fields: set[int], first_node: int, function: Callable[..., Any]
 ) -> list[Tensor]:
@@ -611,7 +652,7 @@ def _captured_leaves(
             continue
         if node._sequence_nr() < first_node:
             raise RuntimeError(
-                f"message function {getattr(function, '__qualname__', function)!r} uses a tensor "
+                f"message function {_name_of(function)} uses a tensor "
                 f"that was computed before it ran and needs a gradient ({node.name()}); put the "
                 "tensor into srcdata, dstdata or edata, compute it inside the function, detach it, "
                 "or use construct_full_graph(..., mode='oneshot')"

@@ -55,6 +55,7 @@ import torch
 from torch import Tensor
 
 from .._base.typing import Target
+from ..graph.frame import version_of
 from ..ops import (
     add_rows,
     empty,
@@ -86,11 +87,26 @@ class Leaf:
         key: What tells leaves apart: the same tensor may be read at several ends of an edge.
     """
 
-    __slots__ = ("key", "target", "tensor")
+    __slots__ = ("_version", "key", "target", "tensor")
 
     def __init__(self, target: str, tensor: Tensor) -> None:
         self.target, self.tensor = target, tensor
         self.key: LeafKey = (target, id(tensor))
+        self._version = version_of(tensor)
+
+    def check(self) -> None:
+        """Before values are computed from it: that they are those that were asked for.
+
+        Raises:
+            RuntimeError: It was changed in place meanwhile.
+        """
+        if version_of(self.tensor) != self._version:
+            raise RuntimeError(
+                "values of edges on a sequentially aggregated graph are computed when they are "
+                f"used, and a tensor of shape {tuple(self.tensor.shape)} that they are made from "
+                "was changed in place before; change a clone() of it, or use "
+                "construct_full_graph(..., mode='oneshot')"
+            )
 
     def released(self) -> Leaf:
         """The same leaf without its values: shape, dtype and device alone."""
@@ -263,6 +279,9 @@ class Apply(Expression):
         self.function = function
         self.args, self.kwargs = tuple(args), dict(kwargs)
         first = next(a for a in self._operands() if isinstance(a, Expression))
+        kind = first.device.type
+        #: Of the call; what is computed later is computed as it would have been then.
+        self.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         with torch.no_grad():
             result = function(
                 *(_sample(a) for a in self.args), **{k: _sample(v) for k, v in self.kwargs.items()}
@@ -281,10 +300,13 @@ class Apply(Expression):
         return [a for a in self._operands() if isinstance(a, Leaf)]
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
-        return self.function(
-            *(_value(a, evaluation) for a in self.args),
-            **{k: _value(v, evaluation) for k, v in self.kwargs.items()},
-        )
+        args = [_value(a, evaluation) for a in self.args]
+        kwargs = {k: _value(v, evaluation) for k, v in self.kwargs.items()}
+        kind, (enabled, dtype) = self.device.type, self.autocast
+        if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == self.autocast:
+            return self.function(*args, **kwargs)
+        with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+            return self.function(*args, **kwargs)
 
 
 def _sample(operand: Any) -> Any:
@@ -376,7 +398,10 @@ def substitute(root: Expression, replacements: Mapping[int, Expression]) -> Expr
 def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
     if isinstance(node, Apply):
         args = [done.get(id(a), a) for a in node.args]
-        return Apply(node.function, args, {k: done.get(id(v), v) for k, v in node.kwargs.items()})
+        applied = copy.copy(node)
+        applied.args = tuple(args)
+        applied.kwargs = {k: done.get(id(v), v) for k, v in node.kwargs.items()}
+        return applied
     if isinstance(node, Sddmm):
         return Sddmm(node.op, done.get(id(node.lhs), node.lhs), done.get(id(node.rhs), node.rhs))
     if isinstance(node, _OfOne):

@@ -260,6 +260,7 @@ class ShardPass:
             self.can_lose_result |= reduction.can_lose_result
             keys = []
             for leaf in reduction.leaves:
+                leaf.check()
                 keys.append(leaf.key)
                 if leaf.key not in numbers:
                     numbers[leaf.key] = len(numbers)

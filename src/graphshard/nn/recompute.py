@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 from ..graph import MessagePassingGraph
 from ..graph.frame import version_of
-from ..ops import is_plain, linear
+from ..ops import affine, is_plain, linear
 
 
 class _Projection:
     """``layer(x)``, computed again on demand; the same bits, for nothing in it is random."""
 
     def __init__(self, x: Tensor, layer: nn.Linear, like: Tensor) -> None:
-        self._x, self._layer = x.detach(), layer
+        # Not the layer, whose weights may be others by then (``torch.func.functional_call``).
+        self._weight, self._bias = layer.weight, layer.bias
+        self._x = x.detach()
         self._tensors = [x, layer.weight, *([] if layer.bias is None else [layer.bias])]
         self._versions = [version_of(t) for t in self._tensors]
         kind = x.device.type
@@ -50,7 +52,7 @@ class _Projection:
         rows = self._rows
         if rows is None:
             with torch.no_grad(), torch.autocast(kind, dtype, enabled):
-                rows = linear(self._x, self._layer)
+                rows = affine([(self._x, self._weight.t())], self._bias)
         self.users -= 1
         self._rows = rows if self.users > 0 else None
         return rows

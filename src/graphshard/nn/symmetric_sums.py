@@ -66,9 +66,9 @@ class SymmetricSum:
             x: Input of the layer.
             matrix: As a layer without bias, or ``[in, out]``.
         """
-        if type(x) is not Tensor or x.dim() != 2 or not (x.requires_grad and x.is_floating_point()):
+        if type(x) is not Tensor or x.dim() != 2 or not x.is_floating_point():
             return None
-        if not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type):
             return None
         if isinstance(matrix, nn.Module):
             if not is_plain(matrix, nn.Linear) or matrix.bias is not None:
@@ -85,7 +85,8 @@ class SymmetricSum:
         fits = all(t.shape == (x.shape[1], matrix.shape[1]) for t in others if t.dim() == 2)
         if not fits or matrix.shape[1] > x.shape[1]:
             return None
-        summed = graph.sums_of_gradients(x.detach()[:, : matrix.shape[1]])
+        is_wanted = x.requires_grad and torch.is_grad_enabled()
+        summed = graph.sums_of_gradients(x.detach()[:, : matrix.shape[1]], is_wanted=is_wanted)
         if summed is None:
             return None
         return cls(matrix, of_own, bias, matrix.shape[1] == x.shape[1], summed)

@@ -17,6 +17,8 @@ from . import _check
 from ._dense import gains, multiply, multiply_transposed
 
 Product = tuple[Tensor, Tensor]
+_Left = dict[int, tuple[Tensor, Tensor]]
+"""Rows and gradients by the number of the matrix whose gradient is their product."""
 
 
 def affine(
@@ -76,7 +78,7 @@ class AffineInSteps:
     ) -> None:
         self._products, self._matrices, self._bias = list(products), list(matrices), bias
         self._partial: Tensor | None = None
-        self._later: list[tuple[Tensor, Tensor]] | None = None
+        self._later: _Left | None = None
 
     def start(self) -> None:
         """Add up the products of rows that are here. Once."""
@@ -90,7 +92,7 @@ class AffineInSteps:
             if products:
                 self._partial, self._bias = _plain(products, bias, None, False), None
             return
-        self._later, flat = [], []
+        self._later, flat = {}, []
         for x, w in products:
             flat += [_matrix(_cast(x)), _cast(w)]
         matrices = [_cast(w) for w in self._matrices]
@@ -126,7 +128,7 @@ def _added_up(
     plus: Tensor | None,
     relu: bool,
     partial: Tensor | None = None,
-    later: list[tuple[Tensor, Tensor]] | None = None,
+    later: _Left | None = None,
 ) -> Tensor:
     """`affine` in memory that is used again; added to ``partial`` in place."""
     flat = []
@@ -280,13 +282,14 @@ class _Affine(Function):
     """Two-dimensional operands of one dtype.
 
     With ``later`` the gradients of matrices are left to `_StartAffine`, which finds in it the rows
-    and gradients that they are products of; unless they will be differentiated again.
+    and gradients that they are products of; unless they will be differentiated again. Of a matrix
+    whose gradient is not asked for nothing is left: `_StartAffine` may not be run.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        later: list[tuple[Tensor, Tensor]] | None,
+        later: _Left | None,
         relu: bool,
         bias: Tensor | None,
         plus: Tensor | None,
@@ -328,7 +331,7 @@ class _StartAffine(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        later: list[tuple[Tensor, Tensor]],
+        later: _Left,
         number: int,
         bias: Tensor | None,
         *operands: Tensor,
@@ -349,11 +352,11 @@ class _StartAffine(Function):
         if grad is not None:
             of_bias = grad.sum(0) if want_bias else None
             of_operands = _of_operands(ctx.saved_tensors, wanted[:number], grad, None)
-        left, ctx.later[:] = list(ctx.later), ()
-        for i, (x, g) in enumerate(left):
-            if wanted[number + i]:
-                product, before = multiply_transposed(x, g), of_matrices[i]
-                of_matrices[i] = product if before is None else before + product
+        left = dict(ctx.later)
+        ctx.later.clear()
+        for i, (x, g) in left.items():
+            product, before = multiply_transposed(x, g), of_matrices[i]
+            of_matrices[i] = product if before is None else before + product
         return None, None, of_bias, *of_operands, *of_matrices
 
 
@@ -365,15 +368,18 @@ def _of_operands(
     flat: Sequence[Tensor],
     wanted: Sequence[bool],
     grad: Tensor,
-    later: list[tuple[Tensor, Tensor]] | None,
+    later: _Left | None,
 ) -> list[Tensor | None]:
     """Gradients of rows and matrices; in place of those of matrices what is put into ``later``."""
     grads: list[Tensor | None] = []
-    for x, w, want_x, want_w in zip(flat[::2], flat[1::2], wanted[::2], wanted[1::2], strict=True):
+    if later is not None:
+        later.clear()  # what a backward that failed may have left
+    for i, (x, w) in enumerate(_pairs(flat)):
+        want_x, want_w = wanted[2 * i : 2 * i + 2]
         grads.append(_product(grad, w.t()) if want_x else None)
         grads.append(multiply_transposed(x, grad) if want_w and later is None else None)
-        if later is not None:
-            later.append((x, grad))
+        if later is not None and want_w:
+            later[i] = x, grad
     return grads
 
 

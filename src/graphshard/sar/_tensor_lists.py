@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.config import Config
-from ..comm.collectives import all_reduce_, share_error
+from ..comm.collectives import all_reduce_, share_error, verify
 from ..comm.collectives import all_to_all as flat_all_to_all
 from ..comm.group import GroupState, group_state
 
@@ -52,7 +52,8 @@ def all_to_all(
     """
     state = group_state(group)
     error = _mistake(state, recv_tensors, send_tensors)
-    share_error(error, group)
+    dtype = "" if error is not None else str(send_tensors[0].dtype)
+    verify(state, dtype, "the dtype of the tensors of one exchange", error, "convert with .to(...)")
     coming = _told(state, [tensor.numel() for tensor in send_tensors])
     for sender, (size, tensor) in enumerate(zip(coming, recv_tensors, strict=True)):
         if size != tensor.numel():

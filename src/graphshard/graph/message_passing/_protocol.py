@@ -186,11 +186,13 @@ class MessagePassingGraph:
         """An ``update_all`` over the only relation, and perhaps the work of the layer with it."""
         self.update_all(step.message, step.reduce)
 
-    def sums_of_gradients(self, rows: Tensor) -> SumOverEdges | None:
+    def sums_of_gradients(self, rows: Tensor, *, is_wanted: bool) -> SumOverEdges | None:
         """What finds gradients of sums over in-edges, by sending gradients of destinations.
 
         Args:
             rows: ``[num_nodes, *]``, like those that would be sent. No value is read.
+            is_wanted: Whether there will be gradients. Ranks that share a graph must all ask, and
+                agree.
 
         Returns:
             Sums of given rows over the out-edges of each node; None where a layer has to leave
