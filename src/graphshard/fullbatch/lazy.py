@@ -165,7 +165,11 @@ class DeferredEdges:
                 "of their numbers; use torch.where, or construct_full_graph(..., mode='oneshot')"
             )
         operands = [self._expression, expression_of(index), value]
-        self._expression = Apply(Tensor.masked_fill, operands, {})
+        self.change(Apply(Tensor.masked_fill, operands, {}))
+
+    def change(self, expression: Expression) -> None:
+        """Be other values from now on, as a tensor that is changed in place."""
+        self._expression = expression
         self._without_gradient = self._tensor = None
 
     def softmax_over_in_edges(self) -> DeferredEdges:

@@ -330,7 +330,7 @@ class _BatchedEdges(DeferredEdges):
                 f"'{name}' cannot change edge values in place where messages are passed in "
                 f"batches; use a function that returns a new tensor"
             )
-        self.expression, self._tensor = changed, None
+        self.change(changed)
         return changed
 
     def _wrap(self, expression: Expression) -> DeferredEdges:
