@@ -45,13 +45,21 @@ def convert_sync_norm(module: Any, group: dist.ProcessGroup | None = None) -> nn
           (0): DistributedBN1D(4, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, distributed=True)
         )
     """  # noqa: E501
-    made = _converted(module, group)
+    return _converted_tree(module, group, {})
+
+
+def _converted_tree(
+    module: nn.Module, group: dist.ProcessGroup | None, converted: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    """`convert_sync_norm`; a module that stands at several places stays one module there."""
+    if module in converted:
+        return converted[module]
+    made = converted[module] = _converted(module, group)
     if made is not module:
         return made
-    for name, child in list(module.named_children()):
-        converted = convert_sync_norm(child, group)
-        if converted is not child:
-            setattr(module, name, converted)
+    for name, child in list(module._modules.items()):  # named_children has each of them once
+        if child is not None and _converted_tree(child, group, converted) is not child:
+            setattr(module, name, converted[child])
     if "allow_single_element" in vars(module):  # asks for the rows of one rank
         vars(module)["allow_single_element"] = False
     return module
