@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..comm import all_reduce
+from ..comm.collectives import all_reduce_alike
 from ..nn import DistributedBN1D
 
 
@@ -147,14 +147,14 @@ class _SyncNorm(nn.Module):
             size = self._num_graphs(batch, batch_size)
             total = wide.new_zeros(size, x.shape[1]).index_add(0, batch, wide)
             count = torch.bincount(batch, minlength=size).to(wide.dtype).unsqueeze(1)
-        sums = all_reduce(torch.cat([total, count], 1), group=self.group)
+        sums = all_reduce_alike(torch.cat([total, count], 1), group=self.group)
         return sums[:, :-1] / sums[:, -1:].detach().clamp(min=1)
 
     def _num_graphs(self, batch: Tensor, batch_size: int | None) -> int:
         if batch_size is not None:
             return batch_size
         largest = int(batch.max()) + 1 if batch.numel() else 0
-        return int(all_reduce(torch.tensor([largest]), "max", group=self.group))
+        return int(all_reduce_alike(torch.tensor([largest]), "max", group=self.group))
 
     @staticmethod
     def _rows(per_graph: Tensor, batch: Tensor | None) -> Tensor:
