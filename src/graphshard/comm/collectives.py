@@ -680,10 +680,10 @@ def all_reduce(
     described = f"{red_tensor.dtype}{list(red_tensor.shape)} {op}".removeprefix("torch.")
     error = _all_reduce_fault(state, red_tensor, op)
     verify(state, described, "the tensor of an all_reduce", error, name="all_reduce")
-    if in_place:
-        all_reduce_(state, red_tensor.detach(), op)
-        return red_tensor
-    return all_reduce_alike(red_tensor, op, group=group)
+    if isinstance(op, str):
+        return all_reduce_alike(red_tensor, op, group=group)
+    all_reduce_(state, red_tensor.detach(), op)
+    return red_tensor
 
 
 def all_reduce_alike(
