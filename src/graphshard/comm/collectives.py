@@ -676,7 +676,6 @@ def all_reduce(
         (tensor(3), tensor(3))
     """
     state = group_state(group)
-    in_place = isinstance(op, dist.ReduceOp.RedOpType | dist.ReduceOp)
     described = f"{red_tensor.dtype}{list(red_tensor.shape)} {op}".removeprefix("torch.")
     error = _all_reduce_fault(state, red_tensor, op)
     verify(state, described, "the tensor of an all_reduce", error, name="all_reduce")

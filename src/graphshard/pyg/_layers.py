@@ -324,6 +324,9 @@ def install_functions() -> None:
         ("utils.loop", "contains_self_loops", _contains_self_loops),
         ("utils.loop", "remove_self_loops", _remove_self_loops),
         ("utils.num_nodes", "maybe_num_nodes", _maybe_num_nodes),
+        ("utils._coalesce", "coalesce", _by_numbers),
+        ("utils._sort_edge_index", "sort_edge_index", _by_numbers),
+        ("utils._unbatch", "unbatch_edge_index", _no_unbatch),
         ("utils._scatter", "scatter", _scatter),
         ("utils.sparse", "to_torch_coo_tensor", _matrix),
         ("utils.sparse", "to_torch_csr_tensor", _matrix),
@@ -396,6 +399,26 @@ def _to_dense_batch(
             max_num_nodes = int(all_reduce_alike(longest, "max", group=end.group))
         batch = rows
     return whole(x, batch, fill_value, max_num_nodes, batch_size)
+
+
+def _by_numbers(whole: Any, *args: Any, **kwargs: Any) -> Any:
+    """PyG tells edges apart by ``source * num_nodes + destination``, both of the whole graph.
+
+    ``num_nodes``, where it is given, may be the number of nodes of this rank, with which different
+    edges have the same number; the largest node of all ranks takes its place.
+    """
+    given = inspect.signature(whole).bind(*args, **kwargs)
+    given.arguments["num_nodes"] = None
+    return whole(*given.args, **given.kwargs)
+
+
+def _no_unbatch(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
+        return whole(plain(edge_index), *args, **kwargs)
+    raise NotImplementedError(
+        f"{whole.__name__} of edges that span ranks would number the nodes of each graph, of which "
+        "this rank has some; take the edges of each graph from the whole data object"
+    )
 
 
 def _no_negatives(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
