@@ -142,12 +142,45 @@ def check_all_reduce(own, size):
         (all_reduce(x) * (own + 1)).sum().backward()
     total = float(sum(range(1, size + 1)))
     assert torch.equal(x.grad, torch.full((3,), total, dtype=torch.float64))
-    assert counted.calls == ({"all_reduce": 2} if size > 1 else {})
-    assert counted.total_bytes == (48 if size > 1 else 0)
+    assert counted.calls == ({"agree": 1, "all_reduce": 2} if size > 1 else {})
+    assert counted.total_bytes == (48 + 33 * (size - 1) if size > 1 else 0)
     with pytest.raises(NotImplementedError, match="has no gradient; pass x.detach"):
         all_reduce(x, "max")
     with pytest.raises(ValueError, match="op must be 'sum', 'max', 'min' or a ReduceOp"):
         all_reduce(x, "mean")
+
+
+def reduce_badly(own, size):
+    messages = []
+    for x, op in (
+        (torch.ones(4, dtype=torch.float64 if own == 1 else torch.float32), "sum"),
+        (torch.ones(1000 if own == 1 else 4), "max"),
+        (torch.ones(4), "min" if own == 1 else "max"),
+        (torch.ones(4), torch.distributed.ReduceOp.AVG),
+        (torch.ones(4, dtype=torch.int16), "sum"),
+        (torch.eye(2).to_sparse(), "sum"),
+        (torch.ones(2), "mean" if own == 1 else "sum"),
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            all_reduce(x, op)
+        messages.append(str(caught.value))
+    assert torch.equal(all_reduce(torch.ones(2)), torch.full((2,), float(size)))
+    return messages
+
+
+def test_tensors_that_cannot_be_reduced_are_an_error_on_all_ranks():
+    texts = [
+        "rank 1 has 'float64[4] sum'",
+        "rank 1 has 'float32[1000] max'",
+        "rank 1 has 'float32[4] min'",
+        "gloo has no ReduceOp.AVG; use SUM, and divide",
+        "gloo has no all_reduce of torch.int16; convert with",
+        "all_reduce takes dense tensors",
+        "rank 1: op must be 'sum', 'max', 'min' or a ReduceOp (got 'mean')",
+    ]
+    for messages in run_ranks(reduce_badly, 3):
+        for message, text in zip(messages, texts, strict=True):
+            assert text in message
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

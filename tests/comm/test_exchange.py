@@ -411,7 +411,8 @@ def check_ragged(rank, world_size):
         out = ragged_all_to_all(x, send_splits, recv_splits)
     assert torch.equal(out, torch.cat(recvs))
     sent = (sum(send_splits) - send_splits[rank]) * 24
-    assert counted.total_bytes == sent
+    compared = (2 + 2 * world_size) * 8 * (world_size - 1)
+    assert counted.total_bytes == sent + compared
     (out * out.detach()).sum().backward()
     assert torch.equal(x.grad, x.detach())
 
@@ -461,14 +462,29 @@ def ragged_badly(rank, world_size):
             ragged_all_to_all(torch.ones(rows), sends, recvs)
         except ValueError as error:
             errors.append(str(error))
+    other = torch.float64 if rank else torch.float32
+    for x, sends, recvs in (
+        (torch.ones(2, dtype=other), [1, 1], [1, 1]),
+        (torch.ones(2, 2 + rank), [1, 1], [1, 1]),
+        (torch.ones(2), [1, 1], [1 + 3 * rank, 1]),
+        (torch.ones(2 - rank), [1, 1] if rank == 0 else [1], [1, 1]),
+    ):
+        with pytest.raises(ValueError) as caught:
+            ragged_all_to_all(x, sends, recvs)
+        errors.append(str(caught.value))
     return errors
 
 
 def test_ragged_rules():
-    for rank, (rows, splits, own, negative) in enumerate(run_ranks(ragged_badly, 2)):
-        assert rows == "x must have sum(send_splits) = 1 rows (got shape (2,))"
-        assert splits == "send_splits must hold 2 numbers of rows, one per rank (got [1])"
-        assert own == (
-            f"rank {rank} must receive from itself what it sends to itself (got 1 sent, 0 received)"
-        )
+    for rows, splits, own, negative, dtype, shape, expected, alone in run_ranks(ragged_badly, 2):
+        assert "x must have sum(send_splits) = 1 rows (got shape (2,))" in rows
+        assert "send_splits must hold 2 numbers of rows, one per rank (got [1])" in splits
+        assert "must receive from itself what it sends to itself (got 1 sent, 0 received)" in own
         assert "send_splits must hold 2 numbers of rows" in negative
+        assert "rank 0 has 'float32[]', rank 1 has 'float64[]'" in dtype
+        assert "rank 0 has 'float32[2]', rank 1 has 'float32[3]'" in shape
+        assert expected == (
+            "recv_splits must be what the others send: rank 1 expects 4 rows from rank 0, which "
+            "sends 1"
+        )
+        assert alone.startswith("rank 1: send_splits must hold 2 numbers of rows")

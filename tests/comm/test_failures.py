@@ -186,10 +186,10 @@ def test_a_rank_that_leaves(victim):
 
 
 def test_ranks_in_different_operations():
-    for _, ranks, text in outcomes(1, "differ", "all_reduce", 0.0).values():
+    for _, ranks, text in outcomes(1, "differ", "all_to_all", 0.0).values():
         assert ranks == (1,)
         assert "ranks are in different operations: " in text
-        assert "ranks [0, 2] in all_reduce (operation " in text
+        assert "ranks [0, 2] in fetch_halo (operation " in text
         assert "rank 1 in agree (operation " in text
 
 

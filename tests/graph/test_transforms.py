@@ -313,6 +313,9 @@ def test_errors_say_what_to_do() -> None:
         add_self_loop(p, fill_data=torch.ones(1))  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="no edge feature 'q'"):
         add_self_loop(p, ["q"])
+    p.edata["votes"] = torch.ones(p.num_edges(), dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"got edge feature 'votes' of torch.int64\).*\.float\(\)"):
+        add_self_loop(p, ["votes"], "sum")
     with pytest.raises(ValueError, match="got a block"):
         reverse(block)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a dict of node types"):

@@ -401,6 +401,29 @@ def test_links(mode: str, disjoint: bool) -> None:
             assert batch.edge_label.tolist() == [1.0] * count + [0.0] * 2 * count
 
 
+@pytest.mark.parametrize("amount", [0.5, 1, 1.5])
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_subgraphs_are_those_of_edges(amount: float, is_typed: bool) -> None:
+    ends = torch.randint(20, (2, 30), generator=torch.Generator().manual_seed(0))
+    data: Any = Data(num_nodes=20, edge_index=ends)
+    given: Any = ends[:, :11]
+    if is_typed:
+        data = HeteroData()
+        data["a"].num_nodes = data["b"].num_nodes = 20
+        data["a", "to", "b"].edge_index = ends
+        given = ("a", "to", "b"), given
+    negatives = NegativeSampling("binary", amount)
+    loader = LinkNeighborLoader(
+        data, [2, 2], given, neg_sampling=negatives, disjoint=True, batch_size=4, seed=0
+    )
+    for batch in loader:
+        pair = batch["a", "to", "b"].edge_label_index if is_typed else batch.edge_label_index
+        of = (batch["a"].batch, batch["b"].batch) if is_typed else (batch.batch, batch.batch)
+        num_edges = (batch["a", "to", "b"] if is_typed else batch).input_id.numel()
+        assert torch.equal(of[0][pair[0]], torch.arange(pair.shape[1]) % num_edges)
+        assert torch.equal(of[1][pair[1]], torch.arange(pair.shape[1]) % num_edges)
+
+
 def test_negatives_are_uniform_and_in_time() -> None:
     data = lg.plain_data()
     ends = torch.tensor([[0], [1]]).repeat(1, 1000)

@@ -257,6 +257,11 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
         "x, edge_index", [(pyg_nn.GCNConv(WIDTH, WIDTH), "x, edge_index -> x"), nn.ReLU()]
     ),
     "decomposed": lambda: pyg_nn.GCNConv(WIDTH, WIDTH, decomposed_layers=2),
+    "coalesce with own nodes": lambda: Calls(
+        lambda m, x, e: m.conv(
+            x, *utils.coalesce(e, x.new_ones(e.size(1)), x.size(0), sort_by_row=False)
+        )
+    ),
     "gcn_norm": lambda: Calls(
         lambda m, x, e: m.conv(x, *gcn_norm(e, None, x.size(0), False, True, dtype=x.dtype))
     ),
@@ -296,6 +301,10 @@ RAISE: dict[str, tuple[Callable[[Calls, Tensor, Tensor], Tensor], str]] = {
     "negative_sampling": (
         lambda m, x, e: x * utils.negative_sampling(e, (x.size(0), x.size(0))).shape[0],
         "draw negative edges from the whole data object",
+    ),
+    "unbatch_edge_index": (
+        lambda m, x, e: x * len(utils.unbatch_edge_index(e, e.new_zeros(x.size(0)))),
+        "take the edges of each graph from the whole data object",
     ),
     "both directions": (lambda m, x, e: m.conv(x, torch.cat([e, e.flip([0])], 1)), "HeteroConv"),
     "maximum at sources": (

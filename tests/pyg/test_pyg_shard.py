@@ -180,6 +180,16 @@ def around_a_model(rank: int, world_size: int, json: str, compiles: bool) -> Non
     torch.testing.assert_close(mine, expected[folder.n_id])
 
 
+def test_norms_that_stand_at_several_places() -> None:
+    norm = nn.BatchNorm1d(WIDTH)
+    model = nn.ModuleList([norm, norm, nn.Sequential(norm), nn.Linear(WIDTH, WIDTH)])
+    model.register_module("absent", None)
+    converted = graphshard.pyg.convert_sync_norm(model)
+    assert isinstance(converted[0], graphshard.nn.DistributedBN1D)
+    assert converted[0] is converted[1] is converted[2][0]
+    assert len(list(converted.parameters())) == 4
+
+
 def test_what_is_put_around_a_model(tmp_path: Path, run_all: bool) -> None:
     whole = whole_graph(torch.float64)
     graph = graphshard.data.from_pyg(

@@ -198,12 +198,18 @@ def split(rank: int, world_size: int, ip_config: str, num_hosts: int) -> dict[st
     own = node_split(mask[:], g.get_partition_book(), force_even=False)
     by_id = node_split(mask, node_trainer_ids=torch.arange(g.num_nodes()) % world_size)
     edges = edge_split(torch.ones(g.num_edges(), dtype=torch.bool), g.get_partition_book())
+    neighbour = (rank + 1) % world_size  # every trainer may ask for the share of another one
+    evens = node_split(mask, rank=neighbour)
+    owns = node_split(mask, rank=neighbour, force_even=False)
+    with pytest.raises(ValueError, match=rf"number of a trainer, in \[0, {world_size}\)"):
+        node_split(mask, rank=world_size)
     few = even[: 10 + 7 * rank]  # trainers with different numbers of nodes
     loader = DistNodeDataLoader(g, few, NeighborSampler([3]), batch_size=8)
     sizes = [len(outputs) for _, outputs, _ in loader]
     barrier()
     exit_client()
-    return {"even": even, "own": own, "by_id": by_id, "edges": edges, "sizes": sizes}
+    others = {"evens": evens, "owns": owns}
+    return {"even": even, "own": own, "by_id": by_id, "edges": edges, "sizes": sizes, **others}
 
 
 @pytest.mark.parametrize(("num_hosts", "world_size"), [(1, 2), (3, 3), (3, 4)])
@@ -218,6 +224,10 @@ def test_splits_hold_each_once(
     for name in ("even", "own", "by_id"):
         assert torch.equal(torch.cat([f[name] for f in found]).sort().values, expected)
         assert all(f[name].dtype == torch.int64 for f in found)
+    for rank, mine in enumerate(found):
+        other = found[(rank + 1) % world_size]
+        assert torch.equal(mine["evens"], other["even"])
+        assert torch.equal(mine["owns"], other["own"])
     lengths = [len(f["even"]) for f in found]
     assert max(lengths) - min(lengths) <= 1
     assert sum(len(f["edges"]) for f in found) == graph.num_edges()

@@ -8,6 +8,7 @@ wrapped, so they work beside anything, also where a rank's loss does not reach e
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -41,11 +42,24 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
     Raises:
         ValueError: On every rank, if names, shapes or dtypes differ between ranks, or if a lazy
             parameter has no shape yet.
+        NotImplementedError: On every rank, if a buffer is a sparse tensor.
         RankError: Another rank failed, or did not answer in time.
     """
     state = group_state(group)
     named = [*model.named_parameters(), *model.named_buffers()]
-    _verify_model(state, named, "sync_params")
+    described, error = _description(named, "sync_params")
+    error = error or next(
+        (
+            NotImplementedError(
+                f"sync_params sends dense tensors only (got {name} of layout {tensor.layout}); "
+                "register it with .to_dense(), or leave it out with persistent state of your own"
+            )
+            for name, tensor in named
+            if tensor.layout != torch.strided
+        ),
+        None,
+    )
+    verify(state, described, "the model passed to sync_params", error)
     tensors = [tensor.detach() for _, tensor in named]
     if state.world_size == 1 or not tensors:
         return
@@ -66,11 +80,11 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
 def gather_grads(model: torch.nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Replace every gradient by its sum over the ranks; every rank must call.
 
-    One ``all_reduce`` for each bucket of gradients of one dtype, and one of a byte per parameter
-    in which the ranks agree on what there is to sum. A parameter with a gradient on some ranks
-    only ends with one on all of them; one with none anywhere keeps none. bfloat16 and float16 are
-    summed in float32. On CPUs buckets of a model with more than one travel while the backward
-    still runs, from the third call on; the sums are the same to the bit.
+    One ``all_reduce`` for each bucket of gradients of one dtype, and one of some bytes in which the
+    ranks compare their models and agree on what there is to sum. A parameter with a gradient on
+    some ranks only ends with one on all of them; one with none anywhere keeps none. bfloat16 and
+    float16 are summed in float32. On CPUs buckets of a model with more than one travel while the
+    backward still runs, from the third call on; the sums are the same to the bit.
 
     Args:
         model: The same module on every rank, up to its values.
@@ -78,28 +92,30 @@ def gather_grads(model: torch.nn.Module, group: dist.ProcessGroup | None = None)
 
     Raises:
         NotImplementedError: On every rank, if any rank has a sparse gradient.
-        ValueError: On every rank, if names, shapes or dtypes differ between ranks.
+        ValueError: On every rank, if names, shapes or dtypes of the parameters that need a
+            gradient differ between ranks.
         RankError: Another rank failed, or did not answer in time.
     """
     state = group_state(group)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if state.world_size == 1:
         return
-    _verify_model(state, named, "gather_grads")
+    described, error = _description(named, "gather_grads")
+    parameters = [] if error is not None else [parameter for _, parameter in named]
+    early = state.early_sums
+    verdicts = [] if early is None else early.verdicts(parameters)
+    may_be_early = _may_be_early(state, parameters)
+    is_odd = any(p.device.type != "cpu" or type(p) not in _PLAIN for p in parameters)
+    words = [is_odd, *verdicts, *map(_flag, parameters)]
+    is_same, agreed = _agreed_words(state, described, error, words, "gather_grads")
+    begin = 1 + len(verdicts)
+    may_be_early = may_be_early and not agreed[0]
+    sums = {} if early is None else early.finish(agreed[1:begin])
+    if not is_same:
+        verify(state, described, "the model passed to gather_grads", error)
     if not named:
         return
-    parameters = [parameter for _, parameter in named]
-    early, words = state.early_sums, [_flag(p) for p in parameters]
-    if early is not None:
-        words += early.verdicts(parameters)
-    may_be_early = _may_be_early(state, parameters)
-    if may_be_early:
-        words.append(any(p.device.type != "cpu" or type(p) not in _PLAIN for p in parameters))
-    agreed = torch.tensor(words, dtype=torch.uint8)
-    all_reduce_(state, agreed, dist.ReduceOp.MAX, "gather_grads", "agree")
-    flags, (*verdicts,) = agreed[: len(named)].tolist(), agreed[len(named) :].tolist()
-    may_be_early = may_be_early and not verdicts.pop()
-    sums = {} if early is None else early.finish(verdicts)
+    flags = agreed[begin : begin + len(named)]
     if _SPARSE in flags:
         raise NotImplementedError(
             f"gather_grads sums dense gradients only, and {named[flags.index(_SPARSE)][0]} has a "
@@ -326,24 +342,44 @@ def _write_grads(parameters: Sequence[Tensor], sums: Tensor) -> None:
             p.grad.copy_(total.view(p.shape))
 
 
-def _verify_model(state: GroupState, named: Sequence[tuple[str, Tensor]], function: str) -> None:
-    """Once for each list of names, shapes and dtypes: is it the same on all ranks?"""
-    error = next(
-        (
-            ValueError(f"{function}: {name} has no shape yet; run the model once on a batch first")
-            for name, tensor in named
-            if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
-        ),
-        None,
+_DIGEST_BYTES = 16
+_FEWEST_WORDS = 256
+
+
+def _agreed_words(
+    state: GroupState, text: str, error: Exception | None, words: Sequence[int], name: str
+) -> tuple[bool, list[int]]:
+    """Whether all ranks have the same text and no error, and the largest of each word; collective.
+
+    One round, whose length is a power of two: so ranks whose lists are not equally long are in the
+    same operation all the same, and all of them learn it. The largest of the digests' bytes, and
+    of their complements, add up to 255 where ranks have the same ones.
+    """
+    digest = hashlib.blake2b(
+        text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES
+    ).digest()
+    sent = [error is not None, *digest, *(255 - byte for byte in digest), *words]
+    length = max(_FEWEST_WORDS, 1 << (len(sent) - 1).bit_length())
+    agreed = torch.zeros(length, dtype=torch.uint8)
+    agreed[: len(sent)] = torch.tensor(sent, dtype=torch.uint8)
+    all_reduce_(state, agreed, dist.ReduceOp.MAX, name, "agree")
+    has_error, *numbers = agreed.tolist()
+    largest, complements = numbers[:_DIGEST_BYTES], numbers[_DIGEST_BYTES : 2 * _DIGEST_BYTES]
+    is_same = all(a + b == 255 for a, b in zip(largest, complements, strict=True))
+    return is_same and not has_error, numbers[2 * _DIGEST_BYTES :]
+
+
+def _description(
+    named: Sequence[tuple[str, Tensor]], function: str
+) -> tuple[str, Exception | None]:
+    """Names, dtypes and shapes in words, or the error of a tensor that has no shape yet."""
+    for name, tensor in named:
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            return "", ValueError(
+                f"{function}: {name} has no shape yet; run the model once on a batch first"
+            )
+    described = (
+        f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        for name, tensor in named
     )
-    signature = (
-        function,
-        *((name, str(t.dtype), () if error else tuple(t.shape)) for name, t in named),
-    )
-    if signature not in state.checked:
-        described = (
-            f"{name} {str(dtype).removeprefix('torch.')}{list(shape)}"
-            for name, dtype, shape in signature[1:]
-        )
-        verify(state, "; ".join(described), f"the model passed to {function}", error)
-        state.checked.add(signature)
+    return "; ".join(described), None

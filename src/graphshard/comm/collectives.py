@@ -649,11 +649,12 @@ def all_reduce(
 ) -> Tensor:
     """Combine a tensor of every rank, element by element; every rank must call.
 
+    A round of a few bytes before it compares shapes and dtypes.
     As ``torch.distributed.all_reduce``, and SAR's, it works in place where ``op`` is a
     ``ReduceOp``. Named by a word it leaves the tensor as it is, and has a gradient.
 
     Args:
-        red_tensor: Any shape and a numeric dtype, both equal on all ranks.
+        red_tensor: Any shape, and a dtype that the backend has; both equal on all ranks.
         op: How to combine. Of the words, only "sum" is differentiable; its gradient is the sum of
             the gradients of all ranks.
         move_to_comm_device: Accepted for SAR's scripts: what lives elsewhere is always moved.
@@ -663,8 +664,10 @@ def all_reduce(
         The same result on every rank, ``red_tensor`` itself for a ``ReduceOp``, else a new tensor.
 
     Raises:
-        NotImplementedError: "max" or "min" of a tensor that requires a gradient.
-        ValueError: ``op`` is neither of both.
+        NotImplementedError: "max" or "min" of a tensor that requires a gradient; on every rank.
+        ValueError: On every rank, if shapes, dtypes or ``op`` differ between ranks, or ``op`` is
+            none that the backend has.
+        TypeError: On every rank, if the backend has no such numbers.
         RankError: Another rank failed, or did not answer in time.
 
     Example:
@@ -673,18 +676,49 @@ def all_reduce(
         (tensor(3), tensor(3))
     """
     state = group_state(group)
-    if isinstance(op, dist.ReduceOp.RedOpType | dist.ReduceOp):
-        all_reduce_(state, red_tensor.detach(), op)
-        return red_tensor
-    if op not in _OPS:
-        raise ValueError(f"op must be 'sum', 'max', 'min' or a ReduceOp (got {op!r})")
+    described = f"{red_tensor.dtype}{list(red_tensor.shape)} {op}".removeprefix("torch.")
+    error = _all_reduce_fault(state, red_tensor, op)
+    verify(state, described, "the tensor of an all_reduce", error, name="all_reduce")
+    if isinstance(op, str):
+        return all_reduce_alike(red_tensor, op, group=group)
+    all_reduce_(state, red_tensor.detach(), op)
+    return red_tensor
+
+
+def all_reduce_alike(
+    tensor: Tensor,
+    op: Literal["sum", "max", "min"] = "sum",
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`all_reduce` of what this package makes, which is alike on all ranks: it is not compared."""
+    state = group_state(group)
     if op == "sum":
-        return _AllReduceSum.apply(red_tensor, state)
-    if red_tensor.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(
+        return _AllReduceSum.apply(tensor, state)
+    return all_reduce_(state, tensor.detach().clone(), _OPS[op])
+
+
+_GLOO_LACKS = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+
+
+def _all_reduce_fault(state: GroupState, tensor: Tensor, op: Any) -> Exception | None:
+    """What is wrong with the arguments of `all_reduce` on this rank."""
+    is_word = not isinstance(op, dist.ReduceOp.RedOpType | dist.ReduceOp)
+    if is_word and op not in _OPS:
+        return ValueError(f"op must be 'sum', 'max', 'min' or a ReduceOp (got {op!r})")
+    if is_word and op != "sum" and tensor.requires_grad and torch.is_grad_enabled():
+        return NotImplementedError(
             f"all_reduce({op!r}) has no gradient; pass x.detach(), or use 'sum'"
         )
-    return all_reduce_(state, red_tensor.detach().clone(), _OPS[op])
+    if tensor.layout != torch.strided:
+        return TypeError(f"all_reduce takes dense tensors (got layout {tensor.layout})")
+    if state.backend != "gloo" or state.world_size == 1:
+        return None
+    if tensor.dtype in _GLOO_LACKS:
+        return TypeError(f"gloo has no all_reduce of {tensor.dtype}; convert with .to(torch.int64)")
+    if op == dist.ReduceOp.AVG:
+        return ValueError("gloo has no ReduceOp.AVG; use SUM, and divide by the number of ranks")
+    return None
 
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:
@@ -783,9 +817,17 @@ def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def verify(
-    state: GroupState, value: str | bytes, what: str, error: BaseException | None, cure: str = ""
+    state: GroupState,
+    value: str | bytes,
+    what: str,
+    error: BaseException | None,
+    cure: str = "",
+    name: str = "agree",
 ) -> None:
-    """`share_error`, then `agree`, in the same single round; the message ends with ``cure``."""
+    """`share_error`, then `agree`, in the same single round; the message ends with ``cure``.
+
+    ``name`` is what errors of ranks that fail or do not come call the operation.
+    """
     if state.world_size == 1:
         if error is not None:
             raise error
@@ -793,7 +835,7 @@ def verify(
     # a path may have halves of characters, and this rank must not fail where others wait
     data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
     digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-    verdicts = _gather_bytes(state, bytes([error is not None]) + digest)
+    verdicts = _gather_bytes(state, bytes([error is not None]) + digest, name)
     failed = [r for r, verdict in enumerate(verdicts) if verdict[0]]
     if failed:
         _raise_shared(state, failed, error)
@@ -850,10 +892,10 @@ def _around_difference(first: str, second: str) -> tuple[str, str]:
     return first[start : start + _SHOWN], second[start : start + _SHOWN]
 
 
-def _gather_bytes(state: GroupState, data: bytes) -> list[bytes]:
+def _gather_bytes(state: GroupState, data: bytes, name: str = "agree") -> list[bytes]:
     """Every rank's bytes; the length must be the same everywhere."""
     payload = torch.tensor(list(data), dtype=torch.uint8, device=state.small_device)
-    return [bytes(part.tolist()) for part in all_gather(state, payload, "agree", "agree")]
+    return [bytes(part.tolist()) for part in all_gather(state, payload, name, "agree")]
 
 
 def gather_texts(state: GroupState, text: str) -> list[str]:

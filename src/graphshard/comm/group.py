@@ -104,8 +104,6 @@ class GroupState:
     num_operations: int = 0  # started so far; equal on all ranks that are in step
     num_plans: int = 0  # exchange plans built so far
     num_meetings: dict[str, int] = field(default_factory=dict)  # by what; see `come_together`
-    # Signatures of models that all ranks have found to be the same everywhere.
-    checked: set[tuple[object, ...]] = field(default_factory=set)
     # Sums of gradients that begin while a backward runs: of the model that was synchronized last.
     early_sums: EarlySums | None = None
     early_groups: ThreadGroups | None = None  # in which these travel

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -49,6 +50,7 @@ from .collectives import (
     room_for,
     start_all_to_all,
     start_collective,
+    verify,
 )
 from .collectives import as_bytes as as_bytes
 from .collectives import row_bytes as row_bytes
@@ -326,9 +328,9 @@ def ragged_all_to_all(
 ) -> Tensor:
     """Send rows to every rank, a different number to each; every rank must call.
 
-    Nothing is negotiated: ``recv_splits`` must be what the others send here, and dtype and
-    trailing shape must be equal on all ranks. The backward pass is the reverse exchange, which
-    every rank must reach (see `anchor`).
+    Ranks compare, in one round of a few numbers, what they send, what they expect, dtypes and
+    trailing shapes. The backward pass is the reverse exchange, which every rank must reach (see
+    `anchor`).
 
     Args:
         x: ``[sum(send_splits), *]``, rows grouped by destination.
@@ -340,26 +342,60 @@ def ragged_all_to_all(
         ``[sum(recv_splits), *]``, rows grouped by source.
 
     Raises:
-        ValueError: Splits that do not fit the group or the tensor.
+        ValueError: On every rank: splits that do not fit the group, the tensor or those of the
+            other ranks; dtypes or trailing shapes that differ between ranks.
         RankError: Another rank failed, or did not answer in time.
     """
     state = group_state(group)
     sends, recvs = [int(n) for n in send_splits], [int(n) for n in recv_splits]
+    error = _ragged_fault(state, x, sends, recvs)
+    of_rows = f"{x.dtype}{list(x.shape[1:])}".removeprefix("torch.")
+    told = torch.zeros(2 + 2 * state.world_size, dtype=torch.int64)
+    told[0], told[1] = error is not None, zlib.crc32(of_rows.encode())
+    if error is None:
+        told[2:] = torch.tensor([*sends, *recvs])
+    table = torch.stack(all_gather(state, told, "ragged_all_to_all", "agree"))
+    if bool(table[:, 0].any()) or bool((table[:, 1] != table[0, 1]).any()):
+        verify(state, of_rows, "dtype and trailing shape of ragged_all_to_all", error)
+    sent, expected = table[:, 2:].split(state.world_size, dim=1)
+    for receiver, sender in (expected != sent.t()).nonzero().tolist():
+        raise ValueError(
+            f"recv_splits must be what the others send: rank {state.members[receiver]} expects "
+            f"{int(expected[receiver, sender])} rows from rank {state.members[sender]}, which "
+            f"sends {int(sent[sender, receiver])}"
+        )
+    return _RaggedAllToAll.apply(x, state, sends, recvs)
+
+
+def _ragged_fault(
+    state: GroupState, x: Tensor, sends: Sequence[int], recvs: Sequence[int]
+) -> ValueError | None:
+    """What is wrong with the arguments of `ragged_all_to_all` on this rank."""
     for label, splits in (("send_splits", sends), ("recv_splits", recvs)):
         if len(splits) != state.world_size or min(splits) < 0:
-            raise ValueError(
+            return ValueError(
                 f"{label} must hold {state.world_size} numbers of rows, one per rank (got {splits})"
             )
     if x.dim() == 0 or x.shape[0] != sum(sends):
-        raise ValueError(
+        return ValueError(
             f"x must have sum(send_splits) = {sum(sends)} rows (got shape {tuple(x.shape)})"
         )
     if sends[state.rank] != recvs[state.rank]:
-        raise ValueError(
+        return ValueError(
             f"rank {state.rank} must receive from itself what it sends to itself "
             f"(got {sends[state.rank]} sent, {recvs[state.rank]} received)"
         )
-    return _RaggedAllToAll.apply(x, state, sends, recvs)
+    return None
+
+
+def ragged_all_to_all_alike(
+    x: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`ragged_all_to_all` of rows and splits that this package made: ranks do not compare them."""
+    return _RaggedAllToAll.apply(x, group_state(group), list(send_splits), list(recv_splits))
 
 
 class _RaggedAllToAll(torch.autograd.Function):

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import CanonicalEType, EType, Ids
-from ..comm import all_reduce
-from ..comm.collectives import row_bytes
+from ..comm.collectives import all_reduce_alike, row_bytes
 from ..comm.halo import are_messages, check_requests, needs_grad_now
 from ..errors import GraphValueError
 from ..function import MessageFunction
@@ -572,7 +571,7 @@ class GraphShardManager(EdgesOfAllRanks):
     def _first_free_id(self, ids: Tensor) -> int:
         """One more than the largest id on any rank."""
         largest = torch.tensor([int(ids.max()) if ids.numel() else -1])
-        return int(all_reduce(largest, "max", group=self.group)) + 1
+        return int(all_reduce_alike(largest, "max", group=self.group)) + 1
 
     def _kept_structure(
         self, etype: CanonicalEType, what: str, edges: Callable[[], LocalEdges]

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from .._base.config import Config
 from .._base.memory import available_memory
-from ..comm import agree, all_reduce
-from ..comm.collectives import WIRE_DTYPES
+from ..comm import agree
+from ..comm.collectives import WIRE_DTYPES, all_reduce_alike
 from ..plan import budget_of, fits_oneshot
 
 ModeName = Literal["sequential", "oneshot", "auto"]
@@ -112,7 +112,7 @@ class AggregationMode:
         if budget is None:
             budget = budget_of(_memory_of_a_rank(device))
         is_too_large = not fits_oneshot(num_halo_rows, self.row_width, budget)
-        too_large = all_reduce(torch.tensor([int(is_too_large)]), group=group)
+        too_large = all_reduce_alike(torch.tensor([int(is_too_large)]), group=group)
         return "sequential" if int(too_large[0]) else "oneshot"
 
 

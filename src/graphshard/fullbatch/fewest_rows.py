@@ -34,7 +34,9 @@ import torch
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, all_reduce, ragged_all_to_all
+from ..comm import ExchangePlan
+from ..comm.collectives import all_reduce_alike
+from ..comm.transport import ragged_all_to_all_alike
 from ..ops import Adjacency, add_rows, gspmm
 from ..partition.vertex_cover import minimum_vertex_cover
 from .topology import Halo, LocalEdges, Shard, narrow, needed_rows, remote_sources, sorted_adjacency
@@ -149,7 +151,7 @@ class FewestRows:
         """
         theirs, mine = self.partial_splits
         given = weights.detach().index_select(0, partial_edges)
-        arrived = ragged_all_to_all(given, theirs, mine, self.plan.group)
+        arrived = ragged_all_to_all_alike(given, theirs, mine, self.plan.group)
         full = arrived.new_ones((self.is_partial.numel(), *arrived.shape[1:]))
         full[self.is_partial] = arrived
         return full
@@ -332,7 +334,7 @@ def find_fewest_rows(halo: Halo) -> FewestRows | None:
     cover, cut = _find_cover(list(halo.edges.values()), halo.needed, plan.rank)
     starts = [0, *accumulate(edges.num_dst for edges in halo.edges.values())]
     totals = torch.tensor([halo.num_halo, cover.owners.numel(), cover.summed.numel()])
-    num_read, num_sent, num_summed = all_reduce(totals, group=group).tolist()
+    num_read, num_sent, num_summed = all_reduce_alike(totals, group=group).tolist()
     if not saves_rows(num_read, num_sent):
         return None
     received, first = {}, 0
@@ -355,10 +357,10 @@ def find_fewest_rows(halo: Halo) -> FewestRows | None:
     recv, owners = count(cover.owners), cover.owner_of_row[sources]
     sizes = torch.stack([recv, count(owners), count(owners[is_partial])], 1)
     ones = [1] * plan.world_size
-    asked = ragged_all_to_all(sizes, ones, ones, group)
+    asked = ragged_all_to_all_alike(sizes, ones, ones, group)
     splits = list(zip(sizes.t().tolist(), asked.t().tolist(), strict=True))
-    lengths = ragged_all_to_all(lengths, *splits[0], group)
-    entries = ragged_all_to_all(entries, *splits[1], group)
+    lengths = ragged_all_to_all_alike(lengths, *splits[0], group)
+    entries = ragged_all_to_all_alike(entries, *splits[1], group)
     indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     sizes_here = halo.num_owned, lengths.numel()
     bound = max(*sizes_here, len(entries))
@@ -366,7 +368,7 @@ def find_fewest_rows(halo: Halo) -> FewestRows | None:
     sent = Adjacency.from_csc(indptr, indices, None, *sizes_here, check=False).to(device)
     send = splits[0][1]
     most = torch.tensor([cover.owners.numel(), max(send)])
-    most_rows, longest = all_reduce(most, "max", group=group).tolist()
+    most_rows, longest = all_reduce_alike(most, "max", group=group).tolist()
     partial_edges = None
     if len(cut) == 1:
         eids, _, _ = cut[0]
@@ -453,7 +455,7 @@ class RowsAndStates:
         if self._keys is None or self._keys[0] is not keys:
             group = self.states.group
             given = keys.index_select(0, partial_edges)
-            self._keys = keys, ragged_all_to_all(given, *self.partial_splits, group)
+            self._keys = keys, ragged_all_to_all_alike(given, *self.partial_splits, group)
         return self._keys[1]
 
     @cached_property
@@ -486,7 +488,7 @@ def find_rows_and_states(halo: Halo) -> RowsAndStates | None:
     ((_, edges),) = halo.edges.items()
     cover, ((eids, halo_rows, dst),) = _find_cover([edges], halo.needed, plan.rank)
     counts = halo.num_halo, int(cover.sends_row.sum()), int(cover.sends_sum.sum())
-    num_read, num_rows, num_states = all_reduce(torch.tensor(counts), group=group).tolist()
+    num_read, num_rows, num_states = all_reduce_alike(torch.tensor(counts), group=group).tolist()
     if not saves_rows(num_read, num_rows + num_states):
         return None
     needed = torch.cat(halo.needed).cpu()
@@ -503,8 +505,8 @@ def find_rows_and_states(halo: Halo) -> RowsAndStates | None:
     entries = torch.stack([needed[halo_rows[summed]], dst[summed]], 1)
     splits = torch.bincount(owners, minlength=plan.world_size).tolist()
     ones = [1] * plan.world_size
-    splits_here = ragged_all_to_all(torch.tensor(splits), ones, ones, group).tolist()
-    entries = ragged_all_to_all(entries, splits, splits_here, group)
+    splits_here = ragged_all_to_all_alike(torch.tensor(splits), ones, ones, group).tolist()
+    entries = ragged_all_to_all_alike(entries, splits, splits_here, group)
     read, ends, first = [], [], 0
     for part in entries[:, 1].split(splits_here):
         rows, at = torch.unique(part, return_inverse=True)

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, all_reduce, fetch_halo, return_halo
-from ..comm.collectives import verify
+from ..comm import ExchangePlan, fetch_halo, return_halo
+from ..comm.collectives import all_reduce_alike, verify
 from ..comm.group import group_state
 from ..ops import Adjacency, Attention, edge_keys
 from .constant_cache import ConstantCache
@@ -402,7 +402,7 @@ class ShardStructure:
             [[e.num_edges, int((self.in_degrees(t) == 0).any())] for t, e in self.edges.items()],
             dtype=torch.int64,
         ).view(-1, 2)
-        totals = all_reduce(counts, group=group)
+        totals = all_reduce_alike(counts, group=group)
         self._global_edges = dict(zip(self.edges, totals[:, 0].tolist(), strict=True))
         self._zero_in_degree = dict(zip(self.edges, (totals[:, 1] > 0).tolist(), strict=True))
         if len(self.edges) == 1:  # which relations of several are read together is known in use
@@ -462,9 +462,11 @@ class ShardStructure:
         def find() -> Tensor:
             edges, num_rows = self.edges[etype], [0] * self.world_size
             num_rows[self.rank] = edges.num_dst
-            counts = all_reduce(torch.tensor(num_rows), group=self.group)
+            counts = all_reduce_alike(torch.tensor(num_rows), group=self.group)
             starts = counts.cumsum(0) - counts
-            return all_reduce(hashed_without_reverses(edges, starts, self.rank), group=self.group)
+            return all_reduce_alike(
+                hashed_without_reverses(edges, starts, self.rank), group=self.group
+            )
 
         return etype[0] == etype[2] and not bool(self._once("symmetric", etype, find))
 
@@ -489,7 +491,7 @@ class ShardStructure:
             if source_type in self._numbers:
                 plan.number_rows(self._numbers[source_type])
             longest = torch.tensor([max(plan.send_splits, default=0)])
-            longest = all_reduce(longest, "max", group=self.group)
+            longest = all_reduce_alike(longest, "max", group=self.group)
             self._halos[key] = Halo(num_owned, chosen, plan, int(longest))
         return self._halos[key]
 

@@ -71,7 +71,7 @@ def add_self_loop(
     Raises:
         ValueError: The relation joins two node types, or ``fill_data`` is an unknown reduction.
         KeyError: There is no such edge feature.
-        TypeError: ``fill_data`` is neither a number nor a string.
+        TypeError: ``fill_data`` is neither a number nor a string, or reduces features of integers.
 
     Example:
         >>> from graphshard.graph import graph
@@ -124,6 +124,12 @@ def loop_values(
         if not isinstance(fill_data, str):
             values[name].fill_(fill_data)
         elif name != numbered:
+            if not old.dtype.is_floating_point:
+                raise GraphTypeError(
+                    f"fill_data={fill_data!r} reduces features of floating point numbers (got "
+                    f"edge feature {name!r} of {old.dtype}); convert it with .float(), give a "
+                    "number, or leave it out with edge_feat_names"
+                )
             values[name] = gspmm(adjacency(), "copy_rhs", fill_data, None, old)
     return values
 

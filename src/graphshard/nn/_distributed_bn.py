@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._base.typing import Device
-from ..comm import all_reduce, world_size
-from ..comm.collectives import all_gather
+from ..comm import world_size
+from ..comm.collectives import all_gather, all_reduce_alike
 from ..comm.group import group_state
 
 
@@ -249,7 +249,7 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.cat([grad_sum, product_sum])
             if world_size(ctx.group) > 1:
-                sums = all_reduce(sums, group=ctx.group)
+                sums = all_reduce_alike(sums, group=ctx.group)
             mean_grad, mean_product = (sums / max(ctx.count, 1)).chunk(2)
             scale = inverse_std if weight is None else inverse_std * weight
             slope = -scale * inverse_std.square() * mean_product

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..comm import all_reduce
+from ..comm.collectives import all_reduce_alike
 from ..fullbatch import AggregationMode
 from ..fullbatch.halo_rows import HaloRowCache
 from ..fullbatch.topology import LocalEdges, ShardStructure
@@ -205,7 +205,7 @@ class _Numbers(NodeValues):
         if halo.world_size > 1:
             owned = size in (halo.num_owned, halo.num_dst)
             sizes = torch.tensor([size, -size, int(owned), -int(owned)])
-            most, least, _, all_owned = all_reduce(
+            most, least, _, all_owned = all_reduce_alike(
                 sizes, "max", group=halo.structure.group
             ).tolist()
             if most != -least or all_owned == -1:
@@ -527,7 +527,7 @@ def _written(
         raise end.refuse(name)
     if end.has_remote_rows:
         remote = torch.tensor([int((index._raw >= end.num_rows).any())])
-        if bool(all_reduce(remote, "max", group=end.group)):
+        if bool(all_reduce_alike(remote, "max", group=end.group)):
             raise NotImplementedError(
                 f"{name} at the sources of edges that span ranks has no exact result on one rank; "
                 "sums at sources (scatter_add, index_add) have one, and anything at destinations"
@@ -593,7 +593,7 @@ def _bincount(func: Any, input: Any, weights: Any = None, minlength: int = 0) ->
         total = func(input._raw, weights, input.halo.num_extended)
         return input.halo.summed_at_sources(total)
     length = max(minlength, largest_number(input) + 1)
-    return all_reduce(func(input.numbers(), weights, length), group=end.group)
+    return all_reduce_alike(func(input.numbers(), weights, length), group=end.group)
 
 
 # -- choosing, appending, turning round ------------------------------------------------------------
@@ -654,7 +654,7 @@ def _are_own_loops(added: Sequence[Tensor], end: EdgeEnd, is_square: bool) -> bo
     ):
         fits = torch.equal(loops[0], loops[1]) and torch.equal(loops[0].sort().values, rows)
     shares = torch.tensor([int(fits), int(loops.shape[1] == 0)])
-    return any(all_reduce(shares, "min", group=end.group).tolist())
+    return any(all_reduce_alike(shares, "min", group=end.group).tolist())
 
 
 def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -796,7 +796,7 @@ def largest_number(index: Any) -> int:
         return index.end.largest
     numbers = plain(index)
     largest = numbers.max() if numbers.numel() else numbers.new_tensor(-1)
-    return int(all_reduce(largest.view(1).long(), "max", group=index.halo.structure.group))
+    return int(all_reduce_alike(largest.view(1).long(), "max", group=index.halo.structure.group))
 
 
 def num_nodes_of(index: Any) -> int:
@@ -834,17 +834,17 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("max of no edges: no rank has any")
         return numbers.new_full((), largest)
     if name in ("sum", "mean"):
-        total = all_reduce(torch.sum(numbers, *args, **kwargs), group=group)
+        total = all_reduce_alike(torch.sum(numbers, *args, **kwargs), group=group)
         if name == "sum":
             return total
         wide = func(numbers, *args, **kwargs)  # tells what is wrong, if anything is
         each = numbers.numel() // max(total.numel(), 1)
-        count = all_reduce(torch.tensor(each), group=group)
+        count = all_reduce_alike(torch.tensor(each), group=group)
         return (total / count.to(total.device)).to(wide.dtype)
     bound = torch.iinfo(numbers.dtype).max if "min" in name else torch.iinfo(numbers.dtype).min
     padded = torch.cat([numbers, numbers.new_full((*numbers.shape[:-1], 1), bound)], -1)
     extreme = func(padded, *args, **kwargs)
-    return all_reduce(extreme, "min" if "min" in name else "max", group=group)
+    return all_reduce_alike(extreme, "min" if "min" in name else "max", group=group)
 
 
 class _NoneHere(int):

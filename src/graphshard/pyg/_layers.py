@@ -43,7 +43,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..comm import all_reduce, anchor
+from ..comm import anchor
+from ..comm.collectives import all_reduce_alike
 from ..graph.convert import require
 from ._edge_index import (
     DestinationIndex,
@@ -195,7 +196,7 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
     if halo.own_edges is not None:
         kind, needed = "edge of the data object", halo.structure.global_num_edges(halo.etype)
     fits = torch.tensor([int(all(mask.shape[0] == needed for mask in own.values()))])
-    if not bool(all_reduce(fits, "min", group=halo.structure.group)):
+    if not bool(all_reduce_alike(fits, "min", group=halo.structure.group)):
         sizes = ", ".join(f"{name} of shape {tuple(mask.shape)}" for name, mask in given.items())
         raise ValueError(
             f"an edge mask of {type(layer).__name__} needs an entry for each {kind}, {needed} here "
@@ -240,13 +241,15 @@ def of_all_ranks(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if halo is None or mask is None or halo.world_size == 1:
             return whole(layer, inputs, dim_size)
         more = inputs.size(layer.node_dim) - mask.size(0)
-        sums = all_reduce(torch.tensor([more, abs(more)]), group=halo.structure.group).tolist()
+        sums = all_reduce_alike(
+            torch.tensor([more, abs(more)]), group=halo.structure.group
+        ).tolist()
         if sums == [0, 0]:
             return whole(layer, inputs, dim_size)
         mask = mask.sigmoid() if layer._apply_sigmoid else mask
         mask = torch.cat([mask[layer._loop_mask], mask.new_ones(dim_size or 0)])
         other = torch.tensor([int(inputs.size(layer.node_dim) != mask.size(0))])
-        if sums[0] == 0 or bool(all_reduce(other, "max", group=halo.structure.group)):
+        if sums[0] == 0 or bool(all_reduce_alike(other, "max", group=halo.structure.group)):
             raise ValueError(
                 f"{type(layer).__name__} is explained with edges that are neither those of the "
                 "edge mask nor these with a self loop at each node; set the masks with the "
@@ -303,7 +306,7 @@ def by_means_of_all_ranks(whole: Callable[..., Any]) -> Callable[..., Any]:
         rows = torch.stack(xs)
         sums = torch.tanh(k_lin(rows)).sum(1)
         counts = sums.new_full((len(xs), 1), rows.shape[1])
-        total = all_reduce(torch.cat([sums, counts], 1), group=halo.structure.group)
+        total = all_reduce_alike(torch.cat([sums, counts], 1), group=halo.structure.group)
         means = total[:, :-1] / total[:, -1:].detach().clamp(min=1)
         weights = (q * means).sum(-1).softmax(0)
         return (weights.view(-1, 1, 1) * rows).sum(0), weights
@@ -321,6 +324,9 @@ def install_functions() -> None:
         ("utils.loop", "contains_self_loops", _contains_self_loops),
         ("utils.loop", "remove_self_loops", _remove_self_loops),
         ("utils.num_nodes", "maybe_num_nodes", _maybe_num_nodes),
+        ("utils._coalesce", "coalesce", _by_numbers),
+        ("utils._sort_edge_index", "sort_edge_index", _by_numbers),
+        ("utils._unbatch", "unbatch_edge_index", _no_unbatch),
         ("utils._scatter", "scatter", _scatter),
         ("utils.sparse", "to_torch_coo_tensor", _matrix),
         ("utils.sparse", "to_torch_csr_tensor", _matrix),
@@ -390,9 +396,29 @@ def _to_dense_batch(
         rows, end = batch.local(), batch.end
         if max_num_nodes is None and not isinstance(end, PieceEnd):
             longest = torch.bincount(rows, minlength=1).max().view(1)
-            max_num_nodes = int(all_reduce(longest, "max", group=end.group))
+            max_num_nodes = int(all_reduce_alike(longest, "max", group=end.group))
         batch = rows
     return whole(x, batch, fill_value, max_num_nodes, batch_size)
+
+
+def _by_numbers(whole: Any, *args: Any, **kwargs: Any) -> Any:
+    """PyG tells edges apart by ``source * num_nodes + destination``, both of the whole graph.
+
+    ``num_nodes``, where it is given, may be the number of nodes of this rank, with which different
+    edges have the same number; the largest node of all ranks takes its place.
+    """
+    given = inspect.signature(whole).bind(*args, **kwargs)
+    given.arguments["num_nodes"] = None
+    return whole(*given.args, **given.kwargs)
+
+
+def _no_unbatch(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
+        return whole(plain(edge_index), *args, **kwargs)
+    raise NotImplementedError(
+        f"{whole.__name__} of edges that span ranks would number the nodes of each graph, of which "
+        "this rank has some; take the edges of each graph from the whole data object"
+    )
 
 
 def _no_negatives(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
@@ -415,7 +441,7 @@ def _contains_self_loops(whole: Any, edge_index: Any) -> bool:
     if not isinstance(edge_index, ShardedEdgeIndex):
         return bool(mask.any())
     has_loops = torch.tensor([int(mask.any())])
-    return bool(all_reduce(has_loops, "max", group=edge_index.halo.structure.group))
+    return bool(all_reduce_alike(has_loops, "max", group=edge_index.halo.structure.group))
 
 
 def _remove_self_loops(
@@ -479,7 +505,7 @@ def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
         (halo.num_dst, destinations.num_whole),
     ]
     shares = torch.tensor([given, -given, *(-int(given == own) for own, _ in rows)])
-    most, least, *others = all_reduce(shares, "max", group=halo.structure.group).tolist()
+    most, least, *others = all_reduce_alike(shares, "max", group=halo.structure.group).tolist()
     largest = rows[0][1]  # a loop needs a node of each type
     for is_other, (_, whole) in zip(others, rows, strict=True):
         if is_other == -1 and whole <= largest:
@@ -669,7 +695,7 @@ def _by_name(layer: Any, args: Arguments, kwargs: Keywords) -> dict[str, Any]:
 def _largest(values: Tensor, least: float, halo: SourceHalo) -> Tensor:
     """``[1]``, the largest value on any rank, or ``least`` where there are none; collective."""
     largest = values.max().view(1) if values.numel() else values.new_full((1,), least)
-    return all_reduce(largest, "max", group=halo.structure.group)
+    return all_reduce_alike(largest, "max", group=halo.structure.group)
 
 
 def corrected(
@@ -702,7 +728,7 @@ def corrected(
     )
     count = torch.tensor(y_true.shape[0], dtype=y_soft.dtype, device=y_soft.device)
     sums = torch.stack([error[mask].abs().sum(), count])
-    total, count = all_reduce(sums, group=edge_index.halo.structure.group)
+    total, count = all_reduce_alike(sums, group=edge_index.halo.structure.group)
     scale = total / count / spread.abs().sum(dim=1, keepdim=True)
     scale[scale.isinf() | (scale > 1000)] = 1.0
     return y_soft + scale * spread

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..comm import all_reduce
+from ..comm.collectives import all_reduce_alike
 from ..nn import DistributedBN1D
 
 
@@ -45,13 +45,21 @@ def convert_sync_norm(module: Any, group: dist.ProcessGroup | None = None) -> nn
           (0): DistributedBN1D(4, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, distributed=True)
         )
     """  # noqa: E501
-    made = _converted(module, group)
+    return _converted_tree(module, group, {})
+
+
+def _converted_tree(
+    module: nn.Module, group: dist.ProcessGroup | None, converted: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    """`convert_sync_norm`; a module that stands at several places stays one module there."""
+    if module in converted:
+        return converted[module]
+    made = converted[module] = _converted(module, group)
     if made is not module:
         return made
-    for name, child in list(module.named_children()):
-        converted = convert_sync_norm(child, group)
-        if converted is not child:
-            setattr(module, name, converted)
+    for name, child in list(module._modules.items()):  # named_children has each of them once
+        if child is not None and _converted_tree(child, group, converted) is not child:
+            setattr(module, name, converted[child])
     if "allow_single_element" in vars(module):  # asks for the rows of one rank
         vars(module)["allow_single_element"] = False
     return module
@@ -139,14 +147,14 @@ class _SyncNorm(nn.Module):
             size = self._num_graphs(batch, batch_size)
             total = wide.new_zeros(size, x.shape[1]).index_add(0, batch, wide)
             count = torch.bincount(batch, minlength=size).to(wide.dtype).unsqueeze(1)
-        sums = all_reduce(torch.cat([total, count], 1), group=self.group)
+        sums = all_reduce_alike(torch.cat([total, count], 1), group=self.group)
         return sums[:, :-1] / sums[:, -1:].detach().clamp(min=1)
 
     def _num_graphs(self, batch: Tensor, batch_size: int | None) -> int:
         if batch_size is not None:
             return batch_size
         largest = int(batch.max()) + 1 if batch.numel() else 0
-        return int(all_reduce(torch.tensor([largest]), "max", group=self.group))
+        return int(all_reduce_alike(torch.tensor([largest]), "max", group=self.group))
 
     @staticmethod
     def _rows(per_graph: Tensor, batch: Tensor | None) -> Tensor:

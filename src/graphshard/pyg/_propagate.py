@@ -45,8 +45,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._base.typing import CanonicalEType
-from ..comm import all_reduce
-from ..comm.collectives import keyed
+from ..comm.collectives import all_reduce_alike, keyed
 from ..fullbatch.fewest_rows import FewestRows, RowsAndStates, find_fewest_rows
 from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
 from ..fullbatch.row_transport import (
@@ -914,7 +913,7 @@ class _Slots:
         if not tensors:
             return []
         fits = torch.tensor([int(len(value) == self._num_edges) for _, _, value in tensors])
-        fits = all_reduce(fits, "min", group=halo.structure.group)
+        fits = all_reduce_alike(fits, "min", group=halo.structure.group)
         return [
             (module, name, self._slot(self.edges, value))
             for (module, name, value), is_of_edges in zip(tensors, fits.tolist(), strict=True)
@@ -1119,7 +1118,7 @@ def _aggregates_pieces(
     ]
     others = [v for v in values if isinstance(v, Tensor | tuple | list)]
     fits = all(isinstance(v, Tensor) and v.dim() and len(v) == num_edges for v in others)
-    return bool(all_reduce(torch.tensor([int(fits)]), "min", group=halo.structure.group))
+    return bool(all_reduce_alike(torch.tensor([int(fits)]), "min", group=halo.structure.group))
 
 
 def _refuse_norm(module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
-from ..comm.collectives import Wire, all_gather
+from ..comm import fetch_halo, return_halo
+from ..comm.collectives import Wire, all_gather, all_reduce_alike
 from ..comm.group import group_state
+from ..comm.transport import ragged_all_to_all_alike
 from ..fullbatch import AggregationMode
 from ..fullbatch.column_blocks import WHOLE
 from ..fullbatch.halo_rows import HaloRowCache
@@ -126,7 +127,7 @@ class EdgeEnd:
         """
         is_own = size == self.num_rows
         if self.is_ambiguous or (least == 0 and self._leaves_ranks_empty):
-            is_own = bool(all_reduce(torch.tensor([int(is_own)]), "min", group=self.group))
+            is_own = bool(all_reduce_alike(torch.tensor([int(is_own)]), "min", group=self.group))
         return is_own
 
     def check_table(self, shape: torch.Size, dim: int) -> None:
@@ -172,7 +173,7 @@ class EdgeEnd:
         blank = torch.zeros(out.shape, dtype=dtype, device=own.device)
         rows = own.to(dtype).index_select(dim, fits)
         table = blank.index_copy(dim, self.own_ids[fits], rows)
-        table = all_reduce(table, group=self.group).to(own.dtype)
+        table = all_reduce_alike(table, group=self.group).to(own.dtype)
         if size > whole:
             rest = out.narrow(dim, whole, size - whole)
             table = torch.cat([table.narrow(dim, 0, whole), rest], dim)
@@ -281,7 +282,7 @@ class SourceHalo:
         for end, (numbers, rows) in enumerate(zip(ids, self.edge_index, strict=True)):
             if numbers is not None and rows.numel():
                 largest[end] = numbers[rows].max()
-        first, second = all_reduce(largest, "max", group=self.structure.group).tolist()
+        first, second = all_reduce_alike(largest, "max", group=self.structure.group).tolist()
         return (
             EdgeEnd(self, sources, True, ids[0], first),
             EdgeEnd(self, destinations, False, ids[1], second),
@@ -424,7 +425,7 @@ class SourceHalo:
         """In-edges of the destination of all ranks that has the most; collective."""
         indptr, _, _ = edges.adjacency.csc()
         largest = indptr.diff().max() if self.num_dst else indptr.new_zeros(())
-        return int(all_reduce(largest.long(), "max", group=self.structure.group))
+        return int(all_reduce_alike(largest.long(), "max", group=self.structure.group))
 
     def reversed(self) -> SourceHalo:
         """The same relation with its edges turned round; collective the first time.
@@ -507,7 +508,7 @@ class SourceHalo:
         answers = book[asked.view(-1) // size]
         if size > 1:
             sent, received = counts
-            answers = ragged_all_to_all(answers, received.tolist(), sent.tolist(), group)
+            answers = ragged_all_to_all_alike(answers, received.tolist(), sent.tolist(), group)
         owners = torch.empty_like(answers)
         owners[order] = answers
         return owners[:, 0], owners[:, 1]
@@ -522,8 +523,8 @@ def _to_ranks(
     if world_size == 1:
         return rows[order], order, (counts, counts)
     ones = [1] * world_size
-    incoming = ragged_all_to_all(counts, ones, ones, group)
-    arrived = ragged_all_to_all(rows[order], counts.tolist(), incoming.tolist(), group)
+    incoming = ragged_all_to_all_alike(counts, ones, ones, group)
+    arrived = ragged_all_to_all_alike(rows[order], counts.tolist(), incoming.tolist(), group)
     return arrived, order, (counts, incoming)
 
 

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .._base.typing import CanonicalEType
-from ..comm import agree, all_reduce, anchor, gather_grads, sync_params
-from ..comm.collectives import all_gather, all_reduce_, broadcast_, shared_errors
+from ..comm import agree, anchor, gather_grads, sync_params
+from ..comm.collectives import all_gather, all_reduce_, all_reduce_alike, broadcast_, shared_errors
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode
 from ..fullbatch.shard_pass import RandomState
@@ -909,7 +909,7 @@ def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
     """
     values = [checksum(value) for value in model.state_dict().values()]
     bounds = torch.tensor([*values, *(-value for value in values)])
-    most = all_reduce(bounds, "max", group=graph.state.group)
+    most = all_reduce_alike(bounds, "max", group=graph.state.group)
     return torch.equal(most[: len(values)], -most[len(values) :])
 
 

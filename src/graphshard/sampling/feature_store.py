@@ -32,8 +32,8 @@ from torch import Tensor
 from .._base.file_rows import RowsInFiles
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import agree, all_reduce
-from ..comm.collectives import all_gather, all_to_all, shared_errors, verify
+from ..comm import agree
+from ..comm.collectives import all_gather, all_reduce_alike, all_to_all, shared_errors, verify
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
 from ..fullbatch import GraphShardManager
@@ -793,7 +793,7 @@ class CachedFeatureStore(LocalFeatureStore):
         """Rows of all features of a kind, in messages of bounded size; collective."""
         per_round = max(1, _MESSAGE_BYTES // max(1, self.row_bytes(kind)))
         rounds = torch.tensor([-(-ids.numel() // per_round)])
-        num_rounds = int(all_reduce(rounds, "max", group=self._group))
+        num_rounds = int(all_reduce_alike(rounds, "max", group=self._group))
         tables = {name: self._empty(kind, name, ids.numel()) for name in self.feature_names(kind)}
         for number in range(num_rounds):
             rows = slice(number * per_round, (number + 1) * per_round)

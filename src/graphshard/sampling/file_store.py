@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.file_rows import RowsInFiles
-from ..comm import all_reduce
-from ..comm.collectives import shared_errors
+from ..comm.collectives import all_reduce_alike, shared_errors
 from ..errors import PartitionFormatError
 from ..fullbatch import GraphShardManager
 from ..partition.format import PartitionConfig, etype_key, read_config
@@ -86,7 +85,7 @@ class FileFeatureStore(LocalFeatureStore):
             self._base = base or LocalFeatureStore(own)
         else:
             sees = all(rows is not None for of_ranks in files.values() for rows in of_ranks)
-            sees_all = bool(all_reduce(torch.tensor([sees]).int(), "min", group=graph.group))
+            sees_all = bool(all_reduce_alike(torch.tensor([sees]).int(), "min", group=graph.group))
             kind = MappedFeatureStore if map_features else CollectiveFeatureStore.of
             self._base = base or kind(graph, own)
         if sees_all:

@@ -44,8 +44,15 @@ from .._base.file_rows import RowsInFiles
 from .._base.memory import available_memory
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import agree, all_reduce, share_error
-from ..comm.collectives import all_gather, all_reduce_, all_to_all, gather_texts, shared_errors
+from ..comm import agree, share_error
+from ..comm.collectives import (
+    all_gather,
+    all_reduce_,
+    all_reduce_alike,
+    all_to_all,
+    gather_texts,
+    shared_errors,
+)
 from ..comm.group import GroupState, group_state
 from ..comm.transport import Hosts, SharedArray, exchange_rows, share_arrays
 from ..errors import PartitionFormatError
@@ -1284,7 +1291,7 @@ def choose_graph_store(
             )
     if transport == "auto":
         budget = budget_of(available_memory()) if memory_budget is None else memory_budget
-        smallest = int(all_reduce(torch.tensor(budget), "min", group=manager.group))
+        smallest = int(all_reduce_alike(torch.tensor(budget), "min", group=manager.group))
         fits = fits_replicated(replicated_bytes(manager), smallest)
         transport = "replicated" if fits else "collective"
     if transport == "replicated":
@@ -1303,10 +1310,10 @@ def replicated_bytes(manager: GraphShardManager) -> int:
     # Where edges are not sorted by destination, their ids are kept as well.
     edges = [manager._structure.edges[etype] for etype in manager.canonical_etypes]
     unordered = torch.tensor([int(not of.by_destination) for of in edges])
-    unordered = all_reduce(unordered, "max", group=manager.group)
+    unordered = all_reduce_alike(unordered, "max", group=manager.group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)
     halos = [of.nodes.halo_ids for of in edges if type(of) is StoredEdges][:1]
-    size += int(all_reduce(torch.tensor(sum(map(_num_bytes, halos))), group=manager.group))
+    size += int(all_reduce_alike(torch.tensor(sum(map(_num_bytes, halos))), group=manager.group))
     for etype, has_eids in zip(manager.canonical_etypes, unordered.tolist(), strict=True):
         size += width * (ownership.ranges[etype[2]].num_ids + 1)
         size += width * (1 + has_eids) * ownership.ranges[etype].num_ids

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, all_reduce, fetch_halo
-from ..comm.collectives import shared_errors
+from ..comm import ExchangePlan, fetch_halo
+from ..comm.collectives import all_reduce_alike, shared_errors
 from ..fullbatch import AggregationMode, DeferredEdges, GraphShardManager
 from ..fullbatch.lazy import FieldsOnRead, expression_of
 from ..fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
@@ -131,7 +131,9 @@ class ShardCut:
         self._by_destination: dict[CanonicalEType, tuple[Tensor, Tensor | None]] = {}
         self._kept: dict[tuple[CanonicalEType, int], Batch] = {}
         counts = [max(1, -(-count // batch_size)) for count in structure.num_dst.values()]
-        most = all_reduce(torch.tensor(counts, dtype=torch.int64), "max", group=structure.group)
+        most = all_reduce_alike(
+            torch.tensor(counts, dtype=torch.int64), "max", group=structure.group
+        )
         self._counts = dict(zip(structure.num_dst, most.tolist(), strict=True))
 
     def num_batches(self, etype: CanonicalEType) -> int:

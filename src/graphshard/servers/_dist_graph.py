@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .._base.typing import CanonicalEType, EdgeIds, EType, Ids, NodeIds
-from ..comm import all_reduce, rank
+from ..comm import rank
+from ..comm.collectives import all_reduce_alike
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
 from ..partition import RangePartitionBook
@@ -176,7 +177,7 @@ class DistGraph:
 
     def most_steps(self, num_steps: int) -> int:
         """The largest of all trainers' numbers of batches. All trainers must call."""
-        return int(all_reduce(torch.tensor([num_steps]), "max"))
+        return int(all_reduce_alike(torch.tensor([num_steps]), "max"))
 
     def check_draws(self, options: DrawOptions) -> None:
         """Raise ValueError unless there are the weights and edges to draw so; for loaders."""

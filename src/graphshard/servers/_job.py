@@ -125,13 +125,17 @@ class Job:
             )
         return policies[0]
 
-    def share(self, policy: str) -> tuple[int, int]:
-        """Ids ``[start, stop)`` that this process works on where all trainers share the work.
+    def share(self, policy: str, number: int | None = None) -> tuple[int, int]:
+        """Ids ``[start, stop)`` that a trainer works on where all trainers share the work.
 
         Trainers of a host share its rows; hosts without trainers are taken by others in turn, so
         the shares of all trainers cover all rows once. Collective.
+
+        Args:
+            number: Which trainer; None is this process.
         """
         state = group_state()
+        trainer = state.rank if number is None else number
         come_together(
             "the trainers' shares of rows",
             "where trainers take rows of their own hosts, all of them ask for their shares; do so "
@@ -141,10 +145,11 @@ class Job:
         gathered = all_gather(state, torch.tensor([here]), "hosts of trainers")
         hosts = [int(host) for host in gathered]
         if len(set(hosts)) < self.cluster.num_hosts:  # rows are then everybody's
-            return even_share(state.rank, state.world_size, starts[-1])
-        number, size = hosts[: state.rank].count(here), starts[here + 1] - starts[here]
-        start, stop = even_share(number, hosts.count(here), size)
-        return starts[here] + start, starts[here] + stop
+            return even_share(trainer, state.world_size, starts[-1])
+        there = hosts[trainer]
+        before, size = hosts[:trainer].count(there), starts[there + 1] - starts[there]
+        start, stop = even_share(before, hosts.count(there), size)
+        return starts[there] + start, starts[there] + stop
 
 
 _jobs: list[Job] = []

@@ -207,14 +207,16 @@ def _split(
     trainer_ids: DistTensor | Tensor | None,
 ) -> Tensor:
     number = comm_rank() if rank is None else rank
-    if number < 0:
-        raise ValueError(f"rank must be a trainer's number (got {rank})")
+    if number < 0 or (number >= world_size() and trainer_ids is None):
+        raise ValueError(
+            f"rank must be the number of a trainer, in [0, {world_size()}) (got {rank})"
+        )
     job = current_job()
     num_rows = job.starts(policy)[-1]
     if len(mask) != num_rows:
         raise ValueError(f"a mask of {policy!r} must have {num_rows} entries (got {len(mask)})")
     if trainer_ids is None and not force_even:
-        return _chosen(mask, *job.share(policy))
+        return _chosen(mask, *job.share(policy, number))
     chosen = _chosen(mask, 0, num_rows)
     if trainer_ids is not None:
         return chosen[trainer_ids[chosen].view(-1) == number]

@@ -29,9 +29,10 @@ from torch import Tensor
 from .._base.files import TemporaryFolder
 from .._base.memory import own_memory, peak_memory
 from .._base.typing import CanonicalEType
-from ..comm import barrier, ragged_all_to_all, rank, shutdown_comms, world_size
+from ..comm import barrier, rank, shutdown_comms, world_size
 from ..comm.collectives import gather_texts
 from ..comm.group import group_state
+from ..comm.transport import ragged_all_to_all_alike
 from ..data import community_graph, random_graph
 from ..fullbatch import load_dgl_partition_data
 from ..graph import Graph, heterograph
@@ -370,7 +371,7 @@ def measured_rounds(seconds: float, now: Callable[[], float]) -> dict[str, list[
             exchanged = other[:sent]
 
             def exchange(rows: Tensor = exchanged) -> None:
-                ragged_all_to_all(rows, splits, splits)
+                ragged_all_to_all_alike(rows, splits, splits)
 
             found.setdefault("exchange", []).append(
                 _rate(exchange, sent * numbers, each, now, times=3)

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, ragged_all_to_all
+from ..comm import ExchangePlan
 from ..comm.collectives import gather_int
+from ..comm.transport import ragged_all_to_all_alike
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
 from ..ops import leading_rows
@@ -175,7 +176,7 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
         plan = ExchangePlan.build(needed, data.num_owned() * num_rels, device=data.device)
         pairs = torch.unique(torch.cat([pairs, plan.send_index]))
         asked = torch.searchsorted(pairs, plan.send_index)
-        rows = ragged_all_to_all(asked, plan.send_splits, plan.recv_splits)
+        rows = ragged_all_to_all_alike(asked, plan.send_splits, plan.recv_splits)
         for part in range(data.num_parts):
             start, stop = plan.halo_range(part) if part != data.rank else (0, 0)
             of_part = edges.src_part == part

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from .._base.lazy_columns import LazyColumns, maker_of
 from .._base.typing import CanonicalEType
-from ..comm import is_initialized, ragged_all_to_all, rank
+from ..comm import is_initialized, rank
 from ..comm.collectives import gather_int, reduce_ints
+from ..comm.transport import ragged_all_to_all_alike
 from ..fullbatch import ExtendedEdges, PartitionData, RelationEdges, StoredEdges
 from ..partition import RangePartitionBook
 from ..partition.format import etype_key
@@ -203,7 +204,7 @@ def _sent_to_owners(by_part: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 def _exchanged(rows: Tensor, send: list[int], recv: list[int]) -> Tensor:
-    return ragged_all_to_all(rows, send, recv) if is_initialized() else rows
+    return ragged_all_to_all_alike(rows, send, recv) if is_initialized() else rows
 
 
 def _reversed_edges(

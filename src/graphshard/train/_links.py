@@ -30,9 +30,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import all_reduce, anchor, is_initialized, ragged_all_to_all, rank, world_size
-from ..comm.collectives import all_gather, gather_int, reduce_ints
+from ..comm import anchor, is_initialized, rank, world_size
+from ..comm.collectives import all_gather, all_reduce_alike, gather_int, reduce_ints
 from ..comm.group import group_state
+from ..comm.transport import ragged_all_to_all_alike
 from ..fullbatch import PartitionData
 from ..ops.counter_random import key_state, states, unit, word
 from ._edges import EndRows, RaggedIds, TargetEdges
@@ -181,7 +182,9 @@ class Route(NamedTuple):
 
     def answered(self, answers: Tensor) -> Tensor:
         """Answers for the rows that came, as those who sent them had them; collective."""
-        back = ragged_all_to_all(answers, self.recv, self.send) if world_size() > 1 else answers
+        back = (
+            ragged_all_to_all_alike(answers, self.recv, self.send) if world_size() > 1 else answers
+        )
         return back.index_select(0, torch.argsort(self.order))
 
 
@@ -213,7 +216,7 @@ def sent_to_sources(
     sent[rank()] = torch.bincount(owner.long(), minlength=size)
     matrix = torch.tensor(reduce_ints(sent.flatten().tolist())).view(size, size)
     route = Route(order, matrix[rank()].tolist(), matrix[:, rank()].tolist())
-    return ragged_all_to_all(rows, route.send, route.recv), route
+    return ragged_all_to_all_alike(rows, route.send, route.recv), route
 
 
 def link_facts(
@@ -276,7 +279,7 @@ def edges_of_pairs(
             mine = counts[route.order]
             to_come = [int(part.sum()) for part in mine.split(route.send)]
             if world_size() > 1:
-                ids = ragged_all_to_all(theirs.ids, sums, to_come)
+                ids = ragged_all_to_all_alike(theirs.ids, sums, to_come)
             else:
                 ids = theirs.ids
             of_rows = torch.repeat_interleave(rows[route.order], mine)
@@ -332,7 +335,7 @@ class Negatives:
             is_own = self._sorted[place] == original
             ids[is_own] = self._rows[place[is_own]] + self._ranges.starts[rank()]
         if is_initialized():
-            ids = all_reduce(ids, "sum")
+            ids = all_reduce_alike(ids, "sum")
         return ids.view(num_steps, self._count)
 
     def rows(self, ids: Tensor, own: Tensor) -> Tensor:
@@ -344,7 +347,7 @@ class Negatives:
         places = is_own.nonzero().view(-1)
         mine = own.new_zeros((len(ids), own.shape[1]))
         mine = mine.index_copy(0, places, own.index_select(0, local[places]))
-        return all_reduce(mine, "sum")
+        return all_reduce_alike(mine, "sum")
 
 
 def link_loss(
@@ -418,7 +421,7 @@ def ranks_of(
         )
         ahead = _num_ahead(of_all, scores_of_all, codes_of_all, candidates, facts)
         if is_initialized():
-            ahead = all_reduce(ahead, "sum")
+            ahead = all_reduce_alike(ahead, "sum")
         mine = ahead[rank() * size : rank() * size + len(queries[part])]
         ranks.append(1 + mine[:, 0] + mine[:, 1] / 2)
     return torch.cat(ranks) if ranks else queries.new_zeros(0, dtype=torch.float64)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import all_reduce, is_initialized, ragged_all_to_all, rank, world_size
-from ..comm.collectives import gather_int, reduce_ints, shared_errors
+from ..comm import is_initialized, rank, world_size
+from ..comm.collectives import all_reduce_alike, gather_int, reduce_ints, shared_errors
+from ..comm.transport import ragged_all_to_all_alike
 from ..data.remote_files import shown
 from ..partition.format import etype_key
 from ._edges import NodeRows, TargetEdges, in_order
@@ -115,12 +116,12 @@ def fetched_ids(wanted: Tensor, ranges: RangeMap, own: pa.Array) -> pa.Array:
     matrix = [0] * size * size
     matrix[rank() * size : (rank() + 1) * size] = send
     recv = reduce_ints(matrix)[rank() :: size]
-    asked = torch.split(ragged_all_to_all(rows, send, recv), recv)
+    asked = torch.split(ragged_all_to_all_alike(rows, send, recv), recv)
     answers = [_as_bytes(own.take(pa.array(piece.numpy()))) for piece in asked]
     lengths = torch.tensor([len(answer) for answer in answers])
-    theirs = ragged_all_to_all(lengths, [1] * size, [1] * size).tolist()
+    theirs = ragged_all_to_all_alike(lengths, [1] * size, [1] * size).tolist()
     content = torch.frombuffer(bytearray(b"".join(answers)), dtype=torch.uint8)
-    received = ragged_all_to_all(content, lengths.tolist(), theirs)
+    received = ragged_all_to_all_alike(content, lengths.tolist(), theirs)
     pieces = [_of_bytes(piece.numpy().tobytes()) for piece in torch.split(received, theirs)]
     # A type of its own, such as UUIDs, has no function that concatenates.
     return pa.chunked_array(pieces, own.type).take(pa.array(places.numpy())).combine_chunks()
@@ -155,7 +156,7 @@ def numbers_of_ids(asked: pa.Array, own: pa.Array, ranges: RangeMap) -> Tensor:
     found = torch.from_numpy(rows.astype("int64"))
     found = torch.where(found >= 0, found + ranges.starts[rank()] + 1, 0)
     if is_initialized():
-        found = all_reduce(found, "sum")
+        found = all_reduce_alike(found, "sum")
     return found - 1
 
 
@@ -465,8 +466,8 @@ def _top_of_all(
         if is_initialized():
             # [rank of the query, place] to [rank of the candidates, place]
             splits = [size] * world_size()
-            best = ragged_all_to_all(best, splits, splits)
-            best_ids = ragged_all_to_all(best_ids, splits, splits)
+            best = ragged_all_to_all_alike(best, splits, splits)
+            best_ids = ragged_all_to_all_alike(best_ids, splits, splits)
             best = best.view(world_size(), size, top).transpose(0, 1).flatten(1)
             best_ids = best_ids.view(world_size(), size, top).transpose(0, 1).flatten(1)
         # Of equal scores the node of the lower global id is the first.

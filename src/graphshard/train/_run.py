@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
-from ..comm import anchor, ragged_all_to_all, rank, trace, world_size
+from ..comm import anchor, rank, trace, world_size
 from ..comm.collectives import (
     gather_int,
     raise_everywhere,
@@ -39,6 +39,7 @@ from ..comm.collectives import (
     reduce_ints,
     shared_errors,
 )
+from ..comm.transport import ragged_all_to_all_alike
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
@@ -826,7 +827,7 @@ class EvenShare:
         """``[m, ...]`` of ``[n, ...]``, this rank's own rows ahead."""
         if not self._send:
             return rows
-        others = ragged_all_to_all(rows[self._kept :].contiguous(), self._send, self._recv)
+        others = ragged_all_to_all_alike(rows[self._kept :].contiguous(), self._send, self._recv)
         return torch.cat([rows[: self._kept], others])
 
     def of_lists(self, lists: RaggedIds) -> RaggedIds:
@@ -838,7 +839,8 @@ class EvenShare:
         send = [int(part.sum()) for part in lists.counts[self._kept :].split(self._send)]
         recv = [int(part.sum()) for part in counts[self._kept :].split(self._recv)]
         return RaggedIds(
-            counts, torch.cat([lists.ids[:kept], ragged_all_to_all(lists.ids[kept:], send, recv)])
+            counts,
+            torch.cat([lists.ids[:kept], ragged_all_to_all_alike(lists.ids[kept:], send, recv)]),
         )
 
 

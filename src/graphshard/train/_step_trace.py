@@ -38,17 +38,10 @@ from torch import Tensor, nn
 
 from .._base.device import choose_device
 from .._base.files import writing
-from ..comm import (
-    Trace,
-    barrier,
-    ragged_all_to_all,
-    rank,
-    shutdown_comms,
-    trace,
-    world_size,
-)
+from ..comm import Trace, barrier, rank, shutdown_comms, trace, world_size
 from ..comm.collectives import gather_int, gather_texts, shared_errors
 from ..comm.group import group_state
+from ..comm.transport import ragged_all_to_all_alike
 from ..partition.format import read_config
 from ._config import FullBatchConfig, SampledConfig, generators_of
 from ._reports import check_extras
@@ -312,7 +305,7 @@ def _on_rank_0(mine: RankSteps) -> list[RankSteps]:
     sizes = gather_int(len(text))
     send = [len(text), *[0] * (world_size() - 1)]
     receive = sizes if rank() == 0 else [0] * world_size()
-    arrived = ragged_all_to_all(torch.frombuffer(text, dtype=torch.uint8), send, receive)
+    arrived = ragged_all_to_all_alike(torch.frombuffer(text, dtype=torch.uint8), send, receive)
     if rank() != 0:
         return []
     return [RankSteps.from_json(bytes(part.numpy()).decode()) for part in arrived.split(sizes)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import function as fn
-from ...comm import all_reduce
+from ...comm.collectives import all_reduce_alike
 from ...fullbatch import GraphShardManager
 from ...graph import MessagePassingGraph, edge_softmax
 from ...graph.local_graph import LocalGraph
@@ -398,7 +398,7 @@ class LabelPropagation(nn.Module):
         else:
             num_classes = labels.max() + 1 if labels.numel() else labels.new_zeros(())
             if isinstance(g, GraphShardManager):
-                num_classes = all_reduce(num_classes, "max", group=g.group)
+                num_classes = all_reduce_alike(num_classes, "max", group=g.group)
             one_hot = nn.functional.one_hot(labels.reshape(-1).long(), int(num_classes))
             labels = one_hot.to(torch.float32)
         values = labels

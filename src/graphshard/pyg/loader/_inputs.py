@@ -23,7 +23,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from ..._base.typing import INDEX_DTYPES, CanonicalEType
-from ...comm import all_reduce
+from ...comm.collectives import all_reduce_alike
 from ...sampling import DrawOptions, NeighborRequest
 from .._edge_index import ShardedEdgeIndex
 from ._draws import eids_of
@@ -299,7 +299,7 @@ def original_ends(data: Any, source: SamplingSource, etype: Any, ends: Any) -> T
         return torch.stack(RemoteGraphStore(source).ends(relation))
     if source.is_collective:
         is_sharded = torch.tensor([int(isinstance(ends, ShardedEdgeIndex))])
-        both = all_reduce(torch.cat([is_sharded, -is_sharded]), "max", group=source.group)
+        both = all_reduce_alike(torch.cat([is_sharded, -is_sharded]), "max", group=source.group)
         if int(both[0]) != -int(both[1]):
             raise ValueError(
                 "edge_label_index is columns of the sharded edge_index on some ranks, and ids on "
@@ -333,6 +333,6 @@ def labels_on_all_ranks(source: SamplingSource, labels: Tensor) -> Tensor:
     if not source.is_collective:
         return labels
     least = labels.min() if labels.numel() else torch.tensor(torch.iinfo(torch.int32).max)
-    smallest = all_reduce(least.view(1).double(), "min", group=source.group)
+    smallest = all_reduce_alike(least.view(1).double(), "min", group=source.group)
     is_shifted_here = labels.numel() > 0 and float(labels.min()) == 0
     return labels + 1 if float(smallest) == 0 and not is_shifted_here else labels

@@ -268,9 +268,15 @@ class HopSampler(SourceSampler):
                 neg_sampling, source, self.plan.time, index, etype, draw_seed
             )
         is_empty = negatives is not None and negatives.is_triplet() and index.row.numel() == 0
+        is_triplet = negatives is not None and negatives.is_triplet()
+
+        def sample(seed: Any, time: Any) -> SamplerOutput | HeteroSamplerOutput:
+            out = self._sample(seed, time, draw_seed)
+            return _by_edge(out, index.row.numel(), is_triplet) if self.disjoint else out
+
         out = edge_sample(
             index,
-            lambda seed, time: self._sample(seed, time, draw_seed),
+            sample,
             num_nodes,
             self.disjoint,
             None,
@@ -372,6 +378,27 @@ class EdgeOriginals:
     def __getitem__(self, edge: Tensor) -> Tensor:
         """Collective where the source is."""
         return self._source.original({self._etype: edge})[self._etype]
+
+
+def _by_edge(out: Any, num_edges: int, is_triplet: bool) -> Any:
+    """A sample around ends of edges, the seed of each subgraph replaced by its edge.
+
+    Seeds are the sources and then the destinations, each those of the edges and of negatives. PyG
+    takes the number of a seed modulo the number of edges, which is the edge only where the sources
+    are a multiple of these, as they are not with half a negative for each edge.
+    """
+    batches = list(out.batch.values()) if isinstance(out.batch, dict) else [out.batch]
+    num_seeds = max((int(batch.max()) + 1 for batch in batches if batch.numel()), default=0)
+    if num_edges == 0 or num_seeds == 0:
+        return out
+    seeds = torch.arange(num_seeds)
+    num_sources = num_edges if is_triplet else num_seeds // 2
+    edges = torch.where(seeds < num_sources, seeds, seeds - num_sources) % num_edges
+    if isinstance(out.batch, dict):
+        out.batch = {ntype: edges[batch] for ntype, batch in out.batch.items()}
+    else:
+        out.batch = edges[out.batch]
+    return out
 
 
 class KeyedNegatives(NegativeSampling):

@@ -24,8 +24,7 @@ from torch_geometric import data as pyg_data
 from torch_geometric.data import Data, HeteroData, remote_backend_utils
 
 from ..._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
-from ...comm import all_reduce
-from ...comm.collectives import shared_errors, verify
+from ...comm.collectives import all_reduce_alike, shared_errors, verify
 from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
 from ...fullbatch.topology import OriginalIds, ShardStructure
@@ -403,7 +402,7 @@ def _of_sharded(
     if is_same and isinstance(earlier.features, MappedFeatureStore):
         is_same = earlier.features.holds(tables)  # a write through .data has no version
     changed = torch.tensor([int(not is_same)])
-    if not int(all_reduce(changed, "max", group=structure.group)):
+    if not int(all_reduce_alike(changed, "max", group=structure.group)):
         return earlier
     manager = _manager(first, structure, columns, ids)
     features: LocalFeatureStore
@@ -419,7 +418,7 @@ def _of_sharded(
         {kind: {name: name for name in of_kind} for kind, of_kind in columns.items()},
         is_typed,
         state=group_state(structure.group),
-        most_steps=lambda n: int(all_reduce(torch.tensor([n]), "max", group=structure.group)),
+        most_steps=lambda n: int(all_reduce_alike(torch.tensor([n]), "max", group=structure.group)),
     )
     vars(structure)[_KEPT] = source, versions, columns  # alive, so that their ids stay theirs
     return source
@@ -464,10 +463,10 @@ def _sharded_columns(
         of_nodes = column_of(data, stores[kind], name, value, num_nodes, None)
         of_edges = column_of(data, stores[kind], name, value, None, num_edges)
         fits[number] = torch.tensor([of_nodes is not None, of_edges is not None])
-    same = all_reduce(torch.tensor([len(values), -len(values)]), "max", group=structure.group)
+    same = all_reduce_alike(torch.tensor([len(values), -len(values)]), "max", group=structure.group)
     if int(same[0]) != -int(same[1]):
         return columns, ids, error or ValueError("ranks have different columns in the data")
-    fits = all_reduce(fits, "min", group=structure.group)
+    fits = all_reduce_alike(fits, "min", group=structure.group)
     for (kind, name, value), (is_of_nodes, is_of_edges) in zip(values, fits.tolist(), strict=True):
         if not is_of_nodes and not is_of_edges:
             continue
