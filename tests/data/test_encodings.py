@@ -602,6 +602,20 @@ def test_times_of_other_types() -> None:
     np.testing.assert_allclose(unix[:, 1], np.sin(2 * np.pi * days / 7), atol=1e-6)
 
 
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", None])
+@pytest.mark.parametrize("later", ["America/New_York", "UTC", None])
+def test_hours_are_those_of_the_zone_of_the_statistics(zone: str | None, later: str | None) -> None:
+    instants = pa.array(np.arange(0, 10**8, 7 * 3600), pa.timestamp("s"))
+    times = instants.cast(pa.timestamp("s", zone))
+    encoding = fit(times, {"parts": ["seconds", "hour", "weekday", "day_of_year"]})
+    expected = encoding.encode(times)
+    np.testing.assert_array_equal(
+        encoding.encode(instants.cast(pa.timestamp("ms", later))), expected
+    )
+    hours = pandas.DatetimeIndex(instants.to_numpy(), tz="UTC").tz_convert(zone or "UTC").hour
+    np.testing.assert_allclose(expected[:, 1], np.sin(2 * np.pi * hours / 24), atol=1e-6)
+
+
 def test_parts_are_in_one_order() -> None:
     encoding = fit(pa.array([0], pa.timestamp("s")), {"parts": ["hour", "seconds"]}, name="t")
     assert encoding.names == ("t: seconds", "t: hour, sine", "t: hour, cosine")

@@ -804,6 +804,18 @@ def test_labels_of_edges(tmp_path: Path) -> None:
     assert read.report.label.classes == {"x": 2, "y": 1}
 
 
+def test_rows_of_two_splits_are_reported() -> None:
+    columns = {"id": list("abcd"), "y": [0, 1, 0, None], "tr": [1, 1, 0, 1], "te": [1, 0, 1, 1]}
+    split = {"masks": {"train": "tr", "test": "te"}}
+    table = NodeTable(files=pa.table(columns), id="id", label="y", split=split)
+    edges = EdgeTable(files=pa.table({"s": ["a"], "t": ["b"]}), source="s", target="t")
+    report = read_tables(Tables(nodes={"user": table}, edges={FOLLOWS: edges})).report
+    (note,) = report.notes
+    assert note.startswith("1 rows of user are in train and in test")
+    assert report.label is not None
+    assert report.label.splits == {"train": 2, "val": 0, "test": 2}
+
+
 def test_splits_in_every_way(files: Path) -> None:
     nodes = pa.table(
         {

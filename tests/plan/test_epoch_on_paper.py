@@ -841,6 +841,9 @@ def test_rates_are_kept_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "rates.json").write_text('{"product": -1}')
     with pytest.raises(ValueError, match=r"product must be a number above 0 \(got -1\)"):
         read_rates(tmp_path / "rates.json")
+    (tmp_path / "rates.json").write_text("a,b")
+    with pytest.raises(ValueError, match=r"rates.json must hold rates .*; write it again"):
+        read_rates(tmp_path / "rates.json")
     (tmp_path / "rates.json").write_text('{"speed": 1}')
     with pytest.raises(ValueError, match="must hold rates"):
         read_rates(tmp_path / "rates.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import time
 import warnings
 from pathlib import Path
@@ -186,6 +187,13 @@ def test_two_classes_are_told_apart_by_the_second() -> None:
     assert task.of_all(scores, label) == {"auroc": 1.0, "average_precision": 1.0}
 
 
+def test_of_one_class_there_is_nothing_to_rank() -> None:
+    task = Classes(1, ("auroc", "average_precision"))
+    found = task.of_all(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
+    assert math.isnan(found["auroc"])
+    assert found["average_precision"] == 1.0
+
+
 def test_a_class_of_no_row_has_no_say() -> None:
     task = SeveralLabels(2)
     scores = torch.tensor([[1.0, 2.0], [-1.0, 1.0]])
@@ -279,6 +287,18 @@ def test_a_number_that_is_none_is_null_in_the_history(tmp_path: Path) -> None:
     file.start(0)
     file.add({"epoch": 1, "loss": float("nan")})
     assert lines_of(tmp_path / "new") == [{"epoch": 1, "loss": None}]
+
+
+def test_a_history_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = HistoryFile(tmp_path)
+    file.start(0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"history.jsonl cannot be written .*; raise the limit"):
+            file.add({"epoch": 1, "memory": list(range(10**4))})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_piped_run_that_is_silent_shows_life(

@@ -354,7 +354,11 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
     shutil.copytree(trained("gcn"), run)
     data = write_parts(tmp_path, "plain", 1)
     weights = run / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:100])
+    with pytest.raises(ValueError, match=r"beside it: it is damaged or incomplete; train again"):
+        predict(data, run, device="cpu")
+    weights.write_bytes(whole[:-1] + b"\x01")
     with pytest.raises(ValueError, match=r"does not belong to model\.json beside it"):
         predict(data, run, device="cpu")
     card = run / "model.json"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from train_cases import config_of
 
 from graphshard.data._partition_tables import partition_tables
@@ -241,3 +243,63 @@ def test_ids_of_every_type_have_a_digest_of_their_values() -> None:
     assert torch.unique(numbers).numel() == 3
     fixed = _hashes(pa.array([b"0123456789abcdef", b"0123456789abcdeg"], pa.binary(16)))
     assert torch.unique(fixed).numel() == 2
+
+
+def test_ids_that_are_uuids_are_found_in_files(tmp_path: Path) -> None:
+    frame = users()
+    keys = {user: uuid.UUID(int=n << 90) for n, user in enumerate(frame["user"])}
+    edges = follows(frame)
+    kind = getattr(pa, "uuid", lambda: None)()
+    if kind is None:
+        pytest.skip("this pyarrow has no type of UUIDs")
+
+    def of(column: pd.Series) -> pa.Array:
+        return kind.wrap_array(pa.array([keys[v].bytes for v in column], pa.binary(16)))
+
+    nodes = pa.table({"id": of(frame["user"]), "age": frame["age"], "segment": frame["segment"]})
+    ends = pa.table({"source": of(edges["from"]), "target": of(edges["to"])})
+    labelled = NodeTable(files=nodes, id="id", label="segment", split=[0.6, 0.2, 0.2])
+    split = EdgeTable(files=ends, source="source", target="target", split=[0.6, 0.2, 0.2])
+    bare = EdgeTable(files=ends, source="source", target="target")
+    relation = ("user", "follows", "user")
+    chosen = [keys[frame["user"][n]] for n in (7, 2)]
+    (tmp_path / "ids").write_text("".join(f"{key}\n" for key in chosen))
+    (tmp_path / "ids.csv").write_text("id\n" + "".join(f"{key}\n" for key in chosen))
+    parquet.write_table(pa.table({"id": nodes["id"].take([7, 2, 7])}), tmp_path / "ids.parquet")
+
+    tables = Tables(nodes={"user": labelled}, edges={relation: bare})
+    data = partition_tables(tables, 1, tmp_path / "nodes")
+    FullBatchRun(config_of(str(data), model="sage", epochs=1, run=str(tmp_path / "1"))).train()
+    predict(data, tmp_path / "1", tmp_path / "first.csv", nodes=tmp_path / "ids.csv")
+    for name in ("ids", "ids.csv", "ids.parquet", "first.csv"):
+        found = predict(data, tmp_path / "1", nodes=tmp_path / name)["id"]
+        assert found.to_pylist() == chosen[::-1], name
+    (tmp_path / "wrong.csv").write_text("id\n17\n")
+    with pytest.raises(ValueError, match="'17' is no UUID"):
+        predict(data, tmp_path / "1", nodes=tmp_path / "wrong.csv")
+
+    unlabelled = NodeTable(files=nodes.drop_columns("segment"), id="id")
+    tables = Tables(nodes={"user": unlabelled}, edges={relation: split})
+    data = partition_tables(tables, 1, tmp_path / "links")
+    FullBatchRun(config_of(str(data), model="sage", epochs=1, run=str(tmp_path / "2"))).train()
+    pairs = f"source,target\n{chosen[0]},{chosen[1]}\n"
+    (tmp_path / "pairs.csv").write_text(pairs)
+    (row,) = predict(data, tmp_path / "2", pairs=tmp_path / "pairs.csv").to_pylist()
+    assert [row["source"], row["target"]] == chosen
+
+
+def test_ids_that_are_bytes_are_no_cells_of_a_csv(tmp_path: Path) -> None:
+    frame = users()
+    numbers = dict(zip(frame["user"], range(len(frame)), strict=True))
+    edges = follows(frame)
+    ends = {name: [bytes([numbers[v], 255]) for v in edges[name]] for name in edges}
+    nodes = pd.DataFrame({"user": [bytes([n, 255]) for n in range(len(frame))]})
+    nodes = nodes.assign(age=frame["age"], segment=frame["segment"])
+    tables = tables_of(nodes, pd.DataFrame(ends), label="segment")
+    data = partition_tables(tables, 1, tmp_path / "parts")
+    FullBatchRun(config_of(str(data), model="sage", epochs=1, run=str(tmp_path / "run"))).train()
+    with pytest.raises(ValueError, match=r"a CSV cannot hold ids .*; let out end in .parquet"):
+        predict(data, tmp_path / "run", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    predict(data, tmp_path / "run", tmp_path / "out.parquet")
+    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == nodes["user"].tolist()

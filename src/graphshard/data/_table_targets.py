@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,12 +139,22 @@ class TableTargets:
         masks = self._masks(target, table, columns, label, task, graph, num_rows)
         fields |= {f"{split}_mask": mask for split, mask in masks.items()}
         counts = dict.fromkeys(masks, 0)
+        shared = dict.fromkeys(itertools.combinations(masks, 2), 0)
         for block in arrays.blocks(*masks.values(), *([] if label is None else [label])):
             is_labelled = True if label is None else Labels.is_labelled(np.asarray(label[block]))
             for split, mask in masks.items():
                 counts[split] += int(np.count_nonzero(mask[block] & is_labelled))
+            for one, other in shared:
+                is_in_both = masks[one][block] & masks[other][block]
+                shared[one, other] += int(np.count_nonzero(is_in_both & is_labelled))
         for split, count in counts.items():
             report.splits[split] = report.splits.get(split, 0) + count
+        for (one, other), count in shared.items():
+            if count:
+                self.report.notes.append(
+                    f"{count:,} rows of {spoken_type(target)} are in {one} and in {other}, and "
+                    "metrics of both count them; leave each in one of them"
+                )
         return masks["train"]
 
     def _encoded(

@@ -416,7 +416,7 @@ class Encoding:
                 self._put(out[:, place], seconds, 0, missing, first_row)
                 place += 1
                 continue
-            angle = 2 * np.pi * _turns(piece, part)
+            angle = 2 * np.pi * _turns(_in_zone_of(piece, self.type), part)
             for circle in (np.sin(angle), np.cos(angle)):
                 out[:, place] = np.where(missing, 0.0, circle)
                 place += 1
@@ -957,6 +957,19 @@ def seconds_of(array: pa.Array) -> Floats:
         counts = array.cast(pa.int64())
     unit = "ms" if pa.types.is_date64(array.type) else array.type.unit
     return _columns.numbers(counts) / {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+
+
+def _in_zone_of(array: pa.Array, kind: str) -> pa.Array:
+    """The same times, with the hours and days of the time zone where statistics were taken.
+
+    Times without a zone are of UTC, as in `seconds_of`.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(array.type) or not kind.startswith("timestamp"):
+        return array
+    zone = kind.partition("tz=")[2].rstrip("]") or None
+    return array if array.type.tz == zone else array.cast(pa.timestamp(array.type.unit, zone))
 
 
 def _turns(array: pa.Array, part: str) -> Floats:

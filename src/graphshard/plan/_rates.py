@@ -99,15 +99,22 @@ def read_rates(path: str | os.PathLike[str]) -> Rates:
         raise FileNotFoundError(
             f"there is no file of rates {path}; write one with graphshard plan --save-rates"
         )
-    return _rates_of(read_json_regular(Path(path)), path)
+    try:
+        content = read_json_regular(Path(path))
+    except ValueError as error:
+        raise _no_rates(path, f" ({error})") from None
+    return _rates_of(content, path)
+
+
+def _no_rates(path: str | os.PathLike[str], why: str = "") -> ValueError:
+    rule = f"{path} must hold rates as graphshard plan --save-rates writes them{why}"
+    return ValueError(f"{rule}; write it again")
 
 
 def _rates_of(content: Any, path: str | os.PathLike[str]) -> Rates:
     known = {item.name for item in fields(Rates)}
     if not isinstance(content, dict) or not content.keys() <= known:
-        raise ValueError(
-            f"{path} must hold rates as graphshard plan --save-rates writes them; write it again"
-        )
+        raise _no_rates(path)
     content = dict(content)
     fewer = content.pop("fewer", [])
     for name, value in content.items():

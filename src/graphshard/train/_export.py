@@ -31,6 +31,7 @@ from .._base.files import read_json_regular, sync_folder, write_json
 from .._base.version import VERSION
 from ..comm import rank
 from ..comm.collectives import reduce_ints, shared_errors
+from ..errors import PartitionFormatError
 from ..ops.counter_random import GAMMA, mix
 from ..partition.checked_files import TensorFile, digest_of, write_tensors
 from ..partition.format import digest_of_content, etype_key
@@ -136,10 +137,12 @@ class ModelCard:
         path = self.folder / str(self.weights["file"])
         if not path.is_file():
             raise ValueError(f"{path} is missing, which belongs to {CARD} beside it; train again")
-        if digest_of(path) != self.weights["blake2b"]:
-            raise ValueError(
-                f"{path} does not belong to {CARD} beside it: its digest differs; train again"
-            )
+        try:
+            why = "" if digest_of(path) == self.weights["blake2b"] else "its digest differs"
+        except PartitionFormatError:  # whose cure is that of a part
+            why = "it is damaged or incomplete"
+        if why:
+            raise ValueError(f"{path} does not belong to {CARD} beside it: {why}; train again")
         return {name: value.clone() for name, value in TensorFile.open(path).read().items()}
 
 

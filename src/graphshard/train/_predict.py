@@ -60,7 +60,7 @@ from ._own_model import LayeredNetwork
 from ._planned import RunPlanner, room_beside
 from ._predict_edges import DEFAULT_TOP as DEFAULT_TOP_LINKS
 from ._predict_edges import Ends, LinkScores, alike, joined_ids
-from ._prediction_files import ROW, read_ids, write_merged, writer_of
+from ._prediction_files import ROW, plain_ids, read_ids, write_merged, writer_of
 from ._sampled_inputs import SampledInputs
 from ._tasks import LINK_PREDICTION, Classes, Links, SeveralLabels, Task, Values
 from ._training_shard import (
@@ -844,9 +844,10 @@ def _in_file(path: str, ids: Mapping[str, pa.Array]) -> dict[str, Tensor]:
         by_type = dict(zip(ids, alike(list(ids.values())), strict=True))
         asked, may_be_name = read_ids(path, next(iter(by_type.values())).type)
         for ntype, of_type in by_type.items():
-            found = pc.is_in(of_type, value_set=asked).to_numpy(zero_copy_only=False)
+            own, named = plain_ids(of_type), plain_ids(asked)
+            found = pc.is_in(own, value_set=named).to_numpy(zero_copy_only=False)
             chosen[ntype] = torch.from_numpy(found.copy())
-            here.append(pc.is_in(asked, value_set=of_type).to_numpy(zero_copy_only=False))
+            here.append(pc.is_in(named, value_set=own).to_numpy(zero_copy_only=False))
     counts = reduce_ints(np.sum(here, axis=0).tolist()) if len(asked) else []
     missing = [number for number, count in enumerate(counts) if not count]
     if may_be_name and missing[:1] == [0]:  # of a file that names its column

@@ -23,7 +23,7 @@ from ..data.remote_files import shown
 from ..partition.format import etype_key
 from ._edges import NodeRows, TargetEdges, in_order
 from ._links import Facts, LinkPredictor, rows_of_all
-from ._prediction_files import read_columns
+from ._prediction_files import plain_ids, read_columns
 from ._tasks import widened
 from ._training_shard import TrainingShard
 
@@ -152,12 +152,13 @@ def numbers_of_ids(asked: pa.Array, own: pa.Array, ranges: RangeMap) -> Tensor:
     """
     import pyarrow.compute as pc
 
-    rows = pc.index_in(asked, value_set=own).fill_null(-1).to_numpy(zero_copy_only=False)
-    found = torch.from_numpy(rows.astype("int64"))
-    found = torch.where(found >= 0, found + ranges.starts[rank()] + 1, 0)
+    found = pc.index_in(plain_ids(asked), value_set=plain_ids(own))
+    rows = found.fill_null(-1).to_numpy(zero_copy_only=False)
+    numbers = torch.from_numpy(rows.astype("int64"))
+    numbers = torch.where(numbers >= 0, numbers + ranges.starts[rank()] + 1, 0)
     if is_initialized():
-        found = all_reduce_alike(found, "sum")
-    return found - 1
+        numbers = all_reduce_alike(numbers, "sum")
+    return numbers - 1
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,12 +59,12 @@ def read_ids(path: str, id_type: pa.DataType) -> tuple[pa.Array, bool]:
             with contextlib.suppress(ValueError):
                 first = _as_ids(path, pa.chunked_array([pa.array([name])]), id_type)
                 ids = _as_ids(path, column, id_type)
-                return pa.chunked_array([*first.chunks, *ids.chunks]).unique(), True
+                return _distinct(pa.chunked_array([*first.chunks, *ids.chunks], id_type)), True
     else:
         lines = read_file(path).decode("utf-8-sig").splitlines()
         texts = pa.array([line for line in lines if line.strip()], pa.string())
         column = pa.chunked_array([texts])
-    return _as_ids(path, column, id_type).unique(), False
+    return _distinct(_as_ids(path, column, id_type)), False
 
 
 def _may_lack_names(path: str) -> bool:
@@ -115,12 +116,52 @@ def _as_ids(path: str, column: pa.ChunkedArray, id_type: pa.DataType) -> pa.Chun
     try:
         if column.null_count:
             raise pa.ArrowInvalid(f"{column.null_count} are missing")
-        return column.cast(id_type)
+        if column.type == id_type:
+            return column
+        if isinstance(column.type, pa.BaseExtensionType):  # such as UUIDs
+            column = pa.chunked_array([pa.array(map(str, column.to_pylist()), pa.string())])
+        if not isinstance(id_type, pa.BaseExtensionType):
+            return column.cast(id_type)
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if is_text and id_type.storage_type == pa.binary(16):
+            column = pa.chunked_array([_uuids_of_text(column)])
+        stored = column.cast(id_type.storage_type)
+        return pa.chunked_array([id_type.wrap_array(chunk) for chunk in stored.chunks], id_type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(
             f"{shown(path)} must have ids of type {id_type}, as the graph has (got {column.type}: "
             f"{error})"
         ) from None
+
+
+def _uuids_of_text(column: pa.ChunkedArray) -> pa.Array:
+    """Bytes of UUIDs that are written as text, as the CSV of predictions has them."""
+    import pyarrow as pa
+
+    values = []
+    for text in column.to_pylist():
+        try:
+            values.append(uuid.UUID(text).bytes)
+        except ValueError:
+            raise pa.ArrowInvalid(f"{text!r} is no UUID") from None
+    return pa.array(values, pa.binary())
+
+
+def plain_ids(ids: pa.Array) -> pa.Array:
+    """The same to be looked up: what a type of its own, such as UUIDs, stores."""
+    import pyarrow as pa
+
+    return ids.storage if isinstance(ids, pa.ExtensionArray) else ids
+
+
+def _distinct(ids: pa.ChunkedArray) -> pa.Array:
+    """Each id once, in the order in which they first come."""
+    import pyarrow as pa
+
+    if not isinstance(ids.type, pa.BaseExtensionType):
+        return ids.unique()
+    stored = pa.chunked_array([chunk.storage for chunk in ids.chunks], ids.type.storage_type)
+    return ids.type.wrap_array(stored.unique())
 
 
 def write_merged(batches: Iterator[pa.RecordBatch], schema: pa.Schema, out: Path) -> None:
@@ -253,4 +294,17 @@ def _text_of(kind: pa.DataType) -> Callable[[Any], str] | None:
         return json.dumps
     if isinstance(kind, pa.BaseExtensionType):  # such as UUIDs
         return str
+    is_bytes = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary
+    if any(is_kind(kind) for is_kind in is_bytes):
+        return _text_of_bytes
     return None
+
+
+def _text_of_bytes(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"a CSV cannot hold ids that are bytes and no text (got {value!r}); let out end in "
+            ".parquet"
+        ) from None

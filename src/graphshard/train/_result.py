@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .._base.files import writing
 from ..data.dataset import SPLITS
 from ._tasks import ACCURACY, LOWER_IS_BETTER
 
@@ -267,7 +268,8 @@ class HistoryFile:
         lines = [line for line in self._lines() if _epoch_of(line) <= epoch] if epoch else []
         partial = self.path.with_name(f".{self.NAME}.{os.getpid()}")
         try:
-            partial.write_text("".join(lines), encoding="utf-8")
+            with writing(self.path):
+                partial.write_text("".join(lines), encoding="utf-8")
             os.replace(partial, self.path)
         finally:
             partial.unlink(missing_ok=True)
@@ -278,7 +280,7 @@ class HistoryFile:
         if lines and _epoch_of(lines[-1]) >= values["epoch"]:
             return
         text = json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None))
-        with open(self.path, "a", encoding="utf-8") as file:
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
     def _lines(self) -> list[str]:

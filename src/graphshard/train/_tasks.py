@@ -120,9 +120,10 @@ class Classes:
         from torchmetrics.functional import classification as metrics
 
         shares, width = scores.double().softmax(dim=1), self.width
-        if width == 2:  # of the second class, as everywhere
+        if width <= 2:  # of the second class, as everywhere, or of the only one
+            is_last = (labels == width - 1).long()
             of: Any = metrics.binary_auroc, metrics.binary_average_precision
-            return called(self.metrics, of, (shares[:, 1], labels), labels.view(-1, 1))
+            return called(self.metrics, of, (shares[:, -1], is_last), is_last.view(-1, 1))
         of = metrics.multiclass_auroc, metrics.multiclass_average_precision
         return called(self.metrics, of, (shares, labels, width, None), F.one_hot(labels, width))
 
