@@ -406,7 +406,13 @@ def on_ranks(rank: int, world_size: int, folder: str) -> list[str]:
     with pytest.raises(NotImplementedError, match="NodeShuffle does not take a GraphShardManager"):
         graphshard.dgl.NodeShuffle()(g)
     dgl = graphshard.dgl
-    for call in (dgl.add_self_loop, dgl.to_simple, dgl.DropEdge()):
+    for add in (dgl.add_self_loop, dgl.AddSelfLoop()):
+        with_loops = add(g)
+        if with_loops.in_degrees().tolist() != [2] * len(own):
+            wrong.append("self loops")
+        if dgl.remove_self_loop(with_loops).num_edges() != g.num_edges():
+            wrong.append("self loops that go")
+    for call in (dgl.reverse, dgl.to_simple, dgl.DropEdge()):
         with pytest.raises(AttributeError, match="GraphShardManager does not offer .*; change, "):
             call(g)
     draws = dgl.sampling.sample_neighbors, dgl.sampling.node2vec_random_walk
