@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms and traversals beside DGL's, where `test_odd_graphs` says too little.
 
-No process. Where DGL leaves the order of edges open, graphs are compared as sets of edges.
+No process, and 3 gloo ranks. Where DGL leaves the order of edges open, graphs are compared as sets
+of edges.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from graph_oracle import assert_same_graph, dgl, dgl_quiet, fn, plain_pair, rand
 import graphshard
 import graphshard.dgl
 from graphshard.errors import DGLError
+from graphshard.testing import run_ranks
 
 Call = Callable[[Any, Any], Any]
 
@@ -377,3 +380,60 @@ def test_random_transforms_draw_with_the_probability_that_is_given() -> None:
     before = weighted(graphshard.dgl)
     order = (shuffled.ndata["h"][:, None] == before.ndata["h"][None]).all(-1).int().argmax(1)
     assert torch.equal(shuffled.ndata["feat"], before.ndata["feat"][order])
+
+
+def on_ranks(rank: int, world_size: int, folder: str) -> list[str]:
+    part = graphshard.load_dgl_partition_data(f"{folder}/g.json", rank, "cpu")
+    g = graphshard.construct_full_graph(part)
+    own = g.original_ids["_N"]
+    wrong = []
+    for name, rows in ROWS.items():
+        g.ndata["x"] = rows[own]
+        graphshard.dgl.RowFeatNormalizer(subtract_min=True, node_feat_names=["x"])(g)
+        expected = (rows - rows.min()) / (rows - rows.min()).sum(-1, keepdim=True).clamp(min=1.0)
+        if not torch.equal(g.ndata["x"], expected[own]):
+            wrong.append(f"rows of {name}")
+    torch.manual_seed(rank)
+    masks = torch.zeros(world_size, 64)
+    for _ in range(2):  # a rank without nodes draws, too
+        g.ndata["x"] = torch.ones(len(own), 64)
+        graphshard.dgl.FeatMask(0.5, ["x"])(g)
+        if len(own):
+            masks[rank] += g.ndata["x"][0]
+    masks = graphshard.comm.all_reduce(masks)
+    if not torch.equal(masks[0], masks[1]) or not 0 < int((masks[0] == 2).sum()) < 64:
+        wrong.append("columns that are masked")
+    with pytest.raises(NotImplementedError, match="NodeShuffle does not take a GraphShardManager"):
+        graphshard.dgl.NodeShuffle()(g)
+    dgl = graphshard.dgl
+    for add in (dgl.add_self_loop, dgl.AddSelfLoop()):
+        with_loops = add(g)
+        if with_loops.in_degrees().tolist() != [2] * len(own):
+            wrong.append("self loops")
+        if dgl.remove_self_loop(with_loops).num_edges() != g.num_edges():
+            wrong.append("self loops that go")
+    for call in (dgl.reverse, dgl.to_simple, dgl.DropEdge()):
+        with pytest.raises(AttributeError, match="GraphShardManager does not offer .*; change, "):
+            call(g)
+    draws = dgl.sampling.sample_neighbors, dgl.sampling.node2vec_random_walk
+    for draw, numbers in zip(draws, ([2], [1, 1, 2]), strict=True):
+        with pytest.raises(TypeError, match="take a whole Graph"):
+            draw(g, g.nodes()[:1], *numbers)
+    assert not hasattr(g, "no_such_name")
+    assert not hasattr(g, "remove_edges")
+    return wrong
+
+
+ROWS = {
+    "reals": torch.linspace(-3, 5, 36, dtype=torch.float64).view(12, 3),
+    "whole numbers": torch.arange(36).view(12, 3) - 7,
+}
+
+
+def test_transforms_of_a_sharded_graph_are_those_of_the_whole_or_refused() -> None:
+    nodes = torch.arange(12)
+    whole = graphshard.graph((nodes, nodes.roll(1)))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = (nodes >= 9).long()  # the third rank has no nodes
+        graphshard.partition.partition_graph(whole, "g", 3, folder, part_method=parts, quiet=True)
+        assert run_ranks(on_ranks, 3, folder, timeout=60) == [[], [], []]

@@ -308,6 +308,19 @@ class GraphShardManager(EdgesOfAllRanks):
         frames = (src, dst if schema.split else src, edge)
         return self._sibling(schema, self._mode, frames, self.is_block)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a `Graph` has and a part has not: the error says so, and what to do."""
+        if hasattr(type(self), name):  # a property that failed: its own error
+            return object.__getattribute__(self, name)
+        kind = type(self).__name__
+        of_graphs = hasattr(Graph, name) or name == "relations"
+        if name.startswith("_") or not of_graphs:
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{kind} does not offer {name}: a rank has a part of a graph; change, search and save "
+            "the whole Graph, before it is partitioned"
+        )
+
     # ------------------------------------------------------------------ types and counts
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:

@@ -62,7 +62,7 @@ def add_self_loop(
     Loops that are already there stay; call `remove_self_loop` first for exactly one per node.
 
     Args:
-        g: Graph; all features are carried over.
+        g: Graph; all features are carried over. Of a sharded graph its own method is called.
         edge_feat_names: Edge features that ``fill_data`` is for; None means all. On the new edges
             the others are 0.
         fill_data: A number; or ``'sum'``, ``'mean'``, ``'max'`` or ``'min'`` of the feature over
@@ -78,6 +78,8 @@ def add_self_loop(
         >>> add_self_loop(graph(([0, 0], [1, 2]))).edges()
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
+    if not hasattr(g, "adjacency"):  # a sharded graph
+        return g.add_self_loop(edge_feat_names, fill_data, etype)
     chosen = _loop_relation(g, etype, "add_self_loop")
     adj, fields = g.adjacency(chosen), g.edges[chosen].data
     added = loop_values(chosen, fields, edge_feat_names, fill_data, adj.num_src, lambda: adj)
@@ -138,6 +140,7 @@ def remove_self_loop(g: Graph, etype: EType | None = None) -> Graph:
     """Drop every edge of a relation from a node to itself; the other edges keep their order.
 
     Features are carried over. Of a batched graph, the numbers of nodes and edges per graph follow.
+    Of a sharded graph its own method is called.
 
     Raises:
         ValueError: The relation joins two node types.
@@ -147,6 +150,8 @@ def remove_self_loop(g: Graph, etype: EType | None = None) -> Graph:
         >>> remove_self_loop(graph(([0, 0, 1], [0, 1, 1]))).edges()
         (tensor([0]), tensor([1]))
     """
+    if not hasattr(g, "adjacency"):
+        return g.remove_self_loop(etype)
     chosen = _loop_relation(g, etype, "remove_self_loop")
     adj = g.adjacency(chosen)
     src, dst = adj.coo()

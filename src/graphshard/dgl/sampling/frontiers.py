@@ -35,6 +35,23 @@ __all__ = [
 ]  # fmt: skip
 
 
+def check_whole(g: Graph) -> None:
+    """Refuse what is no graph that is whole in this process."""
+    if not isinstance(g, Graph):
+        raise GraphTypeError(
+            f"draws and walks of graphshard.dgl.sampling take a whole Graph (got "
+            f"{type(g).__name__}); neighbours of a sharded one are drawn by the sampler of a loader"
+        )
+
+
+def store_of_whole(g: Graph) -> LocalGraphStore:
+    """What to draw from, of a graph that is whole in this process."""
+    check_whole(g)
+    store = graph_store_of(g)
+    assert isinstance(store, LocalGraphStore)
+    return store
+
+
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:
     """Ids in the graph's idtype, from a tensor, an array, a list or one number."""
     tensor = as_integers(ids, what)
@@ -275,8 +292,7 @@ def drawn_edges(
     draw_seed: DrawSeed,
 ) -> dict[CanonicalEType, Tensor]:
     """Relation to ids of the edges that some nodes drew; arguments as for `sample_neighbors`."""
-    store = graph_store_of(g)
-    assert isinstance(store, LocalGraphStore)
+    store = store_of_whole(g)
     near = nodes_by_type(g, nodes)
     fanouts = number_by_relation(g, fanout, "fanout")
     excluded = edges_by_relation(g, exclude_edges, "exclude_edges")
@@ -459,8 +475,7 @@ def sample_neighbors_biased(
             f"bias must have one number for each of {offsets.shape[-1] - 1} tags (got "
             f"{len(numbers)})"
         )
-    store = graph_store_of(g)
-    assert isinstance(store, LocalGraphStore)
+    store = store_of_whole(g)
     lists = store.edge_lists(etype, options.edge_dir)
     counts = offsets.diff(dim=1).reshape(-1)
     if len(counts) and (int(counts.min()) < 0 or int(counts.sum()) != g.num_edges()):

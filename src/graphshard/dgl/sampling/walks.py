@@ -29,9 +29,9 @@ from ...graph import Graph, heterograph
 from ...graph.structure import as_integers, check_ids, row_positions
 from ...ops import draw_neighbors
 from ...ops.counter_random import key_state, states, unit, word
-from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborRequest, graph_store_of
+from ...sampling.graph_store import DrawOptions, NeighborRequest
 from ...sampling.sampler import DrawSeed
-from .frontiers import first_of_rows
+from .frontiers import check_whole, first_of_rows, store_of_whole
 
 __all__ = [
     "PinSAGESampler", "RandomWalkNeighborSampler", "node2vec_random_walk", "pack_traces",
@@ -178,6 +178,7 @@ def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 def start_nodes(g: Graph, nodes: Any, ntype: str) -> Tensor:
     """Ids of nodes of a type, in the graph's idtype."""
+    check_whole(g)
     ids = as_integers(nodes, "nodes")
     check_ids(ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
     return ids.to(device=g.device, dtype=g.idtype)
@@ -199,8 +200,7 @@ def one_step(
     g: Graph, etype: CanonicalEType, walks: Tensor, at: Tensor, options: DrawOptions, key: int
 ) -> _Moves:
     """Draw an out-edge for each walk."""
-    store = graph_store_of(g)
-    assert isinstance(store, LocalGraphStore)
+    store = store_of_whole(g)
     lists = store.edge_lists(etype, "out")
     try:
         weights = store.weights(etype, options)
@@ -323,8 +323,7 @@ def _biased_step(
     key: int,
 ) -> _Moves:
     """As `one_step`, for walks that come from ``before``; some walks at a time."""
-    store = graph_store_of(g)
-    assert isinstance(store, LocalGraphStore)
+    store = store_of_whole(g)
     lists, weights = store.edge_lists(etype, "out"), store.weights(etype, options)
     begin, degree = lists.indptr[at].long(), lists.indptr.diff()[at].long()
     ends = degree.cumsum(0)

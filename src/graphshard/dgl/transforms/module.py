@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ... import function as fn
-from ...errors import GraphValueError
+from ...comm import all_reduce
+from ...errors import GraphUnsupportedError, GraphValueError
+from ...fullbatch import GraphShardManager
 from ...graph import Graph, add_self_loop, heterograph, remove_self_loop, to_simple
 from ..graphs._encodings import lap_pe, random_walk_pe, svd_pe
 from ..graphs._products import khop_graph, line_graph, metapath_reachable_graph
@@ -241,14 +243,28 @@ class RowFeatNormalizer(BaseTransform):
 
     def row_normalize(self, feat: Tensor) -> Tensor:
         """The normalized rows."""
-        if self.subtract_min:
-            feat = feat - feat.min()
-        return feat / feat.sum(-1, keepdim=True).clamp(min=1.0)
+        return self._normalized(feat, feat.min() if self.subtract_min else None)
 
     def __call__(self, g: Graph) -> Graph:
         for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
-            fields[name] = self.row_normalize(fields[name])
+            feat = fields[name]
+            least = least_of_all(g, feat) if self.subtract_min else None
+            fields[name] = self._normalized(feat, least)
         return g
+
+    def _normalized(self, feat: Tensor, least: Tensor | None) -> Tensor:
+        if least is not None:
+            feat = feat - least
+        return feat / feat.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+def least_of_all(g: Graph | GraphShardManager, feat: Tensor) -> Tensor:
+    """The least number of a feature; of a sharded graph, that of all ranks, some without rows."""
+    if not isinstance(g, GraphShardManager):
+        return feat.min()
+    info = torch.finfo if feat.is_floating_point() else torch.iinfo
+    worst = feat.new_full((), info(feat.dtype).max)
+    return all_reduce(feat.detach().min() if feat.numel() else worst, "min", group=g.group)
 
 
 @dataclass(repr=False, eq=False)
@@ -469,6 +485,11 @@ class NodeShuffle(BaseTransform):
     """Node features change places, in the same way for all features of a type; edges stay."""
 
     def __call__(self, g: Graph) -> Graph:
+        if isinstance(g, GraphShardManager):
+            raise GraphUnsupportedError(
+                "NodeShuffle does not take a GraphShardManager, whose rows lie on all ranks; "
+                "shuffle the whole Graph, before it is partitioned"
+            )
         g = g.clone()
         for ntype in g.ntypes:
             order = torch.randperm(g.num_nodes(ntype)).to(g.device)
@@ -494,7 +515,11 @@ class FeatMask(_AtRandom):
             return g
         for fields, name in named_fields(g, self.node_feat_names, self.edge_feat_names):
             value = fields[name]
-            fields[name] = value.masked_fill(_drawn(value.shape[-1], self.p, g), 0)
+            drawn = _drawn(value.shape[-1], self.p, g)
+            if isinstance(g, GraphShardManager):  # the columns that the first rank drew
+                drawn &= g.rank == 0
+                drawn = all_reduce(drawn.to(torch.uint8), "max", group=g.group).bool()
+            fields[name] = value.masked_fill(drawn, 0)
         return g
 
 
