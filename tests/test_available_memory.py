@@ -187,7 +187,7 @@ def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
         groups={"sys/fs/cgroup/job": v2(2000, 0)},
     )
     monkeypatch.setattr(aggregation_mode, "available_memory", lambda: available_memory(root))
-    monkeypatch.setattr(aggregation_mode, "all_reduce", lambda tensor, group: tensor)
+    monkeypatch.setattr(aggregation_mode, "all_reduce_alike", lambda tensor, group: tensor)
     mode = aggregation_mode.AggregationMode(row_width=1)
     assert mode.resolve(41, None) == "oneshot"  # 41 rows of 4 bytes, 3 times over: 492 bytes
     assert mode.resolve(42, None) == "sequential"

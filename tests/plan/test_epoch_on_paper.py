@@ -57,6 +57,8 @@ from graphshard.train._defaults import DENSE
 from graphshard.train._plan_inputs import exchanges_of, facts_of, network_of, size_of_partition
 
 EDGE = ("_N", "_E", "_N")
+COMPARED = 256
+"""Bytes of an epoch in which ranks compare their models, and what gradients there are."""
 
 
 class Own(torch.nn.Module):
@@ -309,6 +311,7 @@ def test_bytes_and_parameters_are_those_of_a_traced_epoch(
         epoch, parameters = planned(data, case, mode, num_ranks)
         assert parameters == num_parameters, case
         # Beside rows and gradients there are flags, which no plan counts: a hundred bytes or so.
+        sent = [bytes_sent - COMPARED for bytes_sent in sent]
         assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
         assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
         assert sum(epoch.by_layer.values()) <= epoch.sent.expected
@@ -340,6 +343,7 @@ def test_states_of_destinations_are_counted(
         with monkeypatch.context() as patch:
             patch.setattr(_networks, "_LEAST_SAVED", 1)
             epoch, _ = planned(data, case, mode, num_ranks)
+        sent = [bytes_sent - COMPARED for bytes_sent in sent]
         assert epoch.sent.expected == pytest.approx(max(sent), rel=0.01, abs=200), case
         assert epoch.sent_in_all == pytest.approx(sum(sent), rel=0.01, abs=200 * num_ranks), case
         assert epoch.sent_in_all < with_rows.sent_in_all or case["model"] == "gatv2"

@@ -920,7 +920,7 @@ def reduce_floats(numbers: Sequence[float], how: Literal["sum", "max"] = "sum") 
 
 
 def _reduced(numbers: Tensor, how: Literal["sum", "max"]) -> Tensor:
-    return all_reduce(numbers, how) if is_initialized() else numbers
+    return all_reduce_alike(numbers, how) if is_initialized() else numbers
 
 
 def gather_int(number: int) -> list[int]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..comm import all_reduce
+from ..comm.collectives import all_reduce_alike
 from ..nn import DistributedBN1D as DistributedBN1D
 
 
@@ -17,7 +18,7 @@ def mean_op(x: Tensor) -> Tensor:
         x: ``[rows, features]``; a rank may have none.
     """
     count = torch.tensor([x.shape[0]], dtype=torch.int64)
-    return all_reduce(x.sum(0), "sum") / all_reduce(count, "sum").to(x.device)
+    return all_reduce(x.sum(0), "sum") / all_reduce_alike(count, "sum").to(x.device)
 
 
 def var_op(x: Tensor) -> Tensor:
