@@ -412,22 +412,25 @@ def _by_numbers(whole: Any, *args: Any, **kwargs: Any) -> Any:
     return whole(*given.args, **given.kwargs)
 
 
-def _no_unbatch(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
-        return whole(plain(edge_index), *args, **kwargs)
-    raise NotImplementedError(
-        f"{whole.__name__} of edges that span ranks would number the nodes of each graph, of which "
-        "this rank has some; take the edges of each graph from the whole data object"
-    )
+def _refused(what: str) -> Callable[..., Any]:
+    """In the place of a function of PyG that needs all edges; ``what`` says why, with a cure."""
+
+    def function(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
+            return whole(plain(edge_index), *args, **kwargs)
+        raise NotImplementedError(f"{whole.__name__} of edges that span ranks {what}")
+
+    return function
 
 
-def _no_negatives(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
-        return whole(plain(edge_index), *args, **kwargs)
-    raise NotImplementedError(
-        f"{whole.__name__} of edges that span ranks would draw among the nodes of the whole graph, "
-        "of which this rank has some rows; draw negative edges from the whole data object"
-    )
+_no_unbatch = _refused(
+    "would number the nodes of each graph, of which this rank has some; take the edges of each "
+    "graph from the whole data object"
+)
+_no_negatives = _refused(
+    "would draw among the nodes of the whole graph, of which this rank has some rows; draw "
+    "negative edges from the whole data object"
+)
 
 
 def _matrix(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
