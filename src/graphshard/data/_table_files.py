@@ -941,7 +941,7 @@ def _check_there(file: str, columns: Sequence[str], names: Sequence[str]) -> Non
 
 
 def _unreadable(name: str, kind: str, error: Exception) -> ValueError:
-    reason = " ".join(str(error).split())
+    reason = " ".join(str(error).split()).rstrip(".")
     cure = "write it again"
     if isinstance(error, UnicodeDecodeError) or "UTF8" in reason:
         cure = "name its encoding, such as encoding = latin-1"
